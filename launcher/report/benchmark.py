@@ -1,4 +1,4 @@
-"""The results of the benchmark in the report for people: a table by concurrency, and what lacks."""
+"""Results of the benchmark in ``report.md``: a table by concurrency, and problems."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from launcher.verify.benchmark_results import LATENCIES
 from launcher.words import plain_text
 
-SHOWN = 40  # rows of the table for people
+SHOWN = 40  # longest table
 
-FAILED = "failed"  # head and key of the requests that were not completed, where some were not
+FAILED = "failed"  # heading and key of failed requests
 
 COLUMNS = (
     ("concurrency", "concurrency", 1.0, ".0f"),
@@ -23,11 +23,11 @@ COLUMNS = (
         for ours in dict.fromkeys(LATENCIES.values())
         for statistic in ("median", "p99")
     ),
-)  # Head, key, factor and format of each column that the table may have
+)  # heading, key, factor and format of each possible column
 
 
 def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: a table of what there is, and what could not be read."""
+    """Markdown lines: a table of the results, then the files that could not be read."""
     rows = [_with_failed(entry) for entry in results if "problem" not in entry]
     columns = [column for column in COLUMNS if any(_adds(column[1], entry) for entry in rows)]
     if results:
@@ -53,13 +53,13 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _with_failed(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result with the requests that have failed in it, where that is known and some have."""
+    """Add the number of failed requests to a result, if known and not 0."""
     failed = entry.get("requests_expected", 0) - entry.get("requests", 0)
     return {**entry, FAILED: failed} if "requests" in entry and failed > 0 else entry
 
 
 def _adds(key: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a value of a result deserves a column: the time between tokens only where that per token is not there."""
+    """Whether a value gets a column. TPOT replaces ITL where both exist."""
     return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
 
 

@@ -1,4 +1,4 @@
-"""Why the tasks of a job ended, out of the records and logs in its run directory."""
+"""Find the exit reasons of a job's tasks from the records and logs in its run directory."""
 
 import bisect
 import copy
@@ -30,7 +30,7 @@ LOG_TAIL_BYTES = 64 * 1024
 
 
 class ExitReasonFinder:
-    """Judges ends of one attempt. The ends of logs are read where a verdict needs them, once for each run."""
+    """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run."""
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
         self._manifest = manifest
@@ -40,7 +40,7 @@ class ExitReasonFinder:
         self._reads_logs = True
 
     def without_reading(self) -> "ExitReasonFinder":
-        """One that knows of logs what has been read by now: their ends cost some 10 ms each."""
+        """Return a copy that reads no further logs, which cost about 10 ms each."""
         other = copy.copy(self)
         other._reads_logs = False
         return other
@@ -54,9 +54,10 @@ class ExitReasonFinder:
         stop: JobStop | None,
         peers: Iterable[FailedPeer] = (),
     ) -> dict[str, Any]:
-        """One end as a JSON object: status, reason and the evidence for it; ``peers`` are the failures of others.
+        """Describe one end as a JSON object: status, exit reason and evidence.
 
-        ``stop`` is that of the job; a worker that was ended before, while the job went on, has its own.
+        ``peers`` are failures of other tasks. ``stop`` is that of the job. A run that was stopped while the job
+        continued has a stop of its own.
         """
         stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
         folder = self._manifest.run_dir / run_files.WORKERS_DIR
@@ -104,11 +105,11 @@ class ExitReasonFinder:
 
 
 def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
-    """The end of a task that the job did not live to start, in the form of the others; it has no run (``restart``)."""
+    """End of a task that never started. It has no run: ``restart`` is None."""
     if node in stop.nodes:
         reason, words = "node_failure", "never started: its node has failed"
     else:
-        # it was not what the job ended for, and nothing has become of it
+        # the task cannot be the cause of the stop
         inherited = stop.reason in CONSEQUENCES and stop.reason != "completed"
         reason = stop.reason if inherited else "terminated_peer"
         where = "in the stage before" if task.later else "before its turn"
@@ -124,15 +125,14 @@ def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
 
 
 class TaskFailures:
-    """The last failures of tasks, one for each, in the order of their ends."""
+    """Last failure of each task, ordered by time."""
 
     def __init__(self) -> None:
-        self._in_order: list[tuple[float, int]] = []
-        """Moment and rank of each."""
+        self._in_order: list[tuple[float, int]] = []  # (time, rank)
         self._peers: dict[int, FailedPeer] = {}
 
     def take(self, task: Task, end: Mapping[str, Any]) -> None:
-        """The last end of a task, a failure or not."""
+        """Record the last end of a task, whether or not it is a failure."""
         known = self._peers.pop(task.rank, None)
         if known is not None:
             del self._in_order[bisect.bisect_left(self._in_order, (known.end, task.rank))]
@@ -141,7 +141,7 @@ class TaskFailures:
             bisect.insort(self._in_order, (peer.end, rank))
 
     def before(self, rank: int, end: float | None) -> list[FailedPeer]:
-        """The first failure of another task in the time before an end that may explain it; none without one."""
+        """First failure of another task within ``PEER_WINDOW_S`` before ``end``; empty if none, or ``end`` is None."""
         if end is None:
             return []
         first = bisect.bisect_left(self._in_order, (end - PEER_WINDOW_S, -1))
@@ -152,7 +152,7 @@ class TaskFailures:
 
 
 def task_failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, FailedPeer]]:
-    """Rank and facts of each end that is a failure of its own."""
+    """Failures among these ends, with their ranks. Consequences of other ends are left out."""
     return [
         (task.rank, FailedPeer(task.worker, end["time"], end["reason"]))
         for task, end in ends

@@ -1,4 +1,4 @@
-"""The GPUs of a job in the report for people: what they did, what was wrong, and whose they were."""
+"""GPUs of a job in ``report.md``: activity, problems, and use by workers."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from exporter.gpus.analysis.xid import NOISE
 from exporter.gpus.records import GIB
 from launcher.words import clock_text, plain_text
 
-EVENTS_SHOWN = 20  # events that the text tells; more of them are in the JSON
+EVENTS_SHOWN = 20  # events shown in the text; the JSON has more
 
 
 def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, Any]]:
-    """Events about GPUs that were written down since this attempt of the job began; of any where that is not known."""
+    """GPU events since this attempt began, or all events if ``since`` is None."""
     try:
         with (run_dir / run_files.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -34,7 +34,7 @@ def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, An
 
 
 def _parse_event(line: str, since: float | None) -> dict[str, Any] | None:
-    """One line, or None where it is cut short, or older."""
+    """Parse one line; None if it is truncated or older than ``since``."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -45,7 +45,7 @@ def _parse_event(line: str, since: float | None) -> dict[str, Any] | None:
 
 
 def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown, out of the ``gpus`` and the ``workers`` of a report."""
+    """Markdown lines from ``gpus`` and ``workers`` of a report."""
     yield from ("", "## GPUs", "")
     yield from ("| node | GPU | busy | memory at most | energy | state |", "|---|---|---|---|---|---|")
     for node in gpus["nodes"]:
@@ -76,8 +76,8 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
 
 
 def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
-    """The events of the GPUs, of many the first."""
-    events = gpus.get("events") or ()  # not in reports of older versions
+    """Markdown lines for the first GPU events."""
+    events = gpus.get("events") or ()  # absent in older reports
     if events:
         yield from ("", "What happened:", "")
     for event in events[:EVENTS_SHOWN]:
@@ -90,7 +90,7 @@ def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
-    """State of a GPU with the reasons why it is not healthy."""
+    """State of a GPU, with the reasons if it is not healthy."""
     reasons = [
         f"{reason['severity']}: {reason['words']}"
         for reason in node["reasons"] or ()
@@ -101,7 +101,7 @@ def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
 
 
 def _amounts(found: Mapping[str, Any], *, whole: bool) -> tuple[str, str, str]:
-    """How busy, how full, and how much energy."""
+    """Utilization, peak memory and energy, as text."""
     busy, peak, total = (
         found.get(key) for key in ("utilization_mean_ratio", "memory_peak_bytes", "memory_total_bytes")
     )
@@ -116,7 +116,7 @@ def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {name}: GPUs could not be read ({node['driver_state']}): {why}"
     if lacking := missing_gpus_text(node):
         yield f"- {name}: {lacking}"
-    shown = {device["gpu"] for device in node["gpus"]}  # their own reasons stand in their rows
+    shown = {device["gpu"] for device in node["gpus"]}  # their reasons are in their table rows
     for reason in node["reasons"] or ():
         if reason.get("gpu") not in shown:
             yield f"- {name}: {reason['severity']}: {plain_text(reason_text(reason))}"

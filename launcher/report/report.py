@@ -1,4 +1,4 @@
-"""The report of a job, out of what its run directory holds."""
+"""Build the report of a job from its run directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,16 +40,16 @@ Runs = dict[int, list[dict[str, Any]]]  # runs of tasks by rank, oldest first
 
 @dataclass(frozen=True)
 class _RunDirContents:
-    """What the run directory of a job holds beside the records of its workers."""
+    """Content of a run directory besides the records of its workers."""
 
     manifest: Manifest
     orchestrator: Mapping[str, Any]
-    statuses: Mapping[str, Mapping[str, Any]]  # the last ones of the sidecars, by node
-    published: Mapping[str, Any]  # phase of the job, and why it is being stopped
+    statuses: Mapping[str, Mapping[str, Any]]  # last statuses of the sidecars, by node
+    published: Mapping[str, Any]  # content of `state.json`
 
     @classmethod
     def read(cls, run_dir: Path, coming: int | None = None) -> "_RunDirContents":
-        """What is there of the present attempt; nothing of one that is still ``coming``."""
+        """Read the files of the current attempt; ``coming`` is an attempt that has no files yet."""
         if coming is not None:
             return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
         orchestrator: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
@@ -62,12 +62,12 @@ class _RunDirContents:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """Names of the nodes, in the order of the plan."""
+        """Host names in the order of the plan."""
         return [str(host) for host in self.orchestrator.get("hosts", ())]
 
     @cached_property
     def nodes(self) -> dict[int, str]:
-        """Where each task runs, by rank."""
+        """Node of each task, by rank."""
         hosts = self.hosts
         return {
             task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
@@ -76,7 +76,6 @@ class _RunDirContents:
 
 
 def _read_job_state(run_dir: Path) -> Mapping[str, Any]:
-    """Phase of the job, and why it is being stopped, as it is now; nothing before its first word."""
     return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
 
 
@@ -95,16 +94,15 @@ def build_report(
     out_of_time: OutOfTime = lambda: False,
     progress: ProgressOf | None = None,
 ) -> dict[str, Any]:
-    """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
+    """Build the report of the job in ``run_dir``; set ``ended`` if nothing of it runs any more.
 
-    ``coming`` is an attempt that has not begun, instead of the one of which records are there.
-    ``launch`` is how the launch went, and ``slurm_state`` Slurm's word on a job whose orchestrator
-    was lost and could not say why it ended.
+    ``coming`` selects an attempt that has not begun. ``launch`` is the result of the launch check.
+    ``slurm_state`` is Slurm's state of a job whose orchestrator was lost without publishing a reason.
 
-    ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells. ``judge`` is the one
-    that has judged them, and has read their logs. A ``quick`` report looks into no logs and no output files: positions
-    are those of the statuses, ends are judged by what is known, and nothing is verified.
-    ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
+    ``ends`` are the last ends by rank that the orchestrator saw, which may lack records. ``judge`` is the
+    finder of their exit reasons, which has already read the logs. A ``quick`` report reads no logs or output
+    files and verifies nothing; positions come from the statuses. During verification, ``out_of_time`` is polled
+    and ``progress`` is called.
     """
     found = _RunDirContents.read(run_dir, coming)
     manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
@@ -113,7 +111,7 @@ def build_report(
         judge = judge.without_reading()
     runs, stop = _runs(found, judge, slurm_state)
     if stop is None and coming is None and (published := _read_job_state(run_dir)).get("stop"):
-        # it came while the records were read: those of tasks that were told to end are younger than it
+        # the stop was published while we read the records, so records may show its effects
         found = replace(found, published=published)
         runs, stop = _runs(found, judge, slurm_state)
     workers = _workers(found, judge, runs, stop, ends or {}, ended=ended, quick=quick)
@@ -171,7 +169,7 @@ def build_report(
 
 
 def _runs(found: _RunDirContents, judge: ExitReasonFinder, slurm_state: str | None) -> tuple[Runs, JobStop | None]:
-    """The runs of all tasks by rank, and the stop of the job: by Slurm's word where nobody has published one."""
+    """Runs of all tasks by rank, and the stop of the job: published, else derived from Slurm's state."""
     manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.published)
     runs = _runs_until(found, judge, stop)
     if stop is None and slurm_state is not None:
@@ -198,7 +196,7 @@ def _workers(
     ended: bool,
     quick: bool,
 ) -> list[dict[str, Any]]:
-    """The entries of all workers, by rank."""
+    """Entries of all workers, by rank."""
     workers, seen = [], merge_workers(found.statuses)
     for task in found.manifest.tasks:
         node, entry = found.nodes[task.rank], seen.get(task.rank, {})
@@ -216,17 +214,17 @@ def _workers(
 def _benchmark(
     manifest: Manifest, workers: list[dict[str, Any]], planned: PlannedBenchmark | None
 ) -> list[dict[str, Any]]:
-    """The results of the benchmark, whose requests its worker gets. Whatever is in them never costs the report."""
+    """Benchmark results; also sets the request counts of its worker. Unreadable results never cost the report."""
     results = read_job_results(manifest, planned, workers)
     try:
         count_requests(workers, results)
-    except Exception as error:  # noqa: BLE001 - they come on top of what the job came to
+    except Exception as error:  # noqa: BLE001 - results are optional
         return unreadable_results(error)
     return results
 
 
 def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:
-    """How much the job has done, by what its workers tell."""
+    """Work of the job according to its workers."""
     work = job_work(workers)
     rate = work.processed / duration if work.processed is not None and duration else None
     return {
@@ -239,14 +237,14 @@ def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | N
 
 
 def _diagnoses(run_dir: Path, workers: list[dict[str, Any]]) -> list[str]:
-    """Diagnoses of the workers that have failed, relative to the run directory."""
+    """Diagnoses of failed workers, relative to the run directory."""
     failed = [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
     names = [f"{run_files.DIAGNOSTICS_DIR}/{name}.txt" for name in dict.fromkeys(failed)]
     return [name for name in names if (run_dir / name).exists()]
 
 
 def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | None:
-    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    """Path of the diagnosis of this end; None if only an earlier run or attempt has one."""
     place = Path(run_files.DIAGNOSTICS_DIR, f"{cause['worker']}.json")
     body = run_files.read_json(run_dir / place) or {}
     same = all(body.get(key) == cause[key] for key in ("rank", "restart")) and body.get("attempt") == attempt
@@ -254,7 +252,7 @@ def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | N
 
 
 def _monitoring(found: _RunDirContents, ended: bool) -> dict[str, Any]:
-    """Whose sidecars have told the last they know; none is missing before the end."""
+    """Nodes with and without final values; before the end no values are missing."""
     statuses = found.statuses
     return {
         "nodes_with_final_values": sorted(node for node, status in statuses.items() if status.get("final")),
@@ -263,7 +261,7 @@ def _monitoring(found: _RunDirContents, ended: bool) -> dict[str, Any]:
 
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
-    """``report.json`` and ``report.md``."""
+    """Write ``report.json`` and ``report.md``."""
     run_files.write_json(run_dir / run_files.REPORT_FILE, report)
     temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
     temporary.write_text(render_report(report), encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Runs after which a worker was started again: how they ended, in the report and its text."""
+"""Ends of runs that were followed by a restart, for the report and its text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from exporter.workers.exit_reason import PEER_WINDOW_S, first_failure
 from launcher.words import end_line, plain_text
 
-RESTARTS_SHOWN = 8  # ends that the text tells; the others are in the JSON
+RESTARTS_SHOWN = 8  # ends shown in the text; the JSON has all
 
 
 def restart_causes(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How each run ended after which its worker was started again, the first in time first.
+    """End of each run that was followed by a restart, earliest first.
 
-    Of a worker of several processes, which are started again together, the one that failed first stands for the run.
+    If several tasks restart together, the first failure represents the run.
     """
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for worker in workers:
@@ -29,7 +29,7 @@ def _end_of(end: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first failure in time among the ends of one run, else the first end."""
+    """First failure among the ends of one run, else the first end."""
     index = first_failure([(_moment(end), end["reason"]) for end in ends])
     return min(ends, key=_moment) if index is None else ends[index]
 
@@ -39,7 +39,7 @@ def _moment(end: Mapping[str, Any]) -> float:
 
 
 def add_earlier_failures(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -> None:
-    """Add to the evidence of a failure which other workers had failed shortly before and were started again."""
+    """Add recent failures of other, restarted workers to the evidence of a failure."""
     if cause["time"] is None:
         return
     before = [
@@ -51,13 +51,13 @@ def add_earlier_failures(cause: dict[str, Any], restarted: Iterable[Mapping[str,
 
 
 def restart_text(end: Mapping[str, Any]) -> str:
-    """``decode_w0 on cn01 restarted (run 2) after killed_unknown (killed by SIGKILL)``."""
+    """Describe a restart: ``decode_w0 on cn01 restarted (run 2) after killed_unknown (killed by SIGKILL)``."""
     evidence = "; ".join(end["evidence"])
     return f"{end['worker']} on {end['node']} restarted (run {end['run'] + 1}) after {end['reason']} ({evidence})"
 
 
 def restart_lines(restarted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line of Markdown for each such end."""
+    """Markdown lines, one for each end."""
     for end in restarted[:RESTARTS_SHOWN]:
         yield f"- restarted: {plain_text(end_line(end))}"
     if len(restarted) > RESTARTS_SHOWN:

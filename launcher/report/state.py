@@ -1,4 +1,4 @@
-"""What a job came to: its state, the cause of its failure, and its exit status."""
+"""State of a job, the cause of its failure, and its exit status."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ EXIT_STATUS = {
     "UNKNOWN": 9,
     "RUNNING": 10,
     "PENDING": 10,
-}  # exit status of `run`, `report` and `watch --until done` by state of the job
+}  # exit status of `run`, `report` and `watch --until done`, by state of the job
 
 _STATE_OF_REASON = {
     "host_oom": "OUT_OF_MEMORY",
@@ -31,8 +31,7 @@ _STATE_OF_REASON = {
     "cancelled": "CANCELLED",
 }
 
-VERIFIED_STATES = ("COMPLETED", "INCOMPLETE")
-"""States of a job that has ended well: which of the two it is, its verification tells."""
+VERIFIED_STATES = ("COMPLETED", "INCOMPLETE")  # states of a job that ended well; its verification decides between them
 
 REASON_OF_STATE = {
     "NODE_FAIL": "node_failure",
@@ -42,16 +41,16 @@ REASON_OF_STATE = {
     "PREEMPTED": "preempted",
     "CANCELLED": "cancelled",
     "FAILED": "terminated_peer",
-}  # exit reason that the workers of a job inherit when Slurm alone tells how it ended
+}  # exit reason that workers inherit from Slurm's state of the job
 BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
 
+# log messages that come with a traceback when there will be no report
 _NO_REPORT = (b"the report cannot be made", b"cannot write the report")
-"""What the orchestrator says, with a traceback, when there will be none."""
 LOG_TAIL_BYTES = 64 * 1024
 
 
 def log_for_missing_report(run_dir: Path) -> Path:
-    """The log of the launcher that tells why a job has left no report."""
+    """Launcher log that explains why a job has left no report."""
     said, failed = run_dir / "log.out", run_dir / "log.err"
     if any(words in read_last_bytes(said, LOG_TAIL_BYTES) for words in _NO_REPORT):
         return said
@@ -61,7 +60,7 @@ def log_for_missing_report(run_dir: Path) -> Path:
 def stop_by_slurm(
     state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
 ) -> JobStop | None:
-    """A stop as the orchestrator would have published it; a node that has left no exit record at all has failed."""
+    """Derive a stop from Slurm's state. On a node failure, nodes without any exit record have failed."""
     reason = REASON_OF_STATE.get(state)
     if reason is None:
         return None
@@ -74,7 +73,7 @@ def stop_by_slurm(
 
 
 def job_cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first failure in time among the last ends of the workers that the job cannot do without."""
+    """First failure among the last ends of critical workers."""
     needed = [worker for worker in workers if worker["critical"]] or workers
     ended = [worker for worker in needed if worker["exit"]]
     index = first_failure([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
@@ -84,23 +83,23 @@ def job_cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def tolerated_failures(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Failures of workers that the job can do without, the first in time first."""
+    """Failures of workers that are not critical, earliest first."""
     others = [worker for worker in workers if not worker["critical"] and worker["exit"]]
     if len(workers) == sum(not worker["critical"] for worker in workers):
-        return []  # of those one is the cause
+        return []  # one of them is the cause
     failed = [_end_of(worker) for worker in others if worker["exit"]["reason"] not in CONSEQUENCES]
     return sorted(failed, key=lambda end: end["time"] or float("inf"))
 
 
 def _end_of(worker: Mapping[str, Any]) -> dict[str, Any]:
-    """Who has ended, when and why."""
+    """Worker and details of an end."""
     return {key: worker[key] for key in ("worker", "rank", "node")} | {
         key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
     }
 
 
 def stop_cause(stop: Any) -> dict[str, Any] | None:
-    """What the stop of the job itself names as failed: a part of us, or a worker that was not ready in time."""
+    """Failure named by the stop itself: a gpujob process, or a worker that was not ready in time."""
     failed = stop.get("failed") if isinstance(stop, dict) else None
     if not isinstance(failed, dict):
         return None
@@ -115,7 +114,7 @@ def job_end_state(
     needed = [worker for worker in workers if worker["critical"]] or workers
     ends = [worker["exit"] or {} for worker in needed]
     reasons = [end.get("reason") for end in ends]
-    # one that was told to end and answered with 0 has not done all its work
+    # a task that exits with 0 after SIGTERM has not completed its work
     if all(reason == "completed" for reason in reasons) and not any(end.get("asked_to_end") for end in ends):
         return "COMPLETED"
     if stop_reason in _STATE_OF_REASON:

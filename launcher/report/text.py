@@ -1,4 +1,4 @@
-"""The report of a job for people, as Markdown."""
+"""Report of a job as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.words import clock_text, duration_text, end_line, first_names, plain_text, worker_text
 
-FLAWS_SHOWN = 20  # damaged files that the text names; the others are in the JSON
-EARLIER_SHOWN = 8  # reports of earlier attempts that the text names
-MISSING_SHOWN = 4  # workers that were not ready in time which the line on the cause names
-TOLERATED_SHOWN = 8  # failed workers that the job could do without; the others are in the JSON
+FLAWS_SHOWN = 20  # damaged files named in the text; the JSON has all
+EARLIER_SHOWN = 8  # earlier reports named in the text
+MISSING_SHOWN = 4  # workers named in the cause when they were not ready in time
+TOLERATED_SHOWN = 8  # failures of workers that are not critical in the text; the JSON has all
 
 
 def _is_issue(check: Mapping[str, Any]) -> bool:
@@ -21,7 +21,7 @@ def _is_issue(check: Mapping[str, Any]) -> bool:
 
 
 def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single files, of many some."""
+    """List damaged files, at most ``FLAWS_SHOWN``."""
     flaws = check.get("files", [])
     lines = []
     for flaw in flaws[:FLAWS_SHOWN]:
@@ -32,10 +32,10 @@ def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """The report for people, as Markdown."""
-    lines = [*_head(report), *benchmark_section(report.get("benchmark") or ())]  # not in reports of older versions
+    """Render the report as Markdown."""
+    lines = [*_head(report), *benchmark_section(report.get("benchmark") or ())]  # absent in older reports
     lines += [*_verification(report["verification"]), *_workers(report["workers"])]
-    gpus = report.get("gpus")  # not in reports of older versions
+    gpus = report.get("gpus")  # absent in older reports
     if gpus:
         lines += gpu_sections(gpus, report["workers"])
     if report["diagnoses"]:
@@ -44,7 +44,7 @@ def render_report(report: Mapping[str, Any]) -> str:
 
 
 def _head(report: Mapping[str, Any]) -> list[str]:
-    """The title, and what there is to say of the job in a line each."""
+    """Title, and one line per fact about the job."""
     unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
     verified = " and verified" if report["verification"]["verified"] else unseen
     lines = [
@@ -68,8 +68,8 @@ def _head(report: Mapping[str, Any]) -> list[str]:
         lines += _cause_lines(report["cause"])
         if report["cause"]["diagnosis"]:
             lines.append(f"- diagnosis: {report['run_dir']}/{report['cause']['diagnosis']}")
-    lines += restart_lines(report.get("restarted") or ())  # not in reports of older versions
-    lines += _tolerated_lines(report.get("tolerated") or ())  # not in reports of older versions
+    lines += restart_lines(report.get("restarted") or ())  # absent in older reports
+    lines += _tolerated_lines(report.get("tolerated") or ())  # absent in older reports
     if report["launch"] and not report["launch"]["verified"]:
         faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
         lines.append(f"- launch: not verified: {plain_text('; '.join(faults))}")
@@ -86,7 +86,7 @@ def _work_line(report: Mapping[str, Any]) -> str:
 
 
 def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
-    """Who has failed and why; of workers that were not ready in time with the ends of their logs, line by line."""
+    """Describe the failure. For workers that were not ready in time, add the ends of their logs."""
     when, evidence = clock_text(cause["time"]), cause["evidence"]
     missing = cause.get("missing")
     if not missing:
@@ -100,7 +100,7 @@ def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
 
 
 def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who has failed without an effect on what the job came to."""
+    """List failures that did not affect the state of the job."""
     lines = [f"- tolerated: {plain_text(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
     more = len(ends) - len(lines)
     return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
@@ -139,13 +139,13 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _end_words(worker: Mapping[str, Any]) -> str:
-    """How it ended, or how it is."""
+    """State of a worker, or how it ended."""
     ended = worker["exit"]
     evidence = "; ".join(ended["evidence"]) if ended else ""
     if worker["state"] == "not_started":
         return f"not started ({evidence.removeprefix('never started: ')})" if evidence else "not started"
     if not ended:
         return str(worker["state"])
-    # its job may have been cancelled: with its answer to that it has completed nothing
+    # exit 0 after SIGTERM does not mean that the work is complete
     asked = " when asked to end" if ended["reason"] == "completed" and ended.get("asked_to_end") else ""
     return f"{ended['reason']}{asked} ({evidence})"

@@ -1,4 +1,4 @@
-"""The verification of a job that has ended, as its report has it, at the end and later anew."""
+"""Verify a job that has ended, for its report and again later."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +24,18 @@ from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark,
 from launcher.verify.timed_reads import OutOfTime, ProgressOf
 from launcher.verify.verify import VerificationCheck, verify_results
 
-_FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
-"""At the beginning of what is said of output files that are there."""
-OF_ALL_WORK = ("outputs", "records", "tokens", BENCHMARK)
-"""Checks of files that ask whether all work is there, beside those that ask whether what is there is whole."""
+_FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")  # start of the detail on existing output files
+OF_ALL_WORK = ("outputs", "records", "tokens", BENCHMARK)  # file checks for completeness; the others check validity
 
 
 def benchmark_log(attempt: int) -> str:
-    """Where the launchers of benchmarks put what these print."""
+    """Name of the file for the output of benchmark launchers."""
     return f"benchmark{run_suffix(attempt, 0)}.out"
 
 
 def verification_rules(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        # at least one thing beyond the exit statuses must have been looked at
+        # at least one check besides the exit statuses must have passed
         "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
         "checks": checks,
     }
@@ -58,10 +56,10 @@ def verify_job(
     planned: PlannedBenchmark | None = None,
     results: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[VerificationCheck]:
-    """The checks of a job that has ended, by the entries of its workers and its files.
+    """Check a job that has ended, using the entries of its workers and its files.
 
-    ``told`` is what the sidecars have last said, ``before`` the output files that there were when it was verified.
-    ``planned`` is what its benchmark was to measure, and ``results`` what it has left.
+    ``told`` are the sidecars' last statuses. ``before`` is the number of output files at an earlier
+    verification. ``planned`` is the benchmark of the plan, ``results`` are its measurements.
     """
     workers = list(workers)
     work = job_work(workers)
@@ -71,10 +69,10 @@ def verify_job(
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
     critical = [worker for worker in workers if worker["critical"]]
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
-    # the monitor of a job that others have started has its own checks of workers and items
+    # the sidecar of an attached job has its own checks of workers and items
     files_only = files_only or manifest.attached
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
-    # the log of a benchmark ends with some of the results that its files have all of
+    # the log has only some of the results that are in the files
     told_by_files = of_benchmark is not None and all_report_tokens(results or ())
     logs = [] if told_by_files else result_logs(manifest, workers, attempt)
     found = verify_results(
@@ -99,17 +97,17 @@ def verify_job(
 
 
 def unreadable_results(error: Exception) -> list[dict[str, Any]]:
-    """What there is of results when reading them has failed: they come on top of what the job came to."""
+    """Entry that replaces results after an error, which must not cost the report."""
     return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
 
 
 def read_job_results(
     manifest: Manifest, planned: PlannedBenchmark | None, workers: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The results of a benchmark, and what is missing among them where it has run."""
+    """Results of a benchmark, and those missing if it has run."""
     try:
         results = read_benchmark_results(manifest)
-    except Exception as error:  # noqa: BLE001 - whatever is in them
+    except Exception as error:  # noqa: BLE001 - results may contain anything
         return unreadable_results(error)
     ran = any(worker["role"] == ROLE and worker["start"] is not None for worker in workers)
     lacking = missing_concurrencies(planned, results) if ran else []
@@ -117,7 +115,7 @@ def read_job_results(
 
 
 def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
-    """When the first attempt of the job has begun: what it has written is the job's own too."""
+    """Start of the job's first attempt: files since then belong to the job."""
     moments = [start]
     for task in manifest.tasks[:1] if attempt else ():
         stem = run_files.record_name(task.worker, task.rank, 0, 0)
@@ -128,7 +126,7 @@ def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
 
 
 def result_logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attempt: int) -> list[Path]:
-    """Logs in which a benchmark may have printed its results: of the last runs, and one of its own."""
+    """Logs that may contain benchmark results: of the last runs, and the benchmark's own."""
     tasks = {task.rank: task for task in manifest.tasks}
     paths = [manifest.run_dir / benchmark_log(attempt)]
     for worker in workers:
@@ -139,10 +137,10 @@ def result_logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attemp
 
 
 def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf | None = None) -> dict[str, Any]:
-    """The report of a job that has ended with its files verified anew; ``differs`` names the checks that have changed.
+    """Return the report of an ended job with its files verified again. Writes nothing.
 
-    What a job came to that has not ended well stays, and its report has no checks: that its work is not all there is
-    known. Such a job is asked only whether what it has written is whole. Nothing is written.
+    ``differs`` names the checks whose results changed. A job that did not end well keeps its state. Its files
+    are only checked for validity, since its work is known to be incomplete.
     """
     manifest = read_manifest(run_dir)
     attempt, state = int(report.get("attempt") or 0), report["state"]
@@ -166,10 +164,10 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
         results=results,
     )
     checks = [(check if well else _skipped_check(check, state)).to_json() for check in found]
-    if manifest.attached:  # how it went the monitor alone has seen
+    if manifest.attached:  # only its sidecar has seen how it went
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
-    elif planned is None and BENCHMARK in before:  # who asks may not be able to read the plan
+    elif planned is None and BENCHMARK in before:  # this user may not be able to read the plan
         checks.append(before[BENCHMARK])
     if well:
         state = "INCOMPLETE" if any(check["passed"] is False for check in checks) else "COMPLETED"
@@ -183,7 +181,7 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
 
 
 def _skipped_check(check: VerificationCheck, state: str) -> VerificationCheck:
-    """A check of what there should be, which says nothing against a job that did not come so far."""
+    """Skip a failed check for completeness if the job did not get that far."""
     if check.name not in OF_ALL_WORK or check.passed is not False:
         return check
     return VerificationCheck(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")

@@ -1,4 +1,4 @@
-"""The workers of a job in its report: their runs, how the last one ended, and where their work stands."""
+"""Workers in the report: their runs, last end and position."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ LOG_TAIL_BYTES = 64 * 1024
 def read_runs(
     judge: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
 ) -> list[dict[str, Any]]:
-    """Every run of one task, oldest first: its records and, once it has ended, why."""
+    """Runs of one task, oldest first, each with its records and its exit if it has ended."""
     folder = manifest.run_dir / run_files.WORKERS_DIR
     runs: list[dict[str, Any]] = []
     while True:
@@ -43,9 +43,9 @@ def read_runs(
 def last_position(
     manifest: Manifest, task: Task, attempt: int, restart: int, node: str, since: float | None = None
 ) -> tuple[int, int | None, str] | None:
-    """Position, total and unit that a task's logs and its progress file tell at their end, as if they were followed.
+    """Final position, total and unit from a task's logs and progress file; None if they contain no position.
 
-    ``since`` is when this run began: files of the job's own log pattern that are older are of another.
+    ``since`` is the start of this run. Older files that match the job's own log pattern belong to other runs.
     """
     lexicon = lexicon_of_job(manifest)
     rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
@@ -84,7 +84,7 @@ def add_peer_evidence(
     nodes: Mapping[int, str],
     stop: JobStop | None,
 ) -> None:
-    """Judge once more, now that it is known which others had failed before."""
+    """Find the exit reasons again, with the failures of other workers as evidence."""
     failed = task_failures((task, run["exit"]) for task in manifest.tasks for run in runs[task.rank] if run["exit"])
     for task in manifest.tasks:
         peers = [peer for rank, peer in failed if rank != task.rank]
@@ -102,9 +102,9 @@ def last_end(
     known: Mapping[str, Any] | None,
     ended: bool,
 ) -> dict[str, Any] | None:
-    """How the last run ended: by its record, as the orchestrator has seen it, or without any evidence.
+    """End of the last run: from its record, from the orchestrator, or without evidence.
 
-    A task that was never started has an end too once the job has one, if it is known why the job ended.
+    Once the job has ended for a known reason, a task that never started has an end too.
     """
     if known is not None and int(known["restart"]) >= len(runs):
         return dict(known)
@@ -119,7 +119,7 @@ def last_end(
 
 
 def add_restart_evidence(workers: Iterable[dict[str, Any]], most: Mapping[int, int]) -> None:
-    """Say of workers that have failed for good how often they were started again; ``most`` is by rank."""
+    """Add the number of restarts to workers that failed for good. ``most`` is the limit by rank."""
     for worker in workers:
         limit, ended = most.get(worker["rank"]), worker["exit"]
         if not limit or not worker["restarts"]:
@@ -130,7 +130,7 @@ def add_restart_evidence(workers: Iterable[dict[str, Any]], most: Mapping[int, i
 
 
 def restarts_allowed(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """How often each task may be started again, by rank; empty where none was, since plans are large."""
+    """Restart limits by rank; empty without restarts, to avoid reading a large plan."""
     if not any(worker["restarts"] for worker in workers):
         return {}
     plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
@@ -138,7 +138,7 @@ def restarts_allowed(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dic
 
 
 def state_of_worker(runs: Sequence[object], exit_: Mapping[str, Any] | None, *, ended: bool) -> str:
-    """``not_found`` is a worker that is still to be started, ``not_started`` one that never was."""
+    """``not_found`` is a worker still to be started, ``not_started`` one that never was."""
     if exit_ is not None and exit_["restart"] is not None:
         return "dead"
     if runs:
@@ -158,12 +158,12 @@ def worker_entry(
     ended: bool,
     quick: bool,
 ) -> dict[str, Any]:
-    """One worker by its runs and what its sidecar has ``seen``; unless it is to be ``quick``, by its logs as well."""
+    """Describe one worker from its runs and its sidecar's ``seen``, and from its logs unless ``quick``."""
     position, expected, processed, unit = (
         seen.get(key) for key in ("items", "items_expected", "items_processed", "unit")
     )
     if ended and not quick and runs and (position is None or not seen.get("exit")):
-        # its sidecar did not see the end: the log knows more, unless its end counts something else
+        # the sidecar missed the end: prefer the log, unless it counts in another unit
         told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
         if told is not None and (position is None or told[2] == unit_word(seen)):
             last, total, unit = told
