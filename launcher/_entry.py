@@ -1,9 +1,8 @@
-"""Console scripts: start the program again in Python's isolated mode.
+"""Console scripts: restart the program in Python's isolated mode.
 
-Installed as the top-level module ``gpujob_entry``, a name nobody else uses.
-A console script of ours runs with the user's ``PYTHONPATH``, where a folder
-named ``launcher`` or ``gpujob_exporter`` would be imported instead of this package;
-``-I`` leaves out ``PYTHONPATH``, the working directory and the user's site.
+This is installed as the top-level module ``gpujob_entry``, an otherwise unused name. Console scripts run with
+the user's ``PYTHONPATH``, where a folder named ``launcher`` or ``gpujob_exporter`` would shadow this package.
+``-I`` ignores ``PYTHONPATH``, the working directory and the user's site.
 """
 
 import os
@@ -21,7 +20,7 @@ def gpujob_exporter() -> None:
 
 
 def _become(package: str) -> None:
-    # in a C locale this interpreter has put LC_CTYPE into its environment, which is not the user's
+    # in a C locale the interpreter has set LC_CTYPE, which is not from the user
     try:
         with open("/proc/self/environ", "rb") as source:
             given = b"\0LC_CTYPE=" in b"\0" + source.read()

@@ -1,12 +1,12 @@
-"""The parent of the orchestrator: passes signals on, and sees to the end of a job whose orchestrator was killed.
+"""Parent of the orchestrator: forwards signals, and ends the job if the orchestrator is lost.
 
     python -I -B -m launcher.guard RUN_DIR [--local]
 
-It ends as the orchestrator ended. One that is gone without having finished is followed by
-``launcher.run.lost_orchestrator``, a fresh process that ends what still runs and writes the report.
-When this process is killed, the orchestrator gets SIGTERM and ends the job in order.
+It ends like the orchestrator. If that is lost before the job has finished, the new process
+``launcher.run.lost_orchestrator`` ends remaining tasks and writes the report. If the guard is killed, the
+orchestrator gets SIGTERM and ends the job in order.
 
-Standard library alone and few imports: nothing here can fail that the orchestrator could.
+It uses few imports, all from gpujob or the standard library, so that little can fail here.
 """
 
 import os
@@ -18,13 +18,13 @@ from exporter.contract import run_files
 from launcher.programs.environment import original_environment
 from launcher.programs.wrapper import FORWARDED, end_like, wait_forwarding
 
+# blocked at the start of the orchestrator, until it can handle them
 ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the orchestrator begins with blocked: until it can answer them in order, they wait."""
 PYTHON = ("-I", "-B", "-m")
 
 
 def guard(arguments: list[str]) -> None:
-    """Start the orchestrator, wait for it, and end this process as the job has ended."""
+    """Start the orchestrator, wait for it, and end with the status of the job."""
     run_dir, began = arguments[0], time.time()
     waited = {int(number) for number in (*FORWARDED, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -33,14 +33,14 @@ def guard(arguments: list[str]) -> None:
     status = wait(pid, waited)
     if is_finished(run_dir, began) or not (os.WIFSIGNALED(status) or has_begun(run_dir, pid)):
         end_like(status)
-    # what asks for the end of the job comes too late to hurry it
+    # later signals cannot speed up the end of the job
     words = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status), "--since", repr(began)]
     after = wait(start(words, mask | set(ANSWERED)), waited)
     end_like(after)
 
 
 def start(words: list[str], mask: set[int]) -> int:
-    """Pid of a program of ours."""
+    """Start a gpujob program; return its pid."""
     return os.posix_spawn(
         sys.executable,
         [sys.executable, *PYTHON, *words],
@@ -51,17 +51,17 @@ def start(words: list[str], mask: set[int]) -> int:
 
 
 def wait(pid: int, waited: set[int]) -> int:
-    """Wait status of a child; signals of other processes go on to it."""
+    """Wait for a child and forward signals to it; return its wait status."""
     return wait_forwarding(pid, waited, [])[0]
 
 
 def has_begun(run_dir: str, pid: int) -> bool:
-    """Whether this orchestrator has got as far as to say that it is there."""
+    """Whether this orchestrator has written its record."""
     return (run_files.read_json(os.path.join(run_dir, run_files.ORCHESTRATOR_FILE)) or {}).get("pid") == pid
 
 
 def is_finished(run_dir: str, began: float) -> bool:
-    """Whether the job has come to its end in this attempt."""
+    """Whether the job has finished in this attempt."""
     state = run_files.read_json(os.path.join(run_dir, run_files.STATE_FILE)) or {}
     moment = state.get("time")
     return state.get("phase") == "finished" and isinstance(moment, float | int) and moment >= began
