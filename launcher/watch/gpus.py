@@ -1,4 +1,4 @@
-"""GPUs in the terminal view: cells of a worker's row, and words for what is wrong."""
+"""GPUs in the terminal view: the cells of a worker's row, and the GPU problems."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,20 +9,19 @@ from typing import Any
 from exporter.gpus.analysis.node_status import FOREIGN, GpuProblem, find_device, node_gpu_problems, worker_gpu_problems
 from exporter.gpus.records import GIB
 
-MANY = 2  # of more GPUs their number is told beside them
-SEVERAL = 2  # workers on a GPU that are told of as one
+MANY = 2  # with more GPUs the cell also shows their number
+SEVERAL = 2  # from this many workers on, a foreign process on their GPU is a problem of the node
 
 
 def has_gpus(view: Mapping[str, Any]) -> bool:
-    """Whether any worker of the job has or uses GPUs."""
     return any(worker["gpus"] or worker.get("gpu_devices") for worker in view["workers"])
 
 
 def gpu_cells(worker: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Which GPUs, how busy, and how much of their memory in GiB; ``told`` is of the worker's node.
+    """The GPU, GPU% and GPU GiB cells of a worker; ``told`` is the GPU status of its node.
 
-    Of several GPUs the mean and the sums. How busy is what the device says; of one that several workers share, what
-    the worker's own kernels take, where the driver tells.
+    Several GPUs give the mean utilization and the sum of the memory. On a GPU that several workers share, the share of
+    the worker's own kernels replaces the utilization of the device, if the driver reports it.
     """
     devices = worker.get("gpu_devices") or ()
     at_work = [device for device in devices if device["used"]] or devices
@@ -48,7 +47,7 @@ def _busy(device: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
 
 
 def _memory(device: Mapping[str, Any], known: Mapping[str, Any]) -> int | None:
-    """What the worker holds; of a GPU that no other worker is on, what is held on it if nobody tells by process."""
+    """Bytes that the worker holds, or that the GPU holds if only this worker uses it. None if unknown."""
     if device["memory_bytes"] is not None:
         return int(device["memory_bytes"])
     if device["used"] is False:
@@ -63,7 +62,7 @@ def _gib(count: float, digits: int = 1) -> str:
 
 
 def index_words(names: Iterable[str]) -> str:
-    """``3``, ``1,2``, ``0-7 (8)``; a dash without any."""
+    """Format GPU indexes as ``3``, ``1,2`` or ``0-7 (8)``; a dash without any."""
     listed = list(names)
     numbers = sorted({int(name) for name in listed if name.isdigit()})
     runs: list[list[int]] = [[number] for number in numbers[:1]]
@@ -79,15 +78,13 @@ def index_words(names: Iterable[str]) -> str:
 
 
 def is_done(worker: Mapping[str, Any]) -> bool:
-    """Whether a worker has ended well."""
     return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
 
 
 def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
-    """What is wrong with GPUs: who has trouble, first nodes, then workers, and what it is.
+    """GPU problems with their owner: nodes first, then workers.
 
-    What a worker that has ended well has been through is no trouble any more. A stranger on a GPU of several workers
-    is a trouble of their node.
+    Workers that completed are left out. A foreign process on a GPU of several workers is a problem of their node.
     """
     told = gpus_by_node(view)
     nodes = {node: node_gpu_problems(found) for node, found in sorted(told.items())}
@@ -113,12 +110,12 @@ def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
 
 
 def clearable_problems(view: Mapping[str, Any]) -> set[str]:
-    """Those of whom enough is known to say that a trouble of theirs which is not there any more is over."""
+    """Owners whose earlier problems are over unless still reported; with unknown GPU state, absence proves nothing."""
     told = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
     workers = {
         _worker_words(worker)
         for worker in view["workers"]
-        # without its process it is in no condition, which does not say that it is well
+        # a worker without a process has no condition, healthy or not
         if worker["up"] and worker.get("pid") and worker["node"] in told and worker.get("gpu_conditions") is not None
     }
     return workers | {_node_words(node) for node, found in told.items() if found.get("health") is not None}
@@ -133,12 +130,11 @@ def _worker_words(worker: Mapping[str, Any]) -> str:
 
 
 def gpus_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What each node has said of its GPUs."""
     return {str(found["node"]): found for found in view.get("gpus") or ()}
 
 
 def mean_busy(view: Mapping[str, Any]) -> float | None:
-    """Mean over the GPUs that workers use; None where nobody tells."""
+    """Mean utilization of the GPUs that workers use; None if unknown."""
     told = gpus_by_node(view)
     shares = {
         device["uuid"]: known["utilization_ratio"]

@@ -27,15 +27,15 @@ from launcher.words import duration_text
 BAR_CELLS = 28
 MOST_WORKERS = 32
 MOST_EVENTS = 6
-LIKELY = 0.99  # a chance below this is told beside the margin
-FAULTS = 4  # workers that are told by name
-GPU_FAULTS = 8  # nodes and workers whose trouble with GPUs is told
-LAG = 0.2  # a worker that is so far behind the others is named
+LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
+FAULTS = 4  # stalled workers named in one line
+GPU_FAULTS = 8  # nodes and workers with GPU problems shown
+LAG = 0.2  # a worker with at least this lag is named
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
 def progress_words(view: Mapping[str, Any]) -> str:
-    """``34.5% 2070/6000 items``; words in its place before anything is known, or where units differ."""
+    """``34.5% 2070/6000 items``; a phrase instead if there is no progress yet or units differ."""
     items, expected, unit = view["items"], view["items_expected"], unit_word(view)
     if items is None:
         units = job_work(view.get("workers", ())).units
@@ -44,12 +44,12 @@ def progress_words(view: Mapping[str, Any]) -> str:
 
 
 def _rate_words(view: Mapping[str, Any]) -> str:
-    """``37.5 items/s``; nothing while no rate is known."""
+    """``37.5 items/s``; empty while the rate is unknown."""
     return f"{view['rate']:.1f} {unit_word(view)}/s" if view["rate"] else ""
 
 
 def eta_words(view: Mapping[str, Any]) -> str:
-    """Time left with its interval, and the margin to the time limit."""
+    """The ETA with its interval, and the margin to the time limit."""
     eta, now, limit = view["eta"], view["time"], view["limit_end"]
     if view["report"] is not None:
         return f"took {duration_text(view['report'].get('duration_s'))}"
@@ -69,7 +69,6 @@ def eta_words(view: Mapping[str, Any]) -> str:
 def render_picture(
     view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS
 ) -> RenderableType:
-    """One picture of the job."""
     parts: list[RenderableType] = [_head(view)]
     if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.get("output_tokens_per_second"))))):
         parts.append(Text(printable_line(waits)))
@@ -87,7 +86,7 @@ def render_picture(
 
 
 def _has_work(view: Mapping[str, Any]) -> bool:
-    """Whether it can be told how far the job is, now or soon."""
+    """Whether the job has, or will soon have, progress to show."""
     return not is_pending(view) and not job_only_serves(view)
 
 
@@ -109,13 +108,13 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     items, expected = view["items"], view["items_expected"]
     words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
     if items is not None and not expected:
-        return Text(printable_line(words))  # an empty bar would say that nothing is done
+        return Text(printable_line(words))  # an empty bar would look like no progress
     cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
     return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(words)}")
 
 
 def _checkpoint_words(view: Mapping[str, Any]) -> str:
-    """When the last checkpoint was written, and when the next one is due."""
+    """Age of the last checkpoint, and when the next one is due."""
     found = view.get("checkpoints") or {}
     last, now = found.get("last_complete"), float(view["time"])
     if last is None:
@@ -135,7 +134,7 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
 
 
 def _file_faults(view: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the files of the job."""
+    """Lines for files that stopped growing, are damaged, or are missing from a checkpoint."""
     names = {worker["rank"]: worker["worker"] for worker in view["workers"]}
     lines = []
     for group in view["outputs"]:
@@ -154,7 +153,7 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
 
 
 def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
-    """What is wrong with GPUs, of nodes and of workers; of many troubles some."""
+    """Lines for the GPU problems of nodes and workers, at most `GPU_FAULTS`."""
     found = gpu_problems(view)
     lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_FAULTS]]
     return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
@@ -165,7 +164,7 @@ def _problem_text(trouble: GpuProblem) -> str:
 
 
 def _facts(view: Mapping[str, Any]) -> str:
-    """Lines on what is known; whatever names and values are in them, they stay lines."""
+    """Lines of facts below the progress bar, with control characters of names and values escaped."""
     lines = [eta_words(view)] if _has_work(view) or view["report"] is not None else []
     outputs = [
         f"{group['group']} {group['files']} files {size_text(group['bytes'])}"
@@ -201,7 +200,7 @@ def _facts(view: Mapping[str, Any]) -> str:
         lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
     if view["cause"]:
         cause = view["cause"]
-        # of several who are missing the rest is the ends of their logs
+        # with several workers not ready, the other evidence is their last log lines
         told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
         evidence = "; ".join(told)
         lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
@@ -209,12 +208,12 @@ def _facts(view: Mapping[str, Any]) -> str:
 
 
 def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTable:
-    # those that need a look come first when not all fit
+    # workers with problems come first if not all fit
     ordered = sorted(view["workers"], key=lambda worker: (not _needs_attention(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
     mixed = len(job_work(view["workers"]).units) > 1
     told, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
-    if not told:  # no sidecar sees them: the plan is all that is known
+    if not told:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}
     rows, late = [], not_ready_in_time(view)
     for worker in shown:
@@ -239,16 +238,16 @@ def _needs_attention(worker: Mapping[str, Any]) -> bool:
     return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
 
 
-LEAST_NODE = 8  # characters of a node's name that are shown before columns give way to it
+LEAST_NODE = 8  # minimum width of the node column, which shrinks before other columns are dropped
 GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
 _COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
 _LEFT = ("WORKER", "NODE", "GPU", "STATE")
+# Columns dropped in a narrow window, in this order; worker, state and position stay.
 _GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
-"""In a narrow window these do, in this order: who it is, how it is and how far it is stay readable."""
 
 
 def worker_state(worker: Mapping[str, Any]) -> str:
-    """State of a worker in a word: how its process is, or how it ended."""
+    """The state of a worker in a word, or its exit reason."""
     if worker["state"] == "not_started":
         return "not started"
     if worker["exit"]:
@@ -264,9 +263,10 @@ def worker_state(worker: Mapping[str, Any]) -> str:
 def _worker_row(
     worker: Mapping[str, Any], now: float, *, told: bool, planned: bool, failed: str | None
 ) -> dict[str, str | Text]:
-    """Its cells by column; ``told`` puts what it counts beside its position, ``planned`` is one of a job to come.
+    """The cells of a worker by column.
 
-    ``failed`` says that the job ended for it, and why, whatever its own end was.
+    ``told`` adds the unit to the position. ``planned`` marks a worker of a job that has not started. ``failed`` is the
+    reason if the job ended because of this worker; it replaces the worker's own exit reason.
     """
     state = "planned" if planned else printable_line(failed or worker_state(worker))
     bad = failed is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
@@ -298,7 +298,7 @@ def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
 
 
 class LineView:
-    """Plain lines for pipes and files: one when something changes, one now and then when nothing does."""
+    """Plain lines for pipes and files: one per change, and a heartbeat without changes."""
 
     EVERY_S = 5.0
     HEARTBEAT_S = 60.0
@@ -310,13 +310,10 @@ class LineView:
         self._states: dict[int, str] = {}
         self._phase: tuple[object, ...] | None = None
         self._waits = ""
-        self._restarted: set[tuple[object, ...]] = set()
-        """Restarts that are told, by attempt, worker and run."""
-        self._gpu_troubles: dict[tuple[str, str], GpuProblem] = {}
-        """Those that are told, by whose and by key, and not told to be over."""
+        self._restarted: set[tuple[object, ...]] = set()  # restarts already shown: attempt, worker, run
+        self._gpu_troubles: dict[tuple[str, str], GpuProblem] = {}  # open GPU problems already shown, by owner and key
 
     def show(self, view: Mapping[str, Any]) -> None:
-        """Print what is new."""
         now = time.monotonic()
         phase = (view["state"], view["phase"], view.get("pending_reason"), (view.get("readiness") or {}).get("ready"))
         waits = (view.get("readiness") or {}).get("waiting", "")
@@ -340,7 +337,7 @@ class LineView:
         self._phase, self._states = phase, states
 
     def _show_restarts(self, view: Mapping[str, Any]) -> None:
-        """Each worker that has been started again, why, and when it ended: that may be long before the first look."""
+        """Print each new restart with its cause and the time of the end, which may be long before the first poll."""
         for end in restart_causes(view["workers"]):
             key = (view.get("attempt"), end["worker"], end["restart"])
             if key not in self._restarted:
@@ -348,7 +345,7 @@ class LineView:
                 self._line(view["time"] if end["time"] is None else end["time"], restart_text(end))
 
     def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
-        """Each new trouble with GPUs, and each that is over."""
+        """Print each new GPU problem, and each that is over."""
         troubles = {(who, trouble.key): trouble for who, found in gpu_problems(view) for trouble in found}
         for (who, key), trouble in troubles.items():
             if (who, key) not in self._gpu_troubles:

@@ -1,4 +1,4 @@
-"""What the tasks of a job wait for, as those see it who look from outside: its stages, and its readiness."""
+"""Stages and readiness of a job, as seen from outside."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,20 +12,20 @@ from exporter.launch.readiness_reader import read_readiness
 from exporter.logs.places_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
-EVENTS_TAIL_BYTES = 64 * 1024  # of `events.jsonl`: when readiness was lost is told there
+EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` searched for the loss of readiness
 
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What the plan says of the stages of a job; by the manifest alone where somebody else's plan cannot be read."""
+    """Stages and services from the plan, or from the manifest if the plan is unreadable (another user's)."""
 
-    asked: bool  # whether readiness is waited for, as far as is known
-    services: frozenset[int]  # ranks of the tasks that serve until the job is over
-    stages: Mapping[int, int]  # places of the tasks' stages in the order of their starts, by rank
+    asked: bool  # whether the job has readiness rules, as far as is known
+    services: frozenset[int]  # ranks of the services
+    stages: Mapping[int, int]  # position of each task's stage in the start order, by rank
 
     @classmethod
     def read(cls, manifest: Manifest) -> "StageFacts":
-        """Those of a run directory. Plans are large: read once."""
+        """Read the facts of a run directory. Plans are large: call once."""
         plan: Any = run_files.read_json(manifest.run_dir / PLAN_FILE)
         if plan is None:
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
@@ -38,7 +38,7 @@ class StageFacts:
         )
 
     def waiting(self, workers: Iterable[Mapping[str, Any]]) -> set[int]:
-        """Ranks of the tasks whose stage has not begun, in a job that runs: one that has has a run by now."""
+        """Ranks of the tasks whose stage has not started. A stage has started when one of its tasks has a run."""
         begun = [self.stages.get(worker["rank"], 0) for worker in workers if worker["state"] != "not_found"]
         latest = max(begun, default=min(self.stages.values(), default=0))
         return {rank for rank, stage in self.stages.items() if stage > latest}
@@ -47,9 +47,9 @@ class StageFacts:
 def readiness_view(
     run_dir: Path, attempt: int, *, asked: bool, start: float | None, phase: str
 ) -> dict[str, Any] | None:
-    """Whether the services of a job that is not over are ready, since when, and who is waited for.
+    """Readiness of the services, since when, and which workers are missing.
 
-    None where nothing is waited for. ``start`` is that of this attempt in epoch seconds, None before it has begun.
+    None if nothing is waited for. ``start`` of this attempt is in epoch seconds, or None before it.
     """
     found = None if start is None else read_readiness(run_dir, attempt)
     if found is None and not asked:
@@ -64,14 +64,14 @@ def readiness_view(
 
 
 def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
-    """When readiness was lost, or the start of a job that never was ready; None where that cannot be told."""
+    """When readiness was lost, or the start of a job that was never ready; None if unknown."""
     for line in reversed(read_last_bytes(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
         if b'"event": "ready"' not in line and b'"event": "not ready"' not in line:
             continue
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # cut off at its begin
+            continue  # the first line may be cut off
         if event.get("event") not in ("ready", "not ready") or event["time"] < start:
             continue
         return float(event["time"]) if event["event"] == "not ready" else None
@@ -79,9 +79,9 @@ def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
 
 
 def output_tokens_rate(workers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Tokens per second that the engines of a job make together; None where no log says.
+    """Output tokens per second of all engines; None if no log reports it.
 
-    What prefill workers make beside reading is the first token of an answer that others write.
+    Prefill workers do not count: their only output is the first token of answers that decode workers write.
     """
     rates = [worker.get("output_tokens_per_second") for worker in workers if worker["up"] and worker["role"] != PREFILL]
     known = [float(rate) for rate in rates if rate is not None]

@@ -9,14 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-GAP = 2  # blanks between two columns
+GAP = 2  # blanks between columns
 
 
 class FittedTable:
-    """Rows of cells by column, without columns for which the window is too narrow: half a number tells nothing.
+    """Rows of cells by column. Columns that do not fit the window are dropped, since half a number misleads.
 
-    Columns of ``give_way`` are left out one after another until the others fit; those of ``least`` may be shortened
-    to that many characters before, and all when even the last ones are too wide.
+    Columns of ``give_way`` are dropped in order until the rest fits. Before that, columns of ``least`` shrink to the
+    given width. If the last columns are still too wide, all are cropped.
     """
 
     def __init__(
@@ -34,13 +34,12 @@ class FittedTable:
         self._left, self._give_way, self._least, self._overflow = left, give_way, least, overflow
 
     def _width(self, column: str) -> int:
-        """Characters of its longest cell."""
         cells = [row.get(column, "") for row in self._rows]
         widths = [cell_len(cell.plain if isinstance(cell, Text) else cell) for cell in cells]
         return max(cell_len(self._names.get(column, column)), *widths, 0)
 
     def _widths(self, most: int) -> dict[str, int]:
-        """Characters of each column that is shown in a window of so many."""
+        """Widths of the columns shown in a window of ``most`` characters."""
         whole = {column: self._width(column) for column in self._columns}
         widths = {column: min(width, self._least.get(column, width)) for column, width in whole.items()}
 

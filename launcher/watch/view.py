@@ -1,4 +1,4 @@
-"""The present state of a job for people and programs, out of its run directory and its sidecars."""
+"""The state of a job, merged from its run directory and its sidecars."""
 
 import socket
 import time
@@ -30,25 +30,24 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
-STARTING_S = 30.0  # a local job that has not begun by then never will
+STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
 class JobClient:
-    """Looks at one job again and again."""
+    """Repeated reads of the state of one job."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
-        self._stage: object = None
-        """Which orchestrator there was at the last look, and whether it had left its report."""
+        self._stage: object = None  # orchestrator at the last read, and whether it had written its report
 
     @cached_property
     def _stages(self) -> StageFacts:
         return StageFacts.read(self.manifest)
 
     def look(self) -> dict[str, Any]:
-        """The job now. When it has ended, its report is in ``report``."""
+        """Read the state of the job now; ``report`` is set when it has ended."""
         now = time.time()
         orchestrator = run_files.read_json(self.run_dir / run_files.ORCHESTRATOR_FILE)
         report = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
@@ -67,9 +66,9 @@ class JobClient:
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
 
     def report(self, *, verify: bool = False, progress: ProgressOf | None = None) -> dict[str, Any]:
-        """The report that the job has left, or one made now; its state says when it has not ended.
+        """The report of the job, or one made now; its state shows whether the job has ended.
 
-        With ``verify`` its files are looked at anew; ``progress`` is told how far that is.
+        ``verify`` checks the files again and reports to ``progress``.
         """
         found = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if found is not None:
@@ -89,7 +88,10 @@ class JobClient:
     def _fetch(
         self, attempt: int, written: Mapping[str, Mapping[str, Any]], now: float
     ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-        """Status of every sidecar over HTTP, all at once; the written one where that does not work."""
+        """Status of every sidecar by node, read in parallel over HTTP, and how each was obtained.
+
+        If a sidecar does not answer, its status file counts.
+        """
         sidecars = read_sidecars(self.run_dir, attempt)
         with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
             answers = dict(zip(sidecars, pool.map(_get_status, (r["address"] for r in sidecars.values())), strict=True))
@@ -122,7 +124,7 @@ class JobClient:
         return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
 
     def _forget_before(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> None:
-        """What the queue said before this orchestrator began, or left its report, is not of now: the job went on."""
+        """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
         told = orchestrator or {}
         stage = *(told.get(key) for key in ("attempt", "start", "pid")), report is not None
         if stage != self._stage:
@@ -130,16 +132,16 @@ class JobClient:
             self._queue.forget()
 
     def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
-        """Whether the attempt of this orchestrator is over, and the job is in the queue for another one."""
+        """Whether the attempt of this orchestrator is over and the job waits in the queue for the next one."""
         if orchestrator.get("local") or self.manifest.attached:
             return False
         at = self._queue.look().state
         if report is not None and report.get("requeued"):
-            return at != ""  # by Slurm's leave or without an answer: the report says so
+            return at != ""  # "" is not in the queue; without an answer (None) the report counts
         return at in WAITING
 
     def _view_in_queue(self, over: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-        """A job that waits for the attempt after the one that is ``over``: nothing of that one is said to be now."""
+        """View of a job that waits for the attempt after ``over``, with nothing of that attempt shown as current."""
         told = {
             "attempt": over,
             **{key: (report or {}).get(key) for key in ("state", "items", "items_expected", "unit")},
@@ -216,7 +218,7 @@ class JobClient:
         }
 
     def _tell_of_stages(self, workers: list[dict[str, Any]], *, runs: bool) -> None:
-        """Say which tasks serve, and of a job that runs which wait for the stage before theirs."""
+        """Mark the tasks that are services. If the job ``runs``, mark those waiting for an earlier stage."""
         waiting = self._stages.waiting(workers) if runs else set()
         for worker in workers:
             worker["service"] = worker["rank"] in self._stages.services
@@ -224,14 +226,14 @@ class JobClient:
                 worker["state"] = "waiting"
 
     def _pending_reason(self, state: str) -> str | None:
-        """Slurm's reason, out of the answer that told the state."""
+        """Slurm's reason for a pending job, from the query that returned its state."""
         local = self.run_dir.name.startswith("local-")
         return self._queue.look().reason if state == "PENDING" and not local else None
 
     def _readiness(
         self, state: str, orchestrator: Mapping[str, Any], published: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Whether the services are ready; None also once the job is being ended: nobody asks them any more."""
+        """Readiness of the services. None if the job does not wait for it, or is being stopped: polling has ended."""
         phase, start = str(published.get("phase", "launching")), orchestrator.get("start")
         pending, runs = state == "PENDING", state == "RUNNING" and phase in ("launching", "running")
         if not (pending or runs) or published.get("stop") is not None:
@@ -241,12 +243,12 @@ class JobClient:
 
 
 def _get_status(address: str) -> dict[str, Any] | str:
-    """The status of one sidecar, or why there is none."""
-    import requests  # lazy: 30 ms, and a job that has ended has no sidecar to ask
+    """The status of one sidecar, or an error text."""
+    import requests  # lazy: 30 ms, and a job that has ended has no sidecar to query
 
     try:
         with requests.Session() as session:
-            session.trust_env = False  # a user's proxy does not reach the nodes of a cluster
+            session.trust_env = False  # a user's proxy does not reach cluster nodes
             answer = session.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
         answer.raise_for_status()
         body = answer.json()
@@ -256,7 +258,7 @@ def _get_status(address: str) -> dict[str, Any] | str:
 
 
 def runs_here(orchestrator: Mapping[str, Any]) -> bool:
-    """Whether the process of this record is on this machine, and still the same: pids are used again."""
+    """Whether the recorded process runs on this machine. Start ticks guard against a reused pid."""
     ticks = read_start_ticks(int(orchestrator["pid"]))
     same_host = orchestrator.get("host") == socket.gethostname()
     return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
@@ -265,9 +267,9 @@ def runs_here(orchestrator: Mapping[str, Any]) -> bool:
 def _merge_worker(
     worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any], *, final: bool
 ) -> dict[str, Any]:
-    """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node.
+    """Merge a worker's records with its sidecar's status; ``gpus`` is the GPU status of its node.
 
-    Where the work stands the sidecar knows best, until that is ``final``: the report has seen more.
+    The sidecar's position wins while the job runs. With ``final`` the report's wins: it saw more.
     """
     extra = (
         "pid",
@@ -296,9 +298,10 @@ def _merge_worker(
         first, other = (worker, seen) if final else (seen, worker)
         joined[key] = first.get(key) if first.get(key) is not None else other.get(key)
     if final and worker["items"] is not None:
-        joined["items_expected"] = worker["items_expected"]  # a total that the report has not is no total of its count
+        joined["items_expected"] = worker["items_expected"]  # the sidecar's total may belong to another count
     joined["gpu_devices"] = worker_devices(seen, gpus)
-    if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
+    # with these states the sidecar polled before the start
+    if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):
         joined["state"] = seen["state"]
     return joined
 
@@ -309,10 +312,10 @@ def _sum_known(values: Iterable[Any]) -> Any:
 
 
 def _time_left(workers: list[dict[str, Any]]) -> EtaEstimate | None:
-    """Time left of the job: that of its slowest worker.
+    """ETA of the job: that of its slowest worker.
 
-    None as long as a worker that runs and tells where it stands cannot tell when it is done. Workers without a
-    position do not count beside those that have one: often the first one alone writes.
+    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
+    often only the first worker writes a log.
     """
     progressing = any(worker["items"] is not None for worker in workers)
     estimates = []
@@ -326,7 +329,7 @@ def _time_left(workers: list[dict[str, Any]]) -> EtaEstimate | None:
 
 
 def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
-    """Phase of the job: what the orchestrator says, or while it runs what the logs of a node say."""
+    """Phase of the job: the orchestrator's, refined by a phase from the logs while the job runs."""
     if published != "running":
         return published
     told = [str(status["job"].get("phase")) for status in statuses if status.get("job")]
@@ -334,13 +337,13 @@ def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _first_to_stop(status: Mapping[str, Any]) -> str | None:
-    """Of several workers of a node that have stalled, the one that did so first."""
+    """The worker of a node that stalled first, or None."""
     rank = (status.get("job") or {}).get("first_to_stop")
     return next((str(worker["worker"]) for worker in status.get("workers", ()) if worker.get("rank") == rank), None)
 
 
 def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The files of each group over all nodes; ``stalled_ranks`` are workers that write nothing any more."""
+    """Output files by path group, summed over all nodes; ``stalled_ranks`` are workers that no longer write."""
     merged: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for group in status.get("outputs", ()):
@@ -375,7 +378,7 @@ def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fullest file system of each group, or one that does not answer."""
+    """The file system with the least free space per path group; one that does not answer comes first."""
     merged: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for space in status.get("filesystems", ()):
@@ -386,7 +389,7 @@ def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def _space_left(space: Mapping[str, Any]) -> float:
-    """Bytes, fewer than none where the file system does not answer, and no end of them where that is not known."""
+    """Free bytes for comparison: -1 if the file system does not answer, infinite if unknown."""
     if space.get("responding") is False:
         return -1.0
     available = space.get("available_bytes")
@@ -394,7 +397,7 @@ def _space_left(space: Mapping[str, Any]) -> float:
 
 
 def _merge_launch(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How the launch went on the nodes that have said so: what a launch cannot do without and was not seen."""
+    """Whether all nodes passed their launch checks, and the required checks that failed."""
     launches = {node: status.get("launch") or {} for node, status in statuses.items()}
     lacking = [
         f"{node}: {check['detail']}"

@@ -1,4 +1,4 @@
-"""What a job waits for, in the terminal view: Slurm's queue, its services, or nothing that has an end."""
+"""Reason why a job waits, in the terminal view: Slurm's queue, or services that are not ready."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +9,11 @@ from launcher.words import duration_text
 
 
 def is_pending(view: Mapping[str, Any]) -> bool:
-    """Whether the job has not begun."""
     return bool(view["state"] == "PENDING")
 
 
 def job_only_serves(view: Mapping[str, Any]) -> bool:
-    """Whether all that has been started serves until it is ended, and nothing tells a position: no work to be done."""
+    """Whether every started task is a service and none reports a position, so that there is no work to finish."""
     return (
         view["items"] is None
         and any(worker.get("service") for worker in view["workers"])
@@ -23,7 +22,7 @@ def job_only_serves(view: Mapping[str, Any]) -> bool:
 
 
 def wait_text(view: Mapping[str, Any]) -> str:
-    """Why the job has not begun, or whether its services are ready; nothing where neither is a question."""
+    """Why the job has not started, or whether its services are ready; empty if neither applies."""
     if is_pending(view):
         reason = view.get("pending_reason")
         if view.get("requeued"):
@@ -40,7 +39,7 @@ def wait_text(view: Mapping[str, Any]) -> str:
 
 
 def _requeued_words(view: Mapping[str, Any]) -> str:
-    """What the job is queued for, and what has become of it so far; attempts are counted from 1."""
+    """The attempt that the job is queued for, and how the previous one ended; attempts count from 1."""
     over = view["requeued"]
     state = f" {over['state']}" if over["state"] else ""
     done, expected, unit = over["items"], over["items_expected"], unit_word(over)

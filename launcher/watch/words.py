@@ -1,4 +1,4 @@
-"""Words of the terminal view: foreign text, sizes, moments, the pace of engines, and how workers ended."""
+"""Text of the terminal view: untrusted text, sizes, times, throughput, and how workers ended."""
 
 import time
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from launcher.plan.plan import PREFILL
 
 
 def printable_line(text: object) -> str:
-    """User text in one line, with escapes such as ``\\n`` for what would move the cursor of a terminal."""
+    """User text in one line, with escapes such as ``\\n`` for characters that move the cursor."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in str(text)
@@ -16,7 +16,7 @@ def printable_line(text: object) -> str:
 
 
 def size_text(count: float | None) -> str:
-    """``14.2 GiB``; a dash when it is not known."""
+    """``14.2 GiB``; a dash if unknown."""
     if count is None:
         return "-"
     value = float(count)
@@ -28,7 +28,7 @@ def size_text(count: float | None) -> str:
 
 
 def clock_time_text(moment: float | None) -> str:
-    """``13:22:15``, with the date when it is not today."""
+    """``13:22:15``, with the date if it is not today; a dash if unknown."""
     if moment is None:
         return "-"
     there, here = time.localtime(moment), time.localtime()
@@ -36,16 +36,16 @@ def clock_time_text(moment: float | None) -> str:
 
 
 def token_rate_text(rate: float | None) -> str:
-    """``182 tok/s``; nothing where it is not known."""
+    """``182 tok/s``; empty if unknown."""
     if rate is None:
         return ""
     return f"{rate:.0f} tok/s" if rate == 0 or rate >= 10 else f"{rate:.1f} tok/s"
 
 
 def throughput_text(worker: Mapping[str, Any]) -> str:
-    """``37.5``, the rate of its position, or the tokens that an engine makes, ``2012 tok/s in`` those that it reads.
+    """``37.5`` items per second, or an engine's output ``182 tok/s``, or its input ``2012 tok/s in``.
 
-    A dash where neither is known.
+    A dash if all are unknown.
     """
     if not worker["up"]:
         return "-"
@@ -58,19 +58,19 @@ def throughput_text(worker: Mapping[str, Any]) -> str:
 
 
 def not_ready_in_time(view: Mapping[str, Any]) -> dict[int, str]:
-    """Why the job ended, of the workers that it ended for since they were not ready, by their ranks."""
+    """Exit reason of the job by rank, for workers that were not ready in time."""
     cause = view["cause"] or {}
     return {entry["rank"]: cause["reason"] for entry in cause.get("missing") or () if entry["rank"] is not None}
 
 
 def end_text(worker: Mapping[str, Any], cause: Mapping[str, Any] | None) -> str:
-    """``ended: app_error (exit status 3)``; ``cause`` is that of a job that has ended for this worker."""
+    """``ended: app_error (exit status 3)``; ``cause`` is given if the job ended because of this worker."""
     ended = worker["exit"]
     evidence = "; ".join(ended["evidence"])
     if worker["state"] == "not_started":
         return f"was not started ({evidence.removeprefix('never started: ')})"
     if cause is not None:
         return f"ended: {cause['reason']} ({cause['evidence'][0]}; when asked to end: {evidence})"
-    # with its answer to that it has completed nothing
+    # a worker that exits cleanly when asked to end has not completed its work
     asked = " when asked to end" if ended["reason"] == "completed" and ended.get("asked_to_end") else ""
     return f"ended: {ended['reason']}{asked} ({evidence})"
