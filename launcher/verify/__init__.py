@@ -1,1 +1,1 @@
-"""Verification: whether the results of a job are right."""
+"""Verification: whether the results of a job are complete and valid."""

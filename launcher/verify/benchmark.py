@@ -1,4 +1,4 @@
-"""Whether the benchmark of a serving job has measured what was planned, by the results that it has left."""
+"""Whether a serving job's benchmark measured what was planned, according to its result files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,10 @@ from launcher.verify.files import FileFlaw
 from launcher.verify.verify import VerificationCheck, enough_of
 from launcher.words import first_names
 
-MOST_NAMED = 20  # concurrencies that a line names
+MOST_NAMED = 20  # concurrencies named in one line
 NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
 TOO_FEW = "fewer than {:g}% of the requests completed"
-TOKENS = ("output_tokens", "output_tokens_per_second")
-"""What tells whether a result has tokens, the first that is there."""
+TOKENS = ("output_tokens", "output_tokens_per_second")  # keys for tokens; the first present counts
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -26,15 +25,14 @@ Results = Sequence[Mapping[str, Any]]
 class PlannedBenchmark:
     """What the job file asks of the benchmark."""
 
-    concurrencies: tuple[int, ...]
-    """Those of which there must be a result; none for a type that leaves results as it likes."""
+    concurrencies: tuple[int, ...]  # those that need a result; empty for types that promise none
     has_tokens: bool  # whether text is to be generated
 
 
 def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
-    """What was planned of the job in ``run_dir``; None without a benchmark, and where the plan cannot be read.
+    """The planned benchmark of a run directory; None without one, or if the plan is unreadable.
 
-    The benchmark's variables tell it: a type that is to leave results somewhere is told where.
+    Read from the benchmark's variables: a type that promises results has ``GPUJOB_RESULT_DIR``.
     """
     plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
     for task in plan.get("tasks", ()):
@@ -47,7 +45,7 @@ def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
 
 
 def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) -> list[int]:
-    """Concurrencies without a result that could be read; results that do not tell theirs may be of any."""
+    """Planned concurrencies without a readable result. A result that does not name its concurrency fits any."""
     rows = _rows(results)
     known = {entry.get("concurrency") for entry in rows}
     found = [] if planned is None else [each for each in planned.concurrencies if each not in known]
@@ -56,20 +54,19 @@ def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) ->
 
 
 def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
-    """What the results of a report say of concurrencies that have none."""
     return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
 
 
 def all_report_tokens(results: Results) -> bool:
-    """Whether there are results, and each tells its output tokens."""
+    """Whether there are results and each reports output tokens."""
     rows = _rows(results)
     return bool(rows) and all(any(key in entry for key in TOKENS) for entry in rows)
 
 
 def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: float) -> VerificationCheck | None:
-    """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about.
+    """Check that each planned concurrency has a result with requests and tokens; None without anything to check.
 
-    Where a result tells how many requests there were to be, this ``share`` of them has to be completed.
+    If a result reports the planned requests, at least this ``share`` must be completed.
     """
     if planned is None:
         return None
@@ -100,7 +97,7 @@ def _missing_words(lacking: Sequence[int]) -> str:
 
 
 def _missing_of_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
-    """What all results of a concurrency lack: of several, as of a warm-up and the run proper, one is enough."""
+    """Faults by concurrency. One good result is enough: others may be warm-ups."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in rows:
         concurrency = entry.get("concurrency")
@@ -132,7 +129,7 @@ def _counts(entry: Mapping[str, Any]) -> str:
 
 
 def _missing_of_result(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
-    """What one result lacks, as far as it tells."""
+    """The fault of one result, or None."""
     if entry.get("requests", entry.get("requests_per_second")) == 0:
         return NO_REQUEST
     of_text = has_tokens or any(key.startswith("ttft_") for key in entry)
@@ -143,7 +140,6 @@ def _missing_of_result(entry: Mapping[str, Any], share: float, *, has_tokens: bo
 
 
 def _done(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
-    """How much was measured."""
     count = len(planned.concurrencies)
     words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
     if not count:

@@ -1,8 +1,7 @@
-"""The results of the benchmark of a serving job, out of the files that it leaves.
+"""Results of a serving job's benchmark, read from its files.
 
-Two kinds of results are known: one JSON object for each concurrency as sa-bench and the serving benchmarks of vLLM and
-SGLang write it, in a file of its own or on a line of JSON Lines, and the summary of AIPerf
-(https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
+Known formats: one JSON object per concurrency from sa-bench, vLLM or SGLang, in its own file or as a line of JSON
+Lines; the summary of AIPerf (https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
 """
 
 import json
@@ -21,21 +20,20 @@ from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
 from launcher.verify.tokens import generates_no_text, without_text_in_part
 
 ROLE = "benchmark"
-REQUESTS = "requests"  # what a benchmark counts
-RESULT_FILES = "result_files"  # stands for the pattern of a position that is out of these files and not out of a log
+REQUESTS = "requests"  # unit of a benchmark
+RESULT_FILES = "result_files"  # pattern name of a position that comes from these files, not from a log
+# Folders with results in the run directory: the ``result_dir`` of each benchmark type.
 FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
-"""Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
-RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")  # in the second one, the folder of each run
+RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")  # folder of one AIPerf run
+# Concurrency in a file name such as ``results_concurrency_4_gpus_8.json``, if its content has none.
 NAMED = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
-"""What the name of a file tells where its content does not: ``results_concurrency_4_gpus_8.json``."""
-LINES = ".jsonl"  # end of the names of files that have a result on each line
-SUMMARY = ("_aiperf.json", "_genai_perf.json")  # ends of the names of AIPerf's summaries, among many other files
-MOST_FILES = 100  # results that a report has
-MOST_NAMES = 10_000  # names that are looked at in one folder
-WHOLE_BYTES = 1 << 20
-"""Of a larger file, which holds every request, only its begin and its end are read: there are the sums."""
+LINES = ".jsonl"  # name ending of files with a result per line
+SUMMARY = ("_aiperf.json", "_genai_perf.json")  # name endings of AIPerf summaries
+MOST_FILES = 100  # results in a report
+MOST_NAMES = 10_000  # names read in one folder
+WHOLE_BYTES = 1 << 20  # larger files contain every request; their totals are at the start or end
 PART_BYTES = 64 << 10
-LINES_BYTES = 256 << 20  # of a file with a result on each line, not more than about this is read
+LINES_BYTES = 256 << 20  # read limit for a file with a result per line
 
 SCALARS = {
     "max_concurrency": "concurrency",
@@ -52,13 +50,13 @@ SCALARS = {
     "output_throughput": "output_tokens_per_second",
     "total_token_throughput": "total_tokens_per_second",
     "total_throughput": "total_tokens_per_second",
-}  # names of sa-bench, and ours
+}  # sa-bench's names, and ours
 COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
-MOST_COUNT = 1 << 53  # counts up to this are exact in any program that reads the report;
-MOST_MEASURED = 1e15  # nothing else that is measured is more than this, in whatever unit
-RESULT = ("completed", "request_throughput", "output_throughput")  # one of these is in every result of sa-bench
+MOST_COUNT = 1 << 53  # counts up to this are exact as a double, in any JSON reader
+MOST_MEASURED = 1e15  # upper bound of other values, in any unit
+RESULT = ("completed", "request_throughput", "output_throughput")  # every sa-bench result has one of these keys
+# Time to the first token, per output token, between tokens, and of the whole request: sa-bench's names, and ours.
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
-"""Time to the first token, per output token, between tokens, and of the whole request: names of sa-bench, and ours."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 _TIMES = {
     f"{statistic}_{name}_ms": f"{ours}_{statistic}_s" for name, ours in LATENCIES.items() for statistic in STATISTICS
@@ -77,28 +75,28 @@ OF_AIPERF = {
 }
 TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
 STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
-FEW_DIGITS = 20  # of a number that is too large, as it is told
-DIGITS = 9  # of seconds: what was a whole number of other units stays short
+FEW_DIGITS = 20  # digits shown of a number that is too large
+DIGITS = 9  # decimals of seconds: exact nanoseconds
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
+# Reason for a file that is not a result, such as other files in the folder.
 UNKNOWN = "holds no result of a benchmark that is known"
-"""What is said of a file that is no result at all, as other files beside the results are."""
 
 
 class NoBenchmarkResult(Exception):
-    """Why a file holds no result of a benchmark, for people."""
+    """Why a file contains no benchmark result, for display."""
 
 
 def has_benchmark(manifest: Manifest) -> bool:
-    """Whether the job has a benchmark; others may have files of their own in folders of these names."""
+    """Whether the job has a benchmark. Other jobs may use folders of these names for their own files."""
     return any(task.role == ROLE for task in manifest.tasks)
 
 
 def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
-    """What the benchmark of a job has measured, by concurrency: rates per second, times in seconds.
+    """Results of the benchmark, sorted by concurrency: rates per second, times in seconds.
 
-    Each entry has its ``file`` and those numbers that the file holds, or a ``problem``.
+    Each entry has its ``file`` and the numbers found there, or a ``problem``.
     """
     found: list[dict[str, Any]] = []
     paths = _result_files(manifest.run_dir)
@@ -118,13 +116,13 @@ def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
-    """The results of one file, not more than ``most``, and what is wrong with it."""
+    """At most ``most`` results of one file, and its problem, if any."""
     found: list[dict[str, Any]] = []
     try:
         if path.name.endswith(LINES):
             with _opened(path) as source:
                 results = _read_lines(source)
-                found.extend(islice(results, most))  # those before a line that is cut off stay
+                found.extend(islice(results, most))  # keeps those before a truncated line
                 if next(results, None) is not None:
                     raise NoBenchmarkResult(f"has more results than a report, which has {MOST_FILES}")
         else:
@@ -137,7 +135,7 @@ def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
 
 
 def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
-    """Files of results, or the folder of a run that has none, with the concurrency that the folder tells."""
+    """Result files with the concurrency of their folder; for a run without results, its folder."""
     for folder in _names(run_dir, FOLDERS):
         for name in _names(run_dir / folder):
             run = RUN_FOLDER.fullmatch(name)
@@ -148,7 +146,7 @@ def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """Summaries of one run, in its folder or one below; the folder itself where there are none."""
+    """Summaries of one run, in its folder or one level below; the folder itself without any."""
     names = _names(folder)
     below = [folder / name for name in names if os.path.isdir(folder / name)]
     places = [(folder, names), *((path, _names(path)) for path in below)]
@@ -157,14 +155,14 @@ def _summaries(folder: Path) -> list[Path]:
 
 def _names(folder: Path, like: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
     try:
-        with os.scandir(folder) as entries:  # of many workers a run directory has the logs as well
+        with os.scandir(folder) as entries:  # with many workers, the run directory also contains many logs
             return sorted(islice((entry.name for entry in entries if like.fullmatch(entry.name)), MOST_NAMES))
     except OSError:
         return []
 
 
 def _read_result(path: Path) -> dict[str, Any]:
-    """The result in one file. Raises NoResult, OSError."""
+    """The result in one file. Raises NoBenchmarkResult, OSError."""
     if path.is_dir():
         if RUN_FOLDER.fullmatch(path.name) is None:
             raise NoBenchmarkResult("is no regular file")
@@ -182,7 +180,7 @@ def _read_result(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, opened without waiting for anything. Raises NoResult, OSError."""
+    """Open a regular file without blocking. Raises NoBenchmarkResult, OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
             raise NoBenchmarkResult("is no regular file")
@@ -190,7 +188,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The result on each line; lines of something else are passed over where there are results. Raises NoResult."""
+    """The result on each line. Other lines are skipped if there are results. Raises NoBenchmarkResult."""
     found, others = False, None
     for number, line in enumerate(_lines(source), 1):
         try:
@@ -205,7 +203,7 @@ def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
-    """Each line that is not blank; of one that is very long its begin and its end. Raises NoResult."""
+    """Each line that is not blank; of a very long one, its start and its end. Raises NoBenchmarkResult."""
     while line := source.readline(WHOLE_BYTES):
         end = b""
         while len(line) == WHOLE_BYTES and not line.endswith(b"\n") and not end.endswith(b"\n"):
@@ -224,7 +222,7 @@ def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
 
 
 def parse_benchmark_result(text: bytes) -> dict[str, Any]:
-    """The numbers of a result that is there as a whole. Raises NoResult."""
+    """The numbers of a complete result. Raises NoBenchmarkResult."""
     if not text.strip():
         raise NoBenchmarkResult("is empty")
     try:
@@ -240,7 +238,7 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
 
 
 def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
-    """The numbers of a result, out of the begin and the end of its text. Raises NoResult."""
+    """The numbers of a result, from the start and the end of its text. Raises NoBenchmarkResult."""
     if not end.rstrip().endswith(b"}"):
         raise NoBenchmarkResult("is no whole JSON: was it cut off?")
     body: dict[str, Any] = {}
@@ -258,7 +256,7 @@ def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
 
 
 def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names; empty where it is something else. Raises NoResult."""
+    """Numbers under our names; empty for another format. Raises NoBenchmarkResult."""
     if not any(_number(body.get(key)) is not None for key in RESULT):
         return {}
     found: dict[str, Any] = {}
@@ -268,7 +266,7 @@ def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
     for key, ours in _TIMES.items():
         if (value := _bounded(key, body.get(key))) is not None:
             found[ours] = round(value / 1000, DIGITS)
-    for name, ours in LATENCIES.items():  # as older versions have it: [[99, 12.5]]
+    for name, ours in LATENCIES.items():  # older versions: [[99, 12.5]]
         for pair in _pairs(f"percentiles_{name}_ms", body):
             if pair[0] in (50, 90, 95, 99):
                 found.setdefault(
@@ -280,7 +278,7 @@ def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_tokens(found: dict[str, Any]) -> None:
-    """No 0 of tokens for what generates none, such as embeddings: it says nothing of how the benchmark went."""
+    """Drop 0 tokens from results that generate none, such as embeddings: the 0 means nothing."""
     for key in ("output_tokens", "output_tokens_per_second"):
         if found.get(key) == 0:
             del found[key]
@@ -295,9 +293,9 @@ def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
 
 
 def _parse_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names; empty where it is something else. Each metric is an object with its unit and its statistics.
+    """Numbers under our names; empty for another format. Raises NoBenchmarkResult.
 
-    Raises NoResult.
+    Each metric is an object with its unit and its statistics.
     """
     metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
     found: dict[str, Any] = {}
@@ -317,7 +315,7 @@ def _parse_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    """A number that is one: neither below 0 nor without bound. A whole number of any length is, maybe as infinity."""
+    """A finite number of at least 0, else None. A whole number beyond floats becomes infinity."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -327,9 +325,9 @@ def _number(value: object) -> float | None:
 
 
 def _bounded(key: str, value: object, ours: str = "") -> float | None:
-    """A number of a file, under its name there; a count where ``ours`` is one.
+    """The number under ``key`` in a file; ``ours`` selects the bound of a count.
 
-    Raises NoResult for one that nothing can come to: it would be in sums with others, and cost more than its file.
+    Raises NoBenchmarkResult for an impossible number: it would spoil sums, and cost more than its file.
     """
     number, most = _number(value), MOST_COUNT if ours in COUNTS else MOST_MEASURED
     if number is None or number <= most:
@@ -340,14 +338,13 @@ def _bounded(key: str, value: object, ours: str = "") -> float | None:
 
 
 def _counted(found: dict[str, Any]) -> dict[str, Any]:
-    """Counts as whole numbers."""
     return {key: int(value) if key in COUNTS else value for key, value in found.items()}
 
 
 def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
-    """Put the requests of all results into the entry of the benchmark, whose log tells of the last of them alone.
+    """Put the requests of all results into the benchmark's entry, whose log shows only the last result.
 
-    One that has broken off knows more than the results that it has left, if it writes how far it is itself.
+    An interrupted benchmark that writes its own progress knows more than its results.
     """
     entries = [worker for worker in workers if worker["role"] == ROLE]
     if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
@@ -355,7 +352,7 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
     missing, done = any("missing" in entry for entry in results), _total(results, "requests")
     if missing and _counts_all(entries[0], done or 0):
         return
-    if missing:  # there was more to do than anything tells
+    if missing:  # the total is unknown
         entries[0]["items_expected"] = None
     if done is None:
         return
@@ -364,13 +361,13 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
 
 
 def _counts_all(entry: Mapping[str, Any], done: int) -> bool:
-    """Whether a benchmark has said itself what it has to do in all, and no less done than its results have."""
+    """Whether the benchmark itself reported its total, and at least as many requests as its results."""
     told = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
     return told and (entry["items"] or 0) >= done
 
 
 def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
-    """A count of all results together; None where one does not tell it, or there is none."""
+    """Sum of a count over all results; None if one lacks it, or without results."""
     counts = [entry.get(key) for entry in results if "problem" not in entry]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None

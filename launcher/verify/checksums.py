@@ -1,4 +1,4 @@
-"""The list of checksums in the run directory, as sha256sum(1) writes and reads it."""
+"""Checksum list of the run directory, in the format of sha256sum(1)."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ CHECKSUMS_FILE = "checksums.txt"
 
 
 def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
-    """Replace the list by these names and sums; ``sha256sum -c`` checks it in the output directory."""
+    """Replace the list; ``sha256sum -c`` checks it in the output directory."""
     lines = [f"{_checksum_line(name, digest)}\n" for name, digest in sorted(sums)]
     temporary = run_dir / f".{CHECKSUMS_FILE}.tmp"
     temporary.write_bytes(os.fsencode("".join(lines)))
@@ -16,7 +16,7 @@ def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
 
 
 def read_checksums(run_dir: Path) -> dict[str, str] | None:
-    """Sums by name, or None without a list."""
+    """Checksums by file name; None without a list."""
     try:
         text = os.fsdecode((run_dir / CHECKSUMS_FILE).read_bytes())
     except OSError:
@@ -30,7 +30,7 @@ def read_checksums(run_dir: Path) -> dict[str, str] | None:
 
 
 def _checksum_line(name: str, digest: str) -> str:
-    """A line of the list; one that begins with a backslash has escapes in its name."""
+    """A line of the list. sha256sum(1) starts it with a backslash if the name contains escapes."""
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return f"{digest}  {name}" if escaped == name else f"\\{digest}  {escaped}"
 

@@ -1,7 +1,7 @@
-"""Files of a job at its end: its outputs, its last checkpoint, and benchmark results in its logs.
+"""Outputs, last checkpoint, and logged benchmark results of a job that has ended.
 
-Each is a watch of ``exporter.machine.file_host`` and does a small part of its work at each look: so it can live where a
-file server that is gone holds nobody up, can be given up at any moment, and tells how far it has come.
+Each is a watch of ``exporter.machine.file_host``. It works in short slices: it may hang with a file server, and can
+be abandoned at any time.
 """
 
 import errno
@@ -35,34 +35,34 @@ from launcher.verify.tokens import (
     result_text,
 )
 
-SLICE_S = 0.3  # a look works for so long
-MOST_TOLD = 1000  # damaged files that are kept by name
-PIECE_BYTES = 4 << 20  # of a file whose records are counted or that is summed up, without a pause
-MOST_TRIED = 16  # checkpoints that are looked into for one that is whole
-SETTLED_S = 1e9  # as long as this after its end nobody writes to a checkpoint any more
-NOTHING = (b"{}", b"null", b'""')  # JSON texts without any result in them, beside an empty array
+SLICE_S = 0.3  # length of one slice
+MOST_TOLD = 1000  # damaged files kept by name
+PIECE_BYTES = 4 << 20  # bytes counted or hashed between two pauses
+MOST_TRIED = 16  # checkpoints tried in search of a valid one
+SETTLED_S = 1e9  # clock offset at which every checkpoint counts as no longer written
+NOTHING = (b"{}", b"null", b'""')  # JSON texts without records, besides an empty array
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
+# Errors of a file server that may recover soon.
 TRANSIENT = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.EREMOTEIO, errno.ESHUTDOWN, errno.EAGAIN, errno.EINTR,
 ))  # fmt: skip
-"""What a file server says that may be back soon."""
-PAUSES, PAUSE_S = 10, 0.1  # before a file is asked for again of which that was said,
-MOST_PATIENT = 20  # and how often at most, of all files together
+PAUSES, PAUSE_S = 10, 0.1  # pauses before a retry, and their length: 1 s in all
+MOST_PATIENT = 20  # retries in all, over all files
 
-NOT_OURS = "left by an earlier job"  # of damaged files, as far as their times tell
+NOT_OURS = "left by an earlier job"  # reason for damaged files older than the job
 _NO_OUTPUT = re.compile(
     r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
     r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
     re.IGNORECASE,
-)  # ends of names that writers give to files beside their output
+)  # locks, markers and temporary files that programs write next to their output
 
 Facts = TypeVar("Facts", covariant=True)
 
 
 class FileFlaw(NamedTuple):
-    """A file that something is wrong with; its name and the reason as text that can be shown."""
+    """A damaged file; its name and the reason are safe to print."""
 
     file: str
     format: str | None
@@ -70,52 +70,52 @@ class FileFlaw(NamedTuple):
 
 
 class VerifiedOutput(NamedTuple):
-    """Output files of the job, as far as they have been looked at."""
+    """State of the output files, as far as they have been checked."""
 
-    listed: bool  # whether all of them are known,
-    done: bool  # and all has been done with them
+    listed: bool  # whether all files are known
+    done: bool  # whether all checks are finished
     files: int
     bytes: int
-    older: int  # files from before the job, which are not counted in anything else
-    written: int  # files that were written since its start
-    owners: frozenset[int]  # ranks whose numbers their names carry behind a word that no other number has
-    looked: int  # files that were looked into,
-    valid: int  # that are whole,
-    unknown: int  # of no known format,
-    undecided: int  # of a format that does not tell,
+    older: int  # files older than the job, not counted elsewhere unless it resumes
+    written: int  # files written since the start of the job
+    owners: frozenset[int]  # ranks that file names identify unambiguously
+    looked: int  # files checked
+    valid: int  # of those, valid
+    unknown: int  # of no known format
+    undecided: int  # of a format that does not show damage
     empty: int
-    flawed: int  # and damaged
-    unreadable: int  # those that could not be read,
-    unreadable_why: str | None  # and why the first of them could not
+    flawed: int  # damaged
+    unreadable: int  # files that could not be read
+    unreadable_why: str | None  # error of the first unreadable file
     empties: tuple[FileFlaw, ...]
     flaws: tuple[FileFlaw, ...]
-    formats: tuple[str, ...]  # of those that are whole
+    formats: tuple[str, ...]  # formats of the valid files
     records: int
-    counted: int  # files whose records were counted,
-    uncounted: int  # and that hold none which can be
-    tokens: TokenCounts  # what results of benchmarks in them tell,
-    without_tokens: tuple[FileFlaw, ...]  # and which of them should have tokens and have none
+    counted: int  # files whose records were counted
+    uncounted: int  # files without countable records
+    tokens: TokenCounts  # tokens according to benchmark results in the files
+    without_tokens: tuple[FileFlaw, ...]  # results that should have tokens and have none
     summed: int
-    sums: tuple[tuple[str, str], ...]  # name and SHA-256 of files that were summed up since the last look
+    sums: tuple[tuple[str, str], ...]  # name and SHA-256 of the files hashed since the last call
 
 
 class VerifiedCheckpoint(NamedTuple):
-    """The last checkpoint of the job, as far as it has been looked at."""
+    """The last checkpoint of the job, as far as it has been checked."""
 
     done: bool
-    files: int  # files to look into, as far as is known,
-    looked: int  # and those that were
+    files: int  # files to check, as far as known
+    looked: int  # files checked
     last: Checkpoint | None
-    valid: int  # files of it that are whole
-    flaws: tuple[FileFlaw, ...]  # what is wrong with it,
-    flawed: int  # in so many files
-    good: Checkpoint | None  # the newest one that nothing is wrong with
-    unsure: int = 0  # files of the last one of which it cannot be told, beside those of formats that do not tell,
-    unsure_why: str | None = None  # and why not, of the first of them
+    valid: int  # valid files of the last checkpoint
+    flaws: tuple[FileFlaw, ...]  # damaged or missing files of the last checkpoint
+    flawed: int  # their number
+    good: Checkpoint | None  # the newest checkpoint without damage
+    unsure: int = 0  # files of the last checkpoint in doubt, besides those of formats that do not show damage
+    unsure_why: str | None = None  # why the first of them is in doubt
 
 
 class VerifiedLogs(NamedTuple):
-    """Results of benchmarks at the ends of logs."""
+    """Benchmark results at the end of the logs."""
 
     done: bool
     files: int
@@ -125,16 +125,16 @@ class VerifiedLogs(NamedTuple):
 
 
 class _SlicedWork(Generic[Facts]):
-    """A piece of work that is done in slices."""
+    """Work that runs in slices."""
 
     def __init__(self) -> None:
         self._steps: Iterator[None] | None = None
         self._done = False
 
     def look(self, _now: float) -> Facts:
-        """Go on for a while; what is known by then.
+        """Run one slice and return the facts so far.
 
-        Raises OSError when the directory cannot be read; the next look then begins anew.
+        Raises OSError if the directory cannot be read; the next call then starts over.
         """
         end = time.monotonic() + SLICE_S
         if self._steps is None:
@@ -151,11 +151,10 @@ class _SlicedWork(Generic[Facts]):
         return self._facts()
 
     def _begin(self) -> None:
-        """Forget all that was found out."""
         raise NotImplementedError
 
     def _work(self) -> Iterator[None]:
-        """The work, with a pause wherever it may be given up."""
+        """Do the work, and yield wherever it may be interrupted."""
         raise NotImplementedError
 
     def _facts(self) -> Facts:
@@ -164,8 +163,6 @@ class _SlicedWork(Generic[Facts]):
 
 @dataclass
 class _OutputCounts:
-    """What has been found out about output files."""
-
     bytes: int = 0
     older: int = 0
     written: int = 0
@@ -191,7 +188,7 @@ class _OutputCounts:
 
 
 def _kind(name: str, verdict: FileCheck) -> str | None:
-    """Whether the records of a file are lines or rows of a table: by its name, and else by its format."""
+    """Whether records are JSON lines or CSV rows: by file name, else by format. None for neither."""
     if name.lower().endswith(json_lines.EXTENSIONS):
         return "jsonl"
     if name.lower().endswith(csv_text.EXTENSIONS):
@@ -200,19 +197,17 @@ def _kind(name: str, verdict: FileCheck) -> str | None:
 
 
 class _OutputFile(NamedTuple):
-    """An output file as it was listed."""
-
     mtime: float
     name: str
     size: int
-    rank: int | None  # whose it is, where that is sure
+    rank: int | None  # owner by file name, if unambiguous
     older: bool
 
 
 class OutputFiles(_SlicedWork[VerifiedOutput]):
-    """Regular files directly in a directory whose names match a glob, those that were written last first.
+    """Regular files directly in a directory whose names match a glob, newest first.
 
-    Locks, marks and what has a temporary name are none of them, unless the glob asks for such names.
+    Locks, markers and temporary files are left out, unless the glob asks for such names.
     """
 
     def __init__(
@@ -227,10 +222,10 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         checksums: bool = False,
         gpu_metrics: bool = False,
     ) -> None:
-        """``since``: when the job started, in epoch seconds; older files count only where it ``resumes``.
+        """``since`` is the start of the job in epoch seconds. Older files count only if it ``resumes``.
 
-        ``ranks`` by role and index tell whose a file is, by its name. ``gpu_metrics``: whether sidecars have written
-        ``gpu_metrics.csv`` there, which is none of the job's files.
+        ``ranks``, by role and index, identify the owner of a file by its name. With ``gpu_metrics`` the sidecars wrote
+        ``gpu_metrics.csv`` there; it is not an output.
         """
         super().__init__()
         self._directory, self._pattern, self._since, self._ranks = directory, pattern, since, dict(ranks)
@@ -318,12 +313,12 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
                         found.owners[rank] += 1
                     self._files.append(_OutputFile(facts.st_mtime, name, facts.st_size, rank, older))
         except (FileNotFoundError, NotADirectoryError):
-            pass  # nobody has made it
+            pass  # no directory, no files
         self._files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
         self._listed = True
 
     def _look_into(self, file: _OutputFile) -> Iterator[None]:
-        """Whether a file is whole, the records in it and what it tells of tokens."""
+        """Check one file, and count its records and tokens."""
         found, name = self._found, file.name
         while True:
             try:
@@ -341,7 +336,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
                 if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
                     self._note_unreadable(str(error))
                 else:
-                    self._note_gone(file)  # or something else has taken its place
+                    self._note_gone(file)  # or replaced by something else
                 yield
                 return
         found.looked += 1
@@ -372,7 +367,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         self._found.unreadable_why = self._found.unreadable_why or printable(why)
 
     def _note_gone(self, file: _OutputFile) -> None:
-        """It was removed or renamed since it was listed: it is none of the files any more."""
+        """Uncount a file that was removed or renamed since it was listed."""
         found = self._found
         found.gone += 1
         found.bytes -= file.size
@@ -384,13 +379,12 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
             found.owners[file.rank] -= 1
 
     def _count(self, name: str, verdict: FileCheck, *, nothing: bool) -> Iterator[None]:
-        """Count the records of a file."""
         if verdict.state == "empty" or nothing:
             records: int | None = 0
         elif verdict.records is None and (kind := _kind(name, verdict)) is not None:
             lines = LineCounter(csv=kind == "csv")
             read = yield from self._advance(name, lines)
-            # a last line that only lacks its newline is a record too
+            # a last line without a newline is a record too
             more = lines.unfinished and verdict.state not in ("invalid", "unfinished")
             records = lines.records + more if read else None
         elif verdict.format == "json" and verdict.state == "valid" and verdict.records is None:
@@ -406,7 +400,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
             self._found.records += records
 
     def _advance(self, name: str, count: LineCounter | ArrayItemCounter) -> Generator[None, None, bool]:
-        """Count to the end of a file; whether all of it could be read."""
+        """Count to the end of a file. Returns whether all of it could be read."""
         with _opened(self._directory, name) as fd:
             if fd is not None:
                 while count.advance(fd, os.fstat(fd).st_size, PIECE_BYTES):
@@ -434,7 +428,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
 
 @contextmanager
 def _opened(directory: str, name: str) -> Iterator[int | None]:
-    """The descriptor of a file, or None where it cannot be opened; a read that fails ends the context."""
+    """Open a file as a descriptor, or None if that fails; a failed read ends the context."""
     try:
         fd = os.open(os.path.join(directory, name), OPEN)
     except OSError:
@@ -449,7 +443,7 @@ def _opened(directory: str, name: str) -> Iterator[int | None]:
 
 
 def _rest() -> Iterator[None]:
-    """Some time for a file server to be back."""
+    """Wait for a file server to recover."""
     for _ in range(PAUSES):
         time.sleep(PAUSE_S)
         yield
@@ -464,10 +458,10 @@ def _keep(flaws: list[FileFlaw], flaw: FileFlaw) -> None:
 
 
 class LogResults(_SlicedWork[VerifiedLogs]):
-    """Results of benchmarks that are printed at the ends of logs."""
+    """Benchmark results printed at the end of logs."""
 
     def __init__(self, run_dir: str, paths: Collection[str]) -> None:
-        """``run_dir`` is where the logs are; those that are not there are passed over."""
+        """Search these logs; missing files are skipped. ``run_dir`` is the directory that contains them."""
         super().__init__()
         self._paths = tuple(paths)
         self._begin()
@@ -500,10 +494,10 @@ class LogResults(_SlicedWork[VerifiedLogs]):
 
 
 class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
-    """The newest checkpoint of the job, and where something is wrong with that the newest one that is whole."""
+    """The newest checkpoint of the job and, if that is damaged, the newest valid one."""
 
     def __init__(self, directory: str, pattern: str, since: float) -> None:
-        """``since``: when the job started, in epoch seconds; older checkpoints are none of it."""
+        """``since`` is the start of the job in epoch seconds; older checkpoints are ignored."""
         super().__init__()
         self._directory, self._pattern, self._since = directory, pattern, since
         self._begin()
@@ -533,7 +527,7 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
                 return
             looked = _CheckedCheckpoint()
             files = [file for entry in self._of(found.key) for file in entry.files if not file.temporary]
-            # one that an earlier job has begun may be as that one has left it
+            # an earlier job may have left it incomplete
             ours = all(file.mtime >= self._since for file in files)
             if found.state == "incomplete" and ours:
                 looked.flawed = max(1, found.missing_count)
@@ -546,9 +540,9 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
                 yield
             without.add(found.key)
             if files and looked.gone == len(files):
-                continue  # it was removed meanwhile
+                continue  # removed meanwhile
             if looked.gone:
-                looked.flawed, looked.flaws = 0, []  # it is being removed
+                looked.flawed, looked.flaws = 0, []  # being removed
             if self._last is None:
                 self._last, self._valid, self._flaws, self._flawed = found, looked.valid, looked.flaws, looked.flawed
                 self._unsure, self._unsure_why = looked.unsure, looked.why
@@ -557,7 +551,6 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
                 return
 
     def _list(self) -> Iterator[None]:
-        """All that is there."""
         watch = CheckpointWatch(self._directory, self._pattern, verify=False)
         now, behind = time.time(), True
         while behind:
@@ -567,7 +560,7 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
             yield
 
     def _newest(self, without: Collection[str]) -> Checkpoint | None:
-        """The newest one besides those with these keys, as it is once nobody writes any more."""
+        """The newest checkpoint whose key is not in ``without``, treated as one that is no longer written."""
         entries = [entry for entry in self._entries.values() if _key(entry) not in without]
         checkpoints = CheckpointTracker(self._since)
         checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time() + SETTLED_S)
@@ -579,7 +572,7 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
         return [entry for entry in self._entries.values() if not entry.temporary and _key(entry) == key]
 
     def _check(self, looked: "_CheckedCheckpoint", path: str, *, only: bool, ours: bool) -> None:
-        """Note what the format of a file tells; an empty one is damaged where it should hold something."""
+        """Check one file. An empty one is damaged if its format needs content, or it is the ``only`` file."""
         try:
             with open_source(self._directory, path) as source:
                 verdict = check_file(source)
@@ -603,8 +596,6 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
 
 @dataclass
 class _CheckedCheckpoint:
-    """What has been found out about one checkpoint."""
-
     valid: int = 0
     flawed: int = 0
     unsure: int = 0
@@ -613,7 +604,7 @@ class _CheckedCheckpoint:
     flaws: list[FileFlaw] = field(default_factory=list)
 
     def doubt(self, why: str) -> None:
-        """Of one more file it cannot be told."""
+        """Count a file whose state is unknown."""
         self.unsure += 1
         self.why = self.why or why
 

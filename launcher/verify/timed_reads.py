@@ -1,4 +1,4 @@
-"""Looks at files that may hang, from the begin to the end of a piece of work, within the time there is."""
+"""File checks within a time budget, on file systems that may hang."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,46 +8,43 @@ from exporter.machine.file_host import FileHelperEnded, FileWatch, FileWatchHost
 from exporter.machine.mounts import MountPoint
 from launcher.verify.files import TRANSIENT
 
-WAIT_S = 0.1  # between two questions whether there is time left
-PATIENCE_S = 30.0  # a file system that has not answered for so long, or with errors alone, does not answer
-LATE_S = 5.0  # what is waited for longer is told
-OVERTIME_S = 1.0  # what is under way when the time is up may take so long
-AGAIN_S, MOST_TRIES = 1.0, 4  # the process that looks at files is started again after this, and not more often
+WAIT_S = 0.1  # longest wait for an answer before the time budget is checked again
+PATIENCE_S = 30.0  # a file system that hangs, or returns only errors, this long counts as not answering
+LATE_S = 5.0  # a slower answer is reported to `ProgressOf`
+OVERTIME_S = 1.0  # time allowed for a read that is in progress when the budget ends
+AGAIN_S, MOST_TRIES = 1.0, 4  # delay before the file helper restarts, and the starts allowed
 
 Make = Callable[[], FileWatch]
 OutOfTime = Callable[[], bool]
+# Called with files done, files in all, and the mount that does not answer, if any.
 ProgressOf = Callable[[int, int, str | None], None]
-"""Is told how many files are done of how many, and what is waited for when something does not answer."""
 
 
 class FileWorkResult(NamedTuple):
-    """What has come of one piece of work."""
+    """Outcome of one piece of work. Incomplete ``facts`` without an error mean that the time was too short."""
 
-    facts: Any = None  # what was known in the end, complete or not; None when there was no answer at all
+    facts: Any = None  # the last facts, complete or not; None without any answer
     sums: tuple[tuple[str, str], ...] = ()
-    error: str | None = None  # why nothing can be read,
-    silent: str | None = None  # or what does not answer,
-    unable: str | None = None  # or why nobody could look; None of them where only the time was too short
-    mount: MountPoint | None = None  # where the files are, as far as that is known
+    error: str | None = None  # why the files cannot be read
+    silent: str | None = None  # the mount that does not answer
+    unable: str | None = None  # why the file helper could not run
+    mount: MountPoint | None = None  # where the files are, if known
 
 
 class _FileWork:
-    """One piece of work and what is known of it."""
-
     def __init__(self, watched: WatchHandle) -> None:
         self.watched = watched
         self.facts: Any = None
         self.sums: list[tuple[str, str]] = []
-        self.asked_at: float | None = None
-        """When the look that is under way was begun."""
+        self.asked_at: float | None = None  # when the read in progress was requested
         self.tries = 0
+        # start of the present transient errors, and the last one
         self.failing: tuple[float, str] | None = None
-        """Since when there are errors that may pass, and what the last of them says."""
         self.not_before = 0.0
         self.answer: FileWorkResult | None = None
 
     def advance(self, *, over: bool) -> None:
-        """Ask unless the time is ``over``, and take the answer when it is there."""
+        """Request the next read unless the time is ``over``, and take its result if it has arrived."""
         if self.asked_at is None:
             if over:
                 self.end()
@@ -80,7 +77,7 @@ class _FileWork:
             self.end()
 
     def _try_again(self, why: str) -> None:
-        """Nobody could look: have all of it done anew."""
+        """The file helper ended: repeat all the work."""
         self.asked_at, self.facts = None, None
         self.sums.clear()
         self.tries += 1
@@ -89,7 +86,7 @@ class _FileWork:
             self.end(unable=why)
 
     def _wait_for(self, words: str) -> None:
-        """It has failed in a way that may pass: have all of it done anew."""
+        """A transient error: repeat all the work."""
         now = time.monotonic()
         self.asked_at, self.facts = None, None
         self.sums.clear()
@@ -99,14 +96,14 @@ class _FileWork:
             self.end(error=words)
 
     def end(self, *, error: str | None = None, silent: str | None = None, unable: str | None = None) -> None:
-        """Nothing more will come."""
+        """Set the answer; no more reads follow."""
         if self.failing is not None and error is None:
             unable = unable or self.failing[1]
         self.answer = FileWorkResult(self.facts, tuple(self.sums), error, silent, unable, self.watched.filesystem)
 
     @property
     def waits_for(self) -> str | None:
-        """What has not answered for some time."""
+        """The mount that has not answered for `LATE_S` seconds, or None."""
         if self.answer is not None or self.asked_at is None or time.monotonic() - self.asked_at < LATE_S:
             return None
         return self.watched.mount or "the file system"
@@ -115,7 +112,7 @@ class _FileWork:
 def run_file_work(
     makes: Mapping[str, Make], host: FileWatchHost, out_of_time: OutOfTime, progress: ProgressOf | None = None
 ) -> dict[str, FileWorkResult]:
-    """The answers by name; never later than a few seconds after the time is up, whatever hangs."""
+    """Results by name, at most a few seconds after the time is up, whatever hangs."""
     works = {name: _FileWork(host.watch(name, make)) for name, make in makes.items()}
     end = float("inf")
     while waiting := [work for work in works.values() if work.answer is None]:

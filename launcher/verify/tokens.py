@@ -1,7 +1,7 @@
-"""What results of benchmarks tell of the tokens that were generated: in JSON, and where they are printed in a log.
+"""Generated tokens according to benchmark results, in JSON files and printed in logs.
 
-A result without tokens is a failure only where there should be some: benchmarks of embeddings and of ranking report
-requests that have succeeded, with 0 tokens.
+A result without tokens is a failure only if text should be generated. Benchmarks of embeddings and ranking report
+successful requests with 0 tokens.
 """
 
 import json
@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 from exporter.files.formats import FileCheck
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource
 
-RESULT_BYTES = 64 << 10
-"""Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""
+RESULT_BYTES = 64 << 10  # read from the start of a large file and the end of a log: results are printed there
+# Keys for the tokens of all requests.
 TOTALS = ("total_output_tokens", "total_generated_tokens", "total_completion_tokens")
-"""What a benchmark calls the tokens of all its requests,"""
-EACH = ("output_tokens", "generated_tokens", "completion_tokens")  # and what is told of one request
+EACH = ("output_tokens", "generated_tokens", "completion_tokens")  # keys for the tokens of one request
+# AIPerf keys of objects with an average.
 AVERAGES = ("output_token_throughput", "output_sequence_length", "request_count")
-"""Of AIPerf: objects with their average."""
+# Next to one of these, ``completed`` is a number of requests.
 OF_A_BENCHMARK = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
-"""Beside one of these, ``completed`` is a number of requests."""
+# Keys for the text generated for one request.
 TEXTS = ("text", "output", "response", "completion", "content", "answer", "generated", "generated_text", "output_text")
-"""What holds the text that was generated for one request,"""
-ALL_TEXTS = "generated_texts"  # and for all of them
-OF_TEXT = re.compile(r"ttft|time_to_first_token")  # in names of values that only generated text has
+ALL_TEXTS = "generated_texts"  # key for the texts of all requests
+OF_TEXT = re.compile(r"ttft|time_to_first_token")  # in keys that only generated text has
+# Keys by which a result describes itself.
 ABOUT = ("backend", "endpoint", "endpoint_type", "task", "task_type", "label", "model", "model_id")
-"""What a result says of itself."""
-NO_TEXT = re.compile(r"embed|rerank|pooling|classif|reward|score", re.IGNORECASE)  # in those where no text is generated
+# descriptions of results without generated text
+NO_TEXT = re.compile(r"embed|rerank|pooling|classif|reward|score", re.IGNORECASE)
 
 _TOTAL_IN_TEXT = re.compile(rb'(?<!\\)"(%b)"\s{0,8}:\s{0,8}(\d{1,20})(?![\d.])' % "|".join(TOTALS).encode())
 _ABOUT_IN_TEXT = re.compile(rb'(?<!\\)"(?:%b)"\s{0,8}:\s{0,8}"([^"]{0,200})"' % "|".join(ABOUT).encode())
@@ -39,20 +39,19 @@ _ABOUT_IN_LOG = re.compile(rb"^(?:Backend|Endpoint|Model|Task): {1,60}(\S{1,200}
 
 
 class TokenCounts(NamedTuple):
-    """What a text tells of tokens."""
+    """Results and requests found in a text, and how many have tokens."""
 
-    results: int = 0  # results of whole benchmarks,
-    results_with_tokens: int = 0  # those that have some, or may have,
-    results_open: int = 0  # and those of which it cannot be told whether they should have some
-    empty: str | None = None  # what one without any token says that should have some
-    requests: int = 0  # requests that tell their tokens,
-    requests_with_tokens: int = 0  # those that have some, or may have,
-    requests_open: int = 0  # and those of which it cannot be told whether they should have some
-    more: bool = False  # whether there may be more of them where nobody has looked
+    results: int = 0  # results of complete benchmarks
+    results_with_tokens: int = 0  # those that have, or may have, tokens
+    results_open: int = 0  # those where it is unknown whether tokens are expected
+    empty: str | None = None  # text of a result that has no tokens and should
+    requests: int = 0  # requests that report their tokens
+    requests_with_tokens: int = 0  # those that have, or may have, tokens
+    requests_open: int = 0  # those where it is unknown whether tokens are expected
+    more: bool = False  # whether unread text may contain more
 
 
 def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:
-    """What two texts tell together."""
     return TokenCounts(
         one.results + other.results,
         one.results_with_tokens + other.results_with_tokens,
@@ -66,7 +65,7 @@ def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:
 
 
 def token_check_text(told: TokenCounts) -> str:
-    """``1 result and 47 of 48 requests``: how many have tokens, or may have; all of them where none has."""
+    """``1 result and 47 of 48 requests``: those that have, or may have, tokens. All, if none has."""
     found = []
     kinds = ((told.results, told.results_with_tokens, "result"), (told.requests, told.requests_with_tokens, "request"))
     some = told.results_with_tokens or told.requests_with_tokens
@@ -78,7 +77,7 @@ def token_check_text(told: TokenCounts) -> str:
 
 
 def result_text(source: FileSource, verdict: FileCheck) -> bytes:
-    """The part of a JSON file in which the result of a benchmark would stand; nothing of another file."""
+    """The part of a JSON file that would contain a benchmark result; empty for another format."""
     if verdict.format not in ("json", "jsonl") or verdict.state not in ("valid", "unfinished", "unknown"):
         return b""
     small = (1 << 20) if verdict.format == "json" else 2 * RESULT_BYTES
@@ -89,7 +88,7 @@ def result_text(source: FileSource, verdict: FileCheck) -> bytes:
 
 
 def count_tokens(text: bytes, *, lines: bool, whole: bool = True) -> TokenCounts:
-    """What JSON or JSON ``lines`` tell of tokens; of a text that is not ``whole``, its beginning."""
+    """Count tokens in JSON or JSON ``lines``. If not ``whole``, the text is the start of a file."""
     values: list[Any] = []
     partial = not whole
     for part in text.splitlines() if lines else (text,):
@@ -105,7 +104,7 @@ def count_tokens(text: bytes, *, lines: bool, whole: bool = True) -> TokenCounts
     for value in values:
         if isinstance(value, dict):
             told = add_token_counts(told, _tokens_of(value))
-    if partial and told.requests:  # what was not looked at may have some
+    if partial and told.requests:  # the unread part may have some
         told = told._replace(requests_with_tokens=told.requests_with_tokens + 1, more=True)
     if partial and told.results:
         told = told._replace(results_with_tokens=told.results_with_tokens + 1, more=True)
@@ -113,7 +112,7 @@ def count_tokens(text: bytes, *, lines: bool, whole: bool = True) -> TokenCounts
 
 
 def _tokens_of_part(text: bytes) -> TokenCounts:
-    """What the beginning of a JSON text tells."""
+    """Count tokens in the start of a JSON text."""
     of_text = OF_TEXT.search(text.decode(errors="replace")) is not None and not without_text_in_part(text)
     told = TokenCounts()
     for key, number in _TOTAL_IN_TEXT.findall(text):
@@ -122,7 +121,7 @@ def _tokens_of_part(text: bytes) -> TokenCounts:
 
 
 def _result(words: str, *, has: bool, should: bool) -> TokenCounts:
-    """One result, and what to say where it has no tokens and should."""
+    """One result; ``words`` are its description if it has no tokens and should."""
     return TokenCounts(1, int(has), int(not has and not should), None if has or not should else words)
 
 
@@ -131,17 +130,17 @@ def _is_without_text(about: Iterable[str]) -> bool:
 
 
 def generates_no_text(body: Mapping[str, Any]) -> bool:
-    """Whether a result says of itself that no text was to be generated."""
+    """Whether a result describes itself as one without generated text."""
     return _is_without_text(body[key] for key in ABOUT if isinstance(body.get(key), str))
 
 
 def without_text_in_part(text: bytes) -> bool:
-    """The same of a part of its JSON text."""
+    """The same, for a part of its JSON text."""
     return _is_without_text(word.decode(errors="replace") for word in _ABOUT_IN_TEXT.findall(text))
 
 
 def _is_of_text(body: Mapping[str, Any]) -> bool:
-    """Whether a result is of a benchmark that has text generated."""
+    """Whether the benchmark of a result generates text."""
     if generates_no_text(body):
         return False
     texts = body.get(ALL_TEXTS)
@@ -174,9 +173,9 @@ def _is_number(value: object) -> bool:
 
 
 def count_tokens_in_log(text: bytes, *, whole: bool = True) -> TokenCounts:
-    """What the results that a log ends in tell; where none has tokens, the last of them.
+    """Count tokens in the results printed at the end of a log; if none has tokens, in the last one.
 
-    Before the end of a log that is not ``whole`` there may be more.
+    A log that is not ``whole`` may contain earlier results.
     """
     results: list[dict[bytes, int]] = []
     for key, number in _TOTAL_IN_LOG.findall(text):

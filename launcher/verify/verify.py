@@ -1,4 +1,4 @@
-"""Is the work all there: workers, items or steps, output files and what is in them, the last checkpoint."""
+"""Whether the work is complete: workers, progress, output files, records, and the last checkpoint."""
 
 import math
 import os
@@ -29,28 +29,28 @@ from launcher.verify.files import (
 from launcher.verify.timed_reads import FileWorkResult, Make, OutOfTime, ProgressOf, run_file_work
 from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_text
 
-CLOCK_SLACK_S = 60.0  # how far the clock of a file server may be behind
-NAMED = 5  # files and workers that a line names
+CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
+NAMED = 5  # files and workers named in one line
 NO_TIME = "there was no time to look at"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
+# Default patterns, copied: importing the schema of the job file takes too long.
 DEFAULTS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
-"""Patterns of a job file that names none: the schema of the job file is too large to be read here."""
 
 
 @dataclass(frozen=True)
 class VerificationCheck:
-    """One question about the finished job; ``passed`` is None when there was nothing to ask about."""
+    """One check of the finished job; ``passed`` is None if undecided, or without anything to check."""
 
     name: str
     passed: bool | None
     detail: str
-    files: tuple[FileFlaw, ...] = ()  # what is wrong with single files, of many some,
-    files_total: int = 0  # and how many there are
-    idle: bool = False  # whether the job file asks for nothing of the kind, and there is nothing of it
+    files: tuple[FileFlaw, ...] = ()  # damaged files, at most `MOST_TOLD`
+    files_total: int = 0  # their number
+    idle: bool = False  # whether the job file asks for no such thing, and none exists
 
     def to_json(self) -> dict[str, Any]:
-        """As an object; with ``files`` where single files are at fault."""
+        """The check as a JSON object, with ``files`` if single files failed."""
         body: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
         if self.files_total:
             body |= {"files": [flaw._asdict() for flaw in self.files], "files_total": self.files_total}
@@ -74,12 +74,12 @@ def verify_results(
     before: int = 0,
     host: FileWatchHost | None = None,
 ) -> list[VerificationCheck]:
-    """Checks of a finished job that started at ``since``, its ``work`` as ``teller`` say.
+    """Check the results of a job that started at ``since``; its ``work`` comes from ``teller``.
 
-    ``reasons`` are those of its critical tasks; without them its files alone are checked. ``idle`` are the ranks that
-    had nothing to do, ``busy`` those that had, ``logs`` where benchmarks print their results, ``told`` the last status
-    of each node's sidecar. ``again`` compares checksums with those that were written at the end of the job, when there
-    were ``before`` output files.
+    ``reasons`` are the exit reasons of the critical tasks. None checks only the files. ``idle`` and ``busy`` are ranks
+    without and with work. ``logs`` contain printed benchmark results. ``told`` is the last status of each node's
+    sidecar. ``again`` compares the files with the checksums from the end of the job, when it had ``before`` output
+    files.
     """
     groups = {group.name: group for group in manifest.groups if group.pattern is not None}
     known = read_checksums(manifest.run_dir) if again else None
@@ -95,7 +95,7 @@ def verify_results(
     checks: list[VerificationCheck] = []
     if OUTPUT in groups:
         apart = is_node_local(answers[OUTPUT].mount, shared)
-        # one machine that plays several nodes has one disk: there all that anybody writes is seen
+        # on one machine that simulates several nodes, all files are visible
         nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
         job = _VerifiedJob(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
         checks += _outputs(job, answers[OUTPUT])
@@ -113,7 +113,6 @@ def verify_results(
 def _makes(
     manifest: Manifest, groups: Mapping[str, PathGroup], since: float, logs: Collection[Path], *, checksums: bool
 ) -> dict[str, Make]:
-    """What looks at the files of each kind."""
     makes: dict[str, Make] = {}
     for name, group in groups.items():
         directory = os.path.abspath(manifest.directory(group))
@@ -130,7 +129,7 @@ def _makes(
                 gpu_metrics=manifest.gpu_metrics,
             )
         elif name == CHECKPOINT:
-            # one that was written just before was written by the job before: a clock that is behind hides ours at most
+            # the exact start: a checkpoint from just before it is an earlier job's; a slow clock can only hide ours
             makes[name] = partial(LastCheckpoint, directory, group.pattern or "", since + CLOCK_SLACK_S)
     if logs:
         makes[LOGS] = partial(LogResults, os.path.abspath(manifest.run_dir), tuple(map(str, logs)))
@@ -141,7 +140,7 @@ def _makes(
 
 
 def _workers(reasons: Sequence[str | None], *, some: bool) -> VerificationCheck:
-    """By the ends of the critical workers; ``some`` tells that there are others."""
+    """Whether all critical workers completed; ``some`` means that there are others."""
     done = sum(reason == "completed" for reason in reasons)
     return VerificationCheck(
         "workers", done == len(reasons), f"{done} of {len(reasons)} {'critical ' if some else ''}workers completed"
@@ -149,7 +148,7 @@ def _workers(reasons: Sequence[str | None], *, some: bool) -> VerificationCheck:
 
 
 def enough_of(share: float, total: int) -> int:
-    """The least number of items, of so many, that counts as all."""
+    """Number of items of ``total`` that counts as all."""
     return math.ceil(round(share * total, 6))
 
 
@@ -177,7 +176,7 @@ def _work(manifest: Manifest, work: JobWork, teller: str) -> list[VerificationCh
 
 
 def _no_items(work: JobWork, total: int | None) -> str:
-    """Why items cannot be told from what is known of the work."""
+    """Why the number of items is unknown."""
     if work.bars and work.counts_items:
         return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
     if work.unit is not None:
@@ -188,7 +187,7 @@ def _no_items(work: JobWork, total: int | None) -> str:
 def _count(
     unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, given: bool = False
 ) -> VerificationCheck:
-    """Whether so many are enough; ``given`` tells that the job file says how many there are."""
+    """Whether enough of ``total`` is done; ``given`` means that the job file gives the total."""
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     words = f"{done} of {total} {unit} done{again}"
     passed = done >= enough_of(wanted.complete_share, total)
@@ -197,7 +196,7 @@ def _count(
         return VerificationCheck(unit, passed, words + enough)
     if passed:
         return VerificationCheck(unit, True, words)
-    # logs count from 0, skip lines, and training stops early: a program that ends well decides itself what is enough
+    # undecided: logs count from 0 and skip lines, and training may stop early
     why = "the program may have stopped early" if given else "the job file gives no total of them"
     return VerificationCheck(unit, None, f"{words}, as far as the logs say; {why}")
 
@@ -206,17 +205,16 @@ def _count(
 
 
 def _is_default(name: str, group: PathGroup) -> bool:
-    """Whether the job file says nothing of where these files are."""
+    """Whether the job file leaves this path group at its default."""
     return group.directory == "." and group.pattern == DEFAULTS[name]
 
 
 def _place(manifest: Manifest, group: PathGroup) -> str:
-    """The directory of a group, for people."""
     return "the run directory" if group.directory == "." else printable(str(manifest.directory(group)))
 
 
 def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkResult) -> VerificationCheck | None:
-    """The check of files that could not be looked at."""
+    """The failed check of a path group that could not be read, or None."""
     if answer.silent is not None:
         return VerificationCheck(name, False, f"the {what} directory does not answer ({answer.silent})")
     if answer.error is not None:
@@ -228,33 +226,33 @@ def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkRes
 
 @dataclass(frozen=True)
 class _NodeOutputs:
-    """Output files on the disks of the nodes, as far as their sidecars have told."""
+    """Output files on the nodes' own disks, according to the sidecars."""
 
-    silent: int  # nodes that have not
+    silent: int  # nodes without a report
     files: int
     bytes: int
-    records: int | None  # none where not all are counted
-    whole: bool  # whether all of them were looked into and are whole
-    invalid: tuple[str, ...]  # damaged files, of this job or of an earlier one
-    written: bool  # whether some were written since the job started
+    records: int | None  # None if not all are counted
+    whole: bool  # whether all were checked and are valid
+    invalid: tuple[str, ...]  # damaged files, of this or an earlier job
+    written: bool  # whether any were written since the start of the job
 
 
 @dataclass(frozen=True)
 class _VerifiedJob:
-    """What is known of a job whose output files are looked at."""
+    """Facts for the checks of output files."""
 
     manifest: Manifest
     group: PathGroup
     work: JobWork
     idle: frozenset[int]
     busy: frozenset[int]
-    nodes: _NodeOutputs | None  # where each node has output files of its own
-    before: int  # how many files there were at the end of the job
-    apart: bool  # whether the output directory may be another one on this machine than it was for the job
+    nodes: _NodeOutputs | None  # set if each node has its own output files
+    before: int  # number of output files at the end of the job
+    apart: bool  # whether the output directory here may differ from the job's
 
 
 def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:
-    """What the last statuses of the sidecars tell together."""
+    """Sum the output files over the final statuses of the sidecars."""
     entries = [
         entry
         for status in told.values()
@@ -299,7 +297,7 @@ def _outputs(job: _VerifiedJob, answer: FileWorkResult) -> list[VerificationChec
         words = f"no file matches {group.pattern} in {place}{least}"
         return [VerificationCheck("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
     if not facts.written:
-        # some may be: a job that goes on where an earlier one has ended need not write to all of them
+        # a resumed job need not write all files again
         count = max(facts.files, facts.older)
         return [
             VerificationCheck(
@@ -311,7 +309,7 @@ def _outputs(job: _VerifiedJob, answer: FileWorkResult) -> list[VerificationChec
 
 
 def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
-    """Of files on the disks of several nodes: one node sees its own, and the sidecars have counted the others."""
+    """Checks for files on the disks of several nodes. This node reads its own; sidecars counted the others."""
     wanted = job.manifest.verify.outputs
     words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
     doubts = []
@@ -341,7 +339,7 @@ def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOut
 
 
 def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationCheck | None) -> VerificationCheck:
-    """Whether all files are there, and something in each: what lacks is a failure unless nothing lacks in them all."""
+    """Whether all files exist and are not empty. Gaps do not matter if all records are there."""
     wanted, manifest = job.manifest.verify.outputs, job.manifest
     complete = records is not None and records.passed is True
     short = records is not None and records.passed is False
@@ -378,12 +376,11 @@ def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationChe
 
 
 def _is_any(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
-    """Whether one of these is a worker that had something to do."""
     return any(rank in job.busy for rank in ranks)
 
 
 def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]) -> list[str]:
-    """Workers without a file while others of their role have some; none where names do not tell the worker."""
+    """Workers without a file although others of their role have one; empty if file names do not identify workers."""
     firsts = set(manifest.ranks_of_roles().values())
     lacking = []
     for role in dict.fromkeys(task.role for task in manifest.tasks):
@@ -394,15 +391,14 @@ def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork,
         expected = [task for task in tasks if task.rank in firsts or not there <= firsts]
         ranks = [task.rank for task in expected]
         if work.in_step and there == {min(ranks)}:
-            continue  # of workers that do the same work the first one often writes for all
+            continue  # often only the first of several workers with the same work writes
         if any(there == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width):
-            continue  # and so does the first of each group of workers that share one piece of work
+            continue  # likewise the first of each group that shares work
         lacking += [task.worker for task in expected if task.rank not in there and task.rank not in idle]
     return lacking
 
 
 def _named(flaws: Sequence[FileFlaw], total: int) -> str:
-    """Some names, and how many more there are."""
     more = f" and {total - NAMED} more" if total > NAMED else ""
     return ", ".join(flaw.file for flaw in flaws[:NAMED]) + more
 
@@ -431,9 +427,9 @@ def _valid(facts: VerifiedOutput) -> VerificationCheck:
 
 
 def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
-    """Records against the items done, or against those of the job file where the logs do not tell.
+    """Whether there are enough records for the items done, or for the job file's total if the logs report none.
 
-    Without ``records`` there are some that have not been counted. None where there is nothing to count.
+    ``records`` is None if not all were counted. Returns None if there is nothing to count.
     """
     manifest, work = job.manifest, job.work
     wanted, total = manifest.verify, manifest.total_items
@@ -509,7 +505,7 @@ def _last_good(facts: VerifiedCheckpoint) -> str:
 
 
 def _tokens(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
-    """Whether benchmarks have produced something; nothing where no result is found."""
+    """Whether benchmarks generated tokens; empty without a result."""
     told = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
     words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
@@ -528,7 +524,6 @@ def _tokens(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[V
 
 
 def _written(run_dir: Path, answer: FileWorkResult) -> VerificationCheck:
-    """Write the checksums, as many as there are."""
     facts: VerifiedOutput | None = answer.facts
     if not answer.sums or facts is None:
         return VerificationCheck("checksums", None, "none of the files has been read")
@@ -541,7 +536,7 @@ def _written(run_dir: Path, answer: FileWorkResult) -> VerificationCheck:
 
 
 def _compared(answer: FileWorkResult, known: Mapping[str, str] | None) -> VerificationCheck:
-    """Whether the files are as they were at the end of the job."""
+    """Whether the files are unchanged since the end of the job."""
     if known is None:
         return VerificationCheck("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
     now = dict(answer.sums)
