@@ -1,4 +1,4 @@
-"""The directory of a sweep: what its points are, where they run and have run, and how they stand."""
+"""The directory of a sweep: its record, the run directories of its points, and their states."""
 
 import dataclasses
 import os
@@ -20,14 +20,14 @@ from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient, runs_here
 
 SWEEP_SCHEMA = 1
-JOB_FILE = "job.yaml"  # the job file as it was given
-MISSING = "MISSING"  # state of a point that has not run and does not wait in the queue
-LEAST_CAUSE = 24  # characters of a cause that are shown on any terminal
+JOB_FILE = "job.yaml"  # copy of the job file
+MISSING = "MISSING"  # state of a point without a run and not in the queue
+LEAST_CAUSE = 24  # minimum width of the cause column, on any terminal
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A point of a sweep, and its run directories, the newest last."""
+    """A point of a sweep and its run directories, oldest first."""
 
     index: int
     name: str
@@ -37,19 +37,19 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class SweepArray:
-    """An array job that was submitted for some of the points."""
+    """An array job that was submitted for some points."""
 
     job_id: str
-    tasks: str  # as sbatch was told: `0-5%2`
+    tasks: str  # sbatch's --array: `0-5%2`
     submitted: float  # epoch seconds
-    cluster: str | None = None  # where it is not the cluster of this machine
+    cluster: str | None = None  # None for the cluster of this machine
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What stands in ``sweep.json``."""
+    """Content of ``sweep.json``."""
 
-    submission: Mapping[str, Any]  # Who, when, where, in which state of the source: of the whole sweep
+    submission: Mapping[str, Any]  # the sweep's submission: user, time, directory, state of the source
     max_parallel: int | None
     local: bool
     points: tuple[SweepPoint, ...]
@@ -59,7 +59,7 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class PointState:
-    """How a point stands."""
+    """The state of a point and the results of its last run."""
 
     index: int
     name: str
@@ -78,12 +78,11 @@ class PointState:
 
 
 def dump_record(record: SweepRecord) -> dict[str, Any]:
-    """The JSON object of ``sweep.json``."""
     return {"schema": SWEEP_SCHEMA, **dataclasses.asdict(record)}
 
 
 def parse_record(body: Mapping[str, Any]) -> SweepRecord:
-    """What ``dump_record`` gave."""
+    """The inverse of ``dump_record``."""
     points = tuple(SweepPoint(**{**point, "runs": tuple(point["runs"])}) for point in body["points"])
     arrays = tuple(SweepArray(**array) for array in body["arrays"])
     names = [item.name for item in dataclasses.fields(SweepRecord)]
@@ -91,7 +90,6 @@ def parse_record(body: Mapping[str, Any]) -> SweepRecord:
 
 
 def write_record(home: Path, record: SweepRecord) -> None:
-    """Replace ``sweep.json``."""
     try:
         run_files.write_json(home / SWEEP_FILE, dump_record(record))
     except OSError as error:
@@ -99,7 +97,7 @@ def write_record(home: Path, record: SweepRecord) -> None:
 
 
 def read_record(home: Path) -> SweepRecord:
-    """The sweep in this directory."""
+    """Read ``sweep.json``. Raises LauncherError."""
     body = run_files.read_json(home / SWEEP_FILE)
     if body is None:
         raise LauncherError(f"{home} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
@@ -111,7 +109,7 @@ def read_record(home: Path) -> SweepRecord:
 
 
 def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
-    """The directory that ``sweep`` names: itself, or the one of this job id in the logs directory."""
+    """Find a sweep by its directory, or by its job id in the logs directory. Raises LauncherError."""
     if (Path(sweep) / SWEEP_FILE).is_file():
         return Path(sweep).resolve()
     if os.sep not in sweep and sweep:
@@ -125,7 +123,6 @@ def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
 
 
 def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
-    """The record with one more run directory for the points of these indexes."""
     points = tuple(
         dataclasses.replace(point, runs=(*point.runs, runs[point.index])) if point.index in runs else point
         for point in record.points
@@ -133,15 +130,15 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
     return dataclasses.replace(record, points=points)
 
 
-# -- how the points stand ------------------------------------------------------------------------
+# -- states of the points ------------------------------------------------------------------------
 
 
 def read_point_states(
     home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
 ) -> tuple[PointState, ...]:
-    """Every point as it stands now, and in this ``queue``.
+    """The state of every point now.
 
-    Without one Slurm is asked once, and only when a point has not ended for good.
+    Without a ``queue``, Slurm is asked once, and only if a point has not ended for good.
     """
     reports = {point.index: _report_of(home, point) for point in record.points}
     if queue is None:
@@ -151,7 +148,7 @@ def read_point_states(
 
 
 def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
-    """State in the queue by task id (``4459_3``), or None when nobody can tell."""
+    """States in the queue by task id (``4459_3``); None if squeue does not answer."""
     found: dict[str, str] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         ids = ",".join(array.job_id for array in arrays if array.cluster == cluster)
@@ -169,7 +166,7 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
 
 
 def ask_queue(home: Path, record: SweepRecord) -> dict[str, str]:
-    """What ``read_queue`` tells of all arrays; raises SlurmError when nobody can tell."""
+    """Read the queue for all arrays. Raises SlurmError if squeue does not answer."""
     queue = read_queue(record.arrays)
     if queue is None:
         raise SlurmError(
@@ -180,13 +177,13 @@ def ask_queue(home: Path, record: SweepRecord) -> dict[str, str]:
 
 
 def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str, ...]:
-    """Job ids of the arrays of which something still runs or waits."""
+    """Job ids of the arrays with running or waiting tasks."""
     left = {task.partition("_")[0] for task in queue}
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
 def _report_of(home: Path, point: SweepPoint) -> dict[str, Any] | None:
-    """The report of the last attempt of a point's last run, once it has ended."""
+    """The report of a point's last run; None if its last attempt has not ended."""
     if not point.runs:
         return None
     run_dir = home / point.runs[-1]
@@ -245,12 +242,9 @@ def _point_state(
 
 
 def _cause_words(report: Mapping[str, Any]) -> str | None:
-    """Why a point did not complete, as its report says: who has failed where and why, else what has stopped it.
-
-    Of a point whose work has come out short or damaged, what the verification has found.
-    """
+    """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
     if report.get("state") == "COMPLETED":
-        return None  # what it was ended for is that its work was done
+        return None  # the cause of its end was that its work was done
     if cause := report.get("cause"):
         rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
         evidence = "; ".join(cause.get("evidence", ()))
@@ -264,19 +258,19 @@ def _cause_words(report: Mapping[str, Any]) -> str | None:
 
 
 def sweep_status(states: Sequence[PointState]) -> int:
-    """Exit status of a sweep: 10 while points are to come, else that of the first point that did not complete."""
+    """Exit status of a sweep: 10 while points are unfinished, else that of the first point that did not complete."""
     if any(state.state in UNFINISHED for state in states):
         return EXIT_STATUS["RUNNING"]
     return next((state.exit_status for state in states if state.exit_status), 0)
 
 
 def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
-    """Points that have not completed and are not on their way."""
+    """Indexes of points that did not complete, and are neither running nor waiting."""
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
 
 def sweep_json(home: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
-    """The sweep for programs."""
+    """The states of a sweep as a JSON object."""
     return {
         "schema": SWEEP_SCHEMA,
         "sweep": record.submission["job_name"],
@@ -291,15 +285,15 @@ def sweep_json(home: Path, record: SweepRecord, states: Sequence[PointState]) ->
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with their columns below each other."""
+    """Join rows into lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
-    """The sweep for people: a line for each point, and how many are in which state.
+    """A line per point, and the number of points by state.
 
-    With the ``width`` of a terminal causes are cut so that lines fit in, down to ``LEAST_CAUSE`` characters.
+    Causes are cut to fit the ``width`` of a terminal, but not below ``LEAST_CAUSE`` characters.
     """
     head = ("", "point", "state", "items", "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)

@@ -1,4 +1,4 @@
-"""Names of the points of a sweep: what they set as short words, safe in file names, each once. Pure."""
+"""Names of the points of a sweep: short, safe in file names, unique. Pure."""
 
 import hashlib
 import re
@@ -8,17 +8,17 @@ from typing import Any
 from launcher.plan.plan import safe_file_word
 from launcher.sweep.values import text_of
 
-MOST_NAME = 64  # characters of a point's name: it stands in file names, labels and tables
+MOST_NAME = 64  # characters of a point's name, for use in file names, labels and tables
 
 
 class PointNames:
-    """Names of points: safe, short, each once."""
+    """The source of the names of points."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def take(self, wanted: str) -> str:
-        """``wanted`` as a name that no other point has."""
+        """Make ``wanted`` a name that no other point has."""
         name = short_name(wanted)
         number = 1
         while name in self._taken:
@@ -29,7 +29,7 @@ class PointNames:
 
 
 def short_name(wanted: str, most: int = MOST_NAME) -> str:
-    """A text as a word for file names; a long one is cut and gets a hash of the whole, so that it stays its own."""
+    """Make a text safe for file names. A long one is cut and gets a hash of the whole, so that it stays unique."""
     word = re.sub(r"[^\w.-]+", "_", wanted).strip("._-")
     if word and word == safe_file_word(word) and len(word) <= most and word == wanted:
         return word
@@ -41,7 +41,7 @@ def short_name(wanted: str, most: int = MOST_NAME) -> str:
 
 
 def point_label(values: Mapping[str, Any]) -> str:
-    """What a point sets, as short words: ``lr1e-05_bs8``."""
+    """The values of a point as short words: ``lr1e-05_bs8``."""
     leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
     lasts = [words[-1] for words, _ in leaves]
     named = [(words[-1:] if lasts.count(words[-1]) == 1 else words[-2:], value) for words, value in leaves]
@@ -49,7 +49,7 @@ def point_label(values: Mapping[str, Any]) -> str:
 
 
 def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values within a value that are no mappings, each with the words of its place."""
+    """The leaves of nested mappings, each with the words of its key path."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves((*words, key), inner)

@@ -1,4 +1,4 @@
-"""The points of a sweep, planned, and the arrays that carry them out. Nothing is written or submitted."""
+"""Plans of the points of a sweep, and its array jobs. Nothing is written or submitted."""
 
 import dataclasses
 from collections import Counter
@@ -18,45 +18,39 @@ from launcher.rundir.job_ids import task_ranges
 from launcher.steps.batch_script import render_sbatch, sbatch_arguments
 from launcher.sweep.points import ExpandedSweep, PointSpec, merge_problems, read_sweep
 
-TASKS_DIR = "tasks"  # in a sweep's directory: a link for each task of an array to the run directory of its point
+TASKS_DIR = "tasks"  # in the directory of a sweep: one link per array task, to the run directory of its point
 
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """A point and what will be done for it."""
-
     point: PointSpec
     subject: PlannedJob
 
     @property
     def plan(self) -> Plan:
-        """The plan of its job."""
         return self.subject.plan
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """A sweep, ready to be carried out."""
-
     sweep: ExpandedSweep
     points: tuple[PlannedPoint, ...]
-    directory: str  # name of its directory in the logs directory, with `{array_job_id}` in it
+    directory: str  # name of its directory, with `{array_job_id}`
     source: str
 
     @property
     def logs_dir(self) -> Path:
-        """Where its directory is made."""
         return Path(self.points[0].plan.logs_dir)
 
 
 @dataclass(frozen=True)
 class Array:
-    """Points that ask Slurm for the same: one array job. The index of a task is that of its point."""
+    """One array job: points with the same Slurm options. Task index and point index are equal."""
 
     indexes: tuple[int, ...]
-    tasks: str  # the same for sbatch, with how many may run at once: `0-5%2`
-    plan: Plan  # that of its first point, under the name of the sweep
-    throttled: bool  # whether the sweep says how many points may run at once
+    tasks: str  # sbatch's --array: `0-5%2`
+    plan: Plan  # plan of the first point, with the name of the sweep
+    throttled: bool  # whether the sweep sets max_parallel
 
 
 def plan_sweep(
@@ -70,9 +64,9 @@ def plan_sweep(
     local: bool,
     available: int | None = None,
 ) -> PlannedSweep:
-    """The plan of every point; raises ConfigError with all problems of all points.
+    """Plan every point. Raises ConfigError with the problems of all points.
 
-    ``available`` is how many nodes there are for points that do not say how many they need.
+    ``available`` is the number of nodes for points that do not set one.
     """
     sweep, specs = read_sweep(body, source)
     directory = f"{{array_job_id}}_{safe_file_word(sweep.name)}_{timestamp}"
@@ -104,7 +98,7 @@ def plan_sweep(
 
 
 def _shared_directories(points: Sequence[PlannedPoint]) -> list[str]:
-    """Points that write files of the same names into one directory: each would count those of the others."""
+    """Problems of points that write the same file names into one directory: each would count the others' files."""
     keys = {"output": "paths.output_dir", "checkpoint": "paths.checkpoint_dir", "log": "paths.log_dir"}
     problems: list[str] = []
     for name, key in keys.items():
@@ -122,7 +116,7 @@ def _shared_directories(points: Sequence[PlannedPoint]) -> list[str]:
 
 
 def check_sweep(planned: PlannedSweep) -> list[str]:
-    """What this machine tells cheaply about all points: the warnings; raises ConfigError with the errors."""
+    """Run the cheap checks of all points. Returns the warnings; raises ConfigError with the errors."""
     found: dict[str, dict[str, list[str]]] = {"warning": {}, "error": {}}
     for point in planned.points:
         for item in check_plan(point.subject):
@@ -135,10 +129,10 @@ def check_sweep(planned: PlannedSweep) -> list[str]:
 
 
 def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Collection[str] = ()) -> tuple[Array, ...]:
-    """The arrays that carry out the points of these indexes, behind the array jobs ``after``.
+    """Array jobs for these points, after the array jobs ``after``.
 
-    One for all, unless points ask Slurm for different things: then one for each of these. Raises ConfigError when
-    they have to wait for each other, or for ``after``, and for any of several jobs besides.
+    There is one array per set of Slurm options. Raises ConfigError if arrays must wait for others and the dependency of
+    the job file uses ``?``.
     """
     groups: dict[tuple[str, ...], list[tuple[int, Plan]]] = {}
     for point in planned.points:
@@ -162,9 +156,9 @@ def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Colle
 
 
 def place_array(array: Array, logs_dir: Path, directory: str, previous: Collection[str] = ()) -> tuple[Plan, str]:
-    """The plan and the batch script of an array whose points are in this directory, which may hold ``{array_job_id}``.
+    """The plan and the batch script of an array in this directory, which may contain ``{array_job_id}``.
 
-    Its tasks find their run directories by links. It begins when the array jobs ``previous`` have ended.
+    Tasks find their run directories by links. The array starts when the array jobs ``previous`` have ended.
     """
     name = f"{directory}/{TASKS_DIR}/{{array_job_id}}_{{array_task_id}}"
     plan = array.plan
@@ -176,7 +170,7 @@ def place_array(array: Array, logs_dir: Path, directory: str, previous: Collecti
 
 
 def adapt_sweep(planned: PlannedSweep, kill_wait_s: float, dependency: str | None) -> PlannedSweep:
-    """The sweep with the cluster's KillWait, and a dependency in place of that of the file."""
+    """Apply the cluster's KillWait, and a dependency that replaces the job file's."""
     points = []
     for one in planned.points:
         plan = planner.adapt_plan(one.plan, kill_wait_s, dependency)

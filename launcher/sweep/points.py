@@ -1,6 +1,6 @@
-"""A job file with a sweep becomes its points: each a job file of its own, and a name. Pure.
+"""Expand a job file with a sweep into its points: a job file and a name each. Pure.
 
-``sweep_values.py`` puts the values of a point into its file, ``sweep_names.py`` names it.
+``values.py`` puts the values of a point into its job file, ``names.py`` names it.
 """
 
 import copy
@@ -32,7 +32,7 @@ from launcher.sweep.values import (
 )
 
 MOST_POINTS = 10_000
-MOST_NAMED = 3  # points that an error names one by one
+MOST_NAMED = 3  # points that a problem names
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"[^.\[\]\s]+(?:\[\d+\])*(?:\.[^.\[\]\s]+(?:\[\d+\])*)*")
@@ -44,30 +44,29 @@ class PointSpec:
     """One job of a sweep."""
 
     index: int
-    name: str  # safe in file names, and no other point's
-    values: Mapping[str, Any]  # what it sets, by key of the sweep
-    sources: Mapping[str, str]  # where the sweep says so, by the same keys: `sweep.grid.lr[0]`
-    body: Mapping[str, Any]  # its job file
+    name: str  # unique, and safe in file names
+    values: Mapping[str, Any]  # by key of the sweep
+    sources: Mapping[str, str]  # where the sweep sets each: `sweep.grid.lr[0]`
+    body: Mapping[str, Any]  # the point's job file
 
 
 @dataclass(frozen=True)
 class ExpandedSweep:
-    """All points of a job file, in their order."""
+    """All points of a job file, in order."""
 
     name: str
     points: tuple[PointSpec, ...]
     max_parallel: int | None
-    paths: Mapping[str, Path]  # the place of the job file that each key sets; an empty one for a placeholder
+    paths: Mapping[str, Path]  # place in the job file that each key sets; empty for a placeholder
     base: Mapping[str, Any]  # the job file without its sweep
 
 
 def is_sweep(body: Mapping[str, Any]) -> bool:
-    """Whether a job file stands for several jobs."""
     return body.get("sweep") is not None
 
 
 def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
-    """The points of the job file ``body``; raises ConfigError with every problem of the sweep itself."""
+    """The points of the job file ``body``. Raises ConfigError with all problems of the sweep itself."""
     sweep, problems = _expanded(body, source)
     if problems or sweep is None:
         raise ConfigError(source, problems)
@@ -75,7 +74,7 @@ def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
 
 
 def check_points(sweep: ExpandedSweep, source: str) -> tuple[JobSpec, ...]:
-    """The job of every point; raises ConfigError with all problems of all points."""
+    """The specification of every point. Raises ConfigError with the problems of all points."""
     found, specs = _MergedProblems(), []
     for point in sweep.points:
         try:
@@ -88,14 +87,14 @@ def check_points(sweep: ExpandedSweep, source: str) -> tuple[JobSpec, ...]:
 
 
 def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tuple[JobSpec, ...]]:
-    """The points of a job file and their jobs; raises ConfigError with every problem of the sweep and of the rest."""
+    """The points of a job file and their specifications. Raises ConfigError with the problems of sweep and job file."""
     sweep, problems = _expanded(body, source)
     if sweep is None:
         raise ConfigError(source, [*problems, *_problems_beside(body, source)])
     try:
         specs = check_points(sweep, source)
     except ConfigError as error:
-        # what could not be put into a place is told already, and what is left there is no mistake of its own
+        # drop problems that follow from a value that could not be placed, which is reported
         spoilt = {part for problem in problems for part in problem.split(": ")[:2]}
         rest = [problem for problem in error.problems if problem.split(": ")[1] not in spoilt]
         raise ConfigError(source, [*problems, *rest]) from error
@@ -105,7 +104,7 @@ def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tup
 
 
 def _expanded(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | None, list[str]]:
-    """The points, where any can be made, and what is wrong with the sweep or with its values at their places."""
+    """The points, or None, and the problems of the sweep and of its values."""
     try:
         spec = validate_model({"sweep": body["sweep"]}, source, SweepFile).sweep
     except ConfigError as error:
@@ -128,7 +127,7 @@ def _expanded(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | Non
         points.append(point)
         for problem in secret_problems(point.body, base, keys, point.sources):
             secrets.setdefault(problem.partition(": ")[0], problem)
-    if secrets:  # alone: other problems name points, whose names hold the values
+    if secrets:  # the names in other problems would show the secret values
         return None, list(secrets.values())
     problems += found.render(len(points))
     problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
@@ -141,7 +140,7 @@ def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _PointValue:
-    """One value of a point, and where the sweep says so."""
+    """One value of a point, and where the sweep sets it."""
 
     key: str
     value: Any
@@ -150,15 +149,13 @@ class _PointValue:
 
 @dataclass(frozen=True)
 class _PointProblems:
-    """What came out beside a point."""
+    """Problems of a point, and the placeholders found in it."""
 
     problems: list[str]
-    used: set[str]  # placeholders that stood in its texts
+    used: set[str]
 
 
 class _PointMaker:
-    """Makes the points of one sweep, one after the other."""
-
     def __init__(self, base: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
         self._base = base
         self._paths = paths
@@ -167,7 +164,6 @@ class _PointMaker:
         self.name = base["name"] if isinstance(base.get("name"), str) else "job"
 
     def make(self, index: int, settings: Sequence[_PointValue]) -> tuple[PointSpec, _PointProblems]:
-        """The point of these values, with what is wrong with them."""
         values = {setting.key: setting.value for setting in settings}
         body = copy.deepcopy(dict(self._base))
         placed = {key: value for key, value in values.items() if self._paths[key]}
@@ -183,7 +179,7 @@ class _PointMaker:
         return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used)
 
     def _name_of(self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-        """Its name: that which the file or the point gives it, else one that says what it sets."""
+        """The name that the file or the point sets, else one made of the values."""
         given = body.get("name")
         if given == self._base.get("name") and not (isinstance(given, str) and self._is_filled(given)):
             return self._names.take(f"{self.name}_{point_label(values)}" if values else self.name)
@@ -197,7 +193,7 @@ class _PointMaker:
 
 
 def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[str]:
-    """Problems by name of the point as one list, each of them once with the points that have it."""
+    """Merge the problems of points, by name, into a list: each once, with the points that have it."""
     found = _MergedProblems()
     for name, told in problems.items():
         found.add(name, told)
@@ -205,7 +201,7 @@ def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[s
 
 
 class _MergedProblems:
-    """Problems of points; the same one of several points is told once."""
+    """Problems of points; each is listed once, with its points."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[str]] = {}
@@ -226,7 +222,7 @@ def _which(names: Sequence[str], points: int) -> str:
 
 
 def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
-    """What is wrong with the rest of a file whose sweep cannot be used, as far as the sweep does not decide it."""
+    """Problems of the rest of a job file whose sweep is unusable, except in places that the sweep may set."""
     base = _without_sweep(body)
     try:
         validate_job(base, source)
@@ -237,7 +233,7 @@ def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
 
 
 def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
-    """Places that a sweep sets, as far as it can be read."""
+    """Places that a sweep sets, as far as it is readable."""
     parts = sweep if isinstance(sweep, Mapping) else {}
     listed = parts.get("list")
     for part in (parts.get("grid"), parts.get("zip"), *(listed if isinstance(listed, list) else ())):
@@ -248,7 +244,7 @@ def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> bool:
-    """Whether what stands at a place is for the points to say: the sweep sets it, or its text has a placeholder."""
+    """Whether points decide the value at a place: the sweep sets it, or its text has a placeholder."""
     if any(_lies_in(place, other) or _lies_in(other, place) for other in decided):
         return True
     value: Any = base
@@ -275,7 +271,7 @@ def _unused(name: str) -> str:
 
 
 def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
-    """The place that each key of the sweep sets, empty for a placeholder, and what is wrong with the keys."""
+    """The place that each key sets (empty for a placeholder), and the problems of the keys."""
     keys: dict[str, Path] = {}
     problems: list[str] = []
     seen: dict[Path, str] = {}
@@ -302,7 +298,7 @@ def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], li
 
 
 def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
-    """The place of the job file that a key names (empty for a placeholder), or what is wrong with it."""
+    """The place in the job file that a key names (empty for a placeholder), or its problem."""
     if not _PATH.fullmatch(key):
         return (), f"{key!r} is neither a place of the job file (as in workers[0].gpus) nor a name for a placeholder"
     words: list[str | int] = []
@@ -358,7 +354,7 @@ def _shape_problems(spec: SweepSpec) -> list[str]:
 
 
 def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """Values that YAML knows and a job file does not, such as dates."""
+    """Problems of values that YAML has and a job file does not, such as dates."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -372,7 +368,7 @@ def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _combinations(spec: SweepSpec) -> Iterator[list[_PointValue]]:
-    """What each point sets: grid, then zip, then list, the first slowest; of a key that is there twice the last."""
+    """The values of each point: grid, then zip, then list, the first varying slowest. The last of equal keys wins."""
     grid = [
         [_PointValue(key, value, f"sweep.grid.{key}[{index}]") for index, value in enumerate(values)]
         for key, values in spec.grid.items()

@@ -1,4 +1,4 @@
-"""The points of a sweep on this machine: so many at once, each under its own orchestrator."""
+"""Run the points of a sweep on this machine, a few at a time, each under its own orchestrator."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
-    """A directory for the sweep and its record, before anything has run."""
+    """Make the directory and the record of a sweep, before any point runs."""
     sweep_id = f"local-{secrets.token_hex(4)}"
     staging = make_sweep_dir(planned.logs_dir, job_text)
     home = planned.logs_dir / planned.directory.replace("{array_job_id}", sweep_id, 1)
@@ -36,9 +36,9 @@ def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepReco
 
 
 def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
-    """GPUs for each of the points that run at once, as CUDA_VISIBLE_DEVICES; None where all may see the same.
+    """CUDA_VISIBLE_DEVICES for each of the parallel points; None if each may use all GPUs.
 
-    Raises LauncherError when this machine has too few for so many points.
+    Raises LauncherError if this machine has too few GPUs.
     """
     at_once = planned.sweep.max_parallel or 1
     each = max(one.plan.nodes * one.plan.gpus_per_node for one in planned.points)
@@ -55,7 +55,7 @@ def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
 
 
 class LocalSweep:
-    """Runs points with at most ``max_parallel`` of them at once."""
+    """The runner of points, at most ``max_parallel`` at a time."""
 
     def __init__(self, planned: PlannedSweep, home: Path, record: SweepRecord, say: Say) -> None:
         self._planned = planned
@@ -67,17 +67,15 @@ class LocalSweep:
         self._free = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
         self._ended = 0
-        self.signal: int | None = None
-        """The signal that has ended the sweep, if one has."""
+        self.signal: int | None = None  # the signal that ended the sweep
         self._starting = False
-        self._late: list[int] = []
-        """Signals that have come while a point was being started, which could not be told yet."""
+        self._late: list[int] = []  # signals received while a point was starting
 
     def run(self, indexes: Collection[int]) -> None:
-        """Run these points to their end, or until a signal; then those that run are ended in order."""
+        """Run these points until all end or a signal comes. The points still running are then stopped and awaited."""
         sweep_id = f"local-{secrets.token_hex(4)}" if self._has_runs() else str(self.record.submission["job_id"])
         for number in ENDING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._stop)
         write_record(self._home, self.record)
         waiting = sorted(indexes, reverse=True)
@@ -85,7 +83,7 @@ class LocalSweep:
             while self._running or (waiting and self.signal is None):
                 while waiting and self._free and self.signal is None:
                     self._start(self._planned.points[waiting.pop()], sweep_id, len(indexes))
-                with contextlib.suppress(ChildProcessError):  # a signal came instead of the last start or end
+                with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
                     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
                 self._reap(len(indexes))
         finally:
@@ -103,17 +101,17 @@ class LocalSweep:
             self._late.append(number)
             return
         self.signal = self.signal or number
-        self._stop_all(number)  # a second SIGINT ends the patience with workers that do not end
+        self._stop_all(number)  # a second SIGINT kills workers that do not end
 
     def _stop_all(self, number: int = signal.SIGTERM) -> None:
         for process, _ in self._running.values():
             process.send_signal(number)
 
     def _start(self, one: PlannedPoint, sweep_id: str, count: int) -> None:
-        """Start a point, unless a signal has come; one that comes meanwhile waits until the point can be told."""
+        """Start a point, unless a signal has come. A signal during the start is handled after it."""
         job_id = f"{sweep_id}_{one.point.index}"
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        self._starting = True  # what is blocked here may still come to another thread
+        self._starting = True  # another thread may still receive a signal that is blocked here
         try:
             if self.signal is not None:
                 return

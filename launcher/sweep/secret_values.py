@@ -1,6 +1,6 @@
-"""Values of a sweep in variables and options that are called like a secret. Pure.
+"""Values of a sweep for variables and options whose names look secret. Pure.
 
-They would stand in the names of points and in many files.
+Such values would appear in the names of points and in many files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,10 @@ from launcher.sweep.values import Path, format_place, placeholders_of, value_at
 def secret_problems(
     body: Mapping[str, Any], base: Mapping[str, Any], paths: Mapping[str, Path], sources: Mapping[str, str]
 ) -> Iterator[str]:
-    """Variables and options like a secret to which the sweep gives a value, at the point with this file, never told.
+    """Problems of secret-looking variables and options that the sweep sets, without their values.
 
-    ``paths`` has the place of each key of the sweep, empty for a placeholder, ``sources`` where the sweep says it.
+    ``body`` is the job file of a point, ``base`` that of the sweep. ``paths`` are the places that the keys set, empty
+    for a placeholder; ``sources`` are the places in the sweep.
     """
     for path, value in _secrets(body, ()):
         if value == value_at(base, path) or all(is_harmless(text) for text in _texts(value)):
@@ -23,7 +24,7 @@ def secret_problems(
         said = [source for key, source in sources.items() if paths[key] and path[: len(paths[key])] == paths[key]]
         names = {name for text in _texts_at(base, path) for name in placeholders_of(text)} & sources.keys()
         said = said or [f"{{{name}}} of {sources[name]}" for name in sorted(names)]
-        if not said:  # the point's own name or number
+        if not said:  # it contains only the point's name or index
             continue
         name = path[-1]
         cure = "write it where the option is, or name the program's own variable for it in `secrets`"
@@ -36,20 +37,20 @@ def secret_problems(
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a value that is one, or a list of them."""
+    """The text, or the texts of a list."""
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 
 def _texts_at(base: Mapping[str, Any], path: Path) -> list[str]:
-    """The texts of the file at a place, or the one in the place of a part of the file that it lies in."""
+    """The texts at a place of the job file, or at the nearest place above it that has some."""
     found = (_texts(value_at(base, path[:steps])) for steps in range(len(path), 0, -1))
     return next((texts for texts in found if texts), [])
 
 
 def _secrets(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """What within a value is called like a secret, texts and lists of them, each with its place.
+    """Texts and lists of texts with secret-looking names, each with its place.
 
-    That is variables of every ``env``, options of every ``args`` and, as deep as they are, of every ``config``.
+    Searches the variables of every ``env``, the options of every ``args`` and, at any depth, every ``config``.
     """
     if isinstance(value, list):
         for index, inner in enumerate(value):

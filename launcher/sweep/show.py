@@ -1,4 +1,4 @@
-"""What `gpujob plan` tells of a sweep, for programs and for people. Nothing is written or submitted."""
+"""The plan of a sweep as text and JSON, for `gpujob plan`. Nothing is written or submitted."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ from launcher.sweep.points import ExpandedSweep, PointSpec
 from launcher.sweep.values import format_place, placeholders_of, text_of, value_at
 
 MOST_KNOWN = 8  # points that an error names
-INDEX = "index:"  # before the number of a point where another one has that number as its name; no name holds a colon
+INDEX = "index:"  # prefix of a point's number if another point has that number as its name; names contain no colon
 
 
 def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
-    """The point of this name or number; raises LauncherError for none, and where two are meant."""
+    """Find a point by name or number. Raises LauncherError if there is none, or if two match."""
     named = next((one for one in planned.points if one.point.name == point), None)
     number = point.removeprefix(INDEX)
     numbered = next((one for one in planned.points if str(one.point.index) == number), None)
@@ -40,7 +40,7 @@ def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
 
 
 def script_of_point(planned: PlannedSweep, one: PlannedPoint) -> str:
-    """The batch script of one point: that of an array of its own."""
+    """The batch script of one point, as an array of its own."""
     (array,) = plan_arrays(planned, [one.point.index])
     return place_array(array, planned.logs_dir, planned.directory)[1]
 
@@ -48,7 +48,7 @@ def script_of_point(planned: PlannedSweep, one: PlannedPoint) -> str:
 def describe_sweep(
     planned: PlannedSweep, *, local: bool, hosts: Sequence[str] = (), sources: SourceNames | None = None
 ) -> dict[str, Any]:
-    """What will run, for programs; with ``sources`` also where the values of each point come from."""
+    """The planned sweep as a JSON object; ``sources`` adds the source of each value."""
     arrays = () if local else plan_arrays(planned, range(len(planned.points)))
     array_of = {index: number for number, array in enumerate(arrays) for index in array.indexes}
     points: list[dict[str, Any]] = [
@@ -87,7 +87,6 @@ def describe_sweep(
 
 
 def render_sweep(described: Mapping[str, Any]) -> list[str]:
-    """What will run, for people."""
     named = any(point["hosts"] for point in described["points"])
     rows = [("", "point", "values", "nodes", *(["on"] if named else []), "GPUs", "time limit")]
     for point in described["points"]:
@@ -119,11 +118,11 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# -- where values come from ----------------------------------------------------------------------
+# -- sources of values ---------------------------------------------------------------------------
 
 
 def render_explained(planned: PlannedSweep, sources: SourceNames) -> list[str]:
-    """Values and their sources for people: those of all points, and under the name of each its own."""
+    """Lines of values and sources: those common to all points, then those of each point."""
     rows_of = [{repr(row): row for row in explain_point(planned, one, sources)} for one in planned.points]
     several = len(rows_of) > 1
     common = set(rows_of[0]).intersection(*rows_of[1:]) if several else set()
@@ -138,7 +137,7 @@ def _rendered(rows: Mapping[str, ValueSource], chosen: Collection[str]) -> list[
 
 
 def explain_point(planned: PlannedSweep, one: PlannedPoint, sources: SourceNames) -> tuple[ValueSource, ...]:
-    """Every value of a point with its source; those of the sweep first, where no other row has them."""
+    """Every value of a point with its source, preceded by values of the sweep that no other row shows."""
     rows = [_with_sweep_source(row, planned.sweep, one.point, sources) for row in explain_values(one.subject, sources)]
     there = {row.source for row in rows}
     own = (row for row in _of_sweep(planned.sweep, one.point, sources) if row.source not in there)
@@ -153,12 +152,12 @@ def _of_sweep(sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> I
 
 
 def _with_sweep_source(row: ValueSource, sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> ValueSource:
-    """A row of a point: its place in the job file may have its value, or a part of it, from the sweep."""
+    """The row of a value, with the sweep as source if the sweep sets it or a part of it."""
     place = row.source.removeprefix(f"{sources.job}: ")
     if place == row.source:
         return row
     steps = _steps(place)
-    for key, path in reversed(list(sweep.paths.items())):  # of several that set it the last one counts
+    for key, path in reversed(list(sweep.paths.items())):  # the last key that sets it wins
         if key not in point.values or not path:
             continue
         if steps[: len(path)] == path and _has(point.values[key], steps[len(path) :]):
@@ -173,7 +172,7 @@ def _with_sweep_source(row: ValueSource, sweep: ExpandedSweep, point: PointSpec,
 
 
 def _steps(place: str) -> tuple[str | int, ...]:
-    """The path that ``format_place`` has written."""
+    """Parse a place written by ``format_place``."""
     found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
     return tuple(int(index) if index else word for index, word in found)
 
@@ -183,7 +182,6 @@ def _has(value: Any, steps: Sequence[str | int]) -> bool:
 
 
 def _names_in(value: Any) -> set[str]:
-    """Names of the placeholders in all texts of a value."""
     if isinstance(value, str):
         return placeholders_of(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

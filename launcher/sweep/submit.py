@@ -1,4 +1,4 @@
-"""Points of a sweep into the queue: their directories are complete, their arrays on hold, then all are let go."""
+"""Submit the points of a sweep: complete their directories, submit their arrays on hold, release all."""
 
 import dataclasses
 import os
@@ -17,14 +17,13 @@ from launcher.sweep.plan import TASKS_DIR, Array, PlannedPoint, PlannedSweep, pl
 
 
 def new_record(planned: PlannedSweep, sweep_id: str, *, local: bool) -> SweepRecord:
-    """The record of a sweep of which nothing has run."""
     submission = rundir.describe_submission(planned.points[0].plan, sweep_id)
     points = tuple(SweepPoint(one.point.index, one.point.name, one.point.values) for one in planned.points)
     return SweepRecord({**submission, "job_name": planned.sweep.name}, planned.sweep.max_parallel, local, points)
 
 
 def check_array_size(planned: PlannedSweep) -> None:
-    """Raise when the cluster takes no array with so many points."""
+    """Raise LauncherError if the sweep has more points than the cluster's MaxArraySize."""
     try:
         text = slurm_steps.run_command(["scontrol", "show", "config"], timeout_s=10.0)
     except SlurmError:
@@ -38,7 +37,7 @@ def check_array_size(planned: PlannedSweep) -> None:
 
 
 def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
-    """Submit every point, in a new directory; the directory and its record."""
+    """Submit every point in a new directory. Returns the directory and its record."""
     held: list[_HeldArray] = []
     indexes = [one.point.index for one in planned.points]
     arrays = plan_arrays(planned, indexes)
@@ -65,9 +64,9 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
 def resume_sweep(
     planned: PlannedSweep, home: Path, record: SweepRecord, indexes: Collection[int], after: Sequence[str] = ()
 ) -> tuple[SweepRecord, tuple[SweepArray, ...]]:
-    """Submit these points again, into the same directory; its new record, and the arrays that are new.
+    """Submit these points again in the same directory. Returns the new record and the new arrays.
 
-    Where points are throttled they begin when the array jobs ``after``, which still run or wait, have ended.
+    If max_parallel is set, they start when the unfinished array jobs ``after`` have ended.
     """
     planned_arrays = plan_arrays(planned, indexes, after=after)
     held: list[_HeldArray] = []
@@ -101,7 +100,7 @@ def resume_sweep(
 
 
 def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
-    """A directory for run directories, hidden until it has a name, with the job file as it was given."""
+    """Make a hidden directory for run directories, with a copy of the job file."""
     staging = logs_dir / rundir.staging_name()
     try:
         staging.mkdir(parents=True)
@@ -113,7 +112,7 @@ def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
 
 
 def keep_job_file(home: Path, text: bytes) -> None:
-    """Keep the job file as it was given, for the owner alone: its variables may be secrets."""
+    """Keep a copy of the job file that only the owner can read: its variables may be secrets."""
     try:
         (home / JOB_FILE).touch(0o600)
         (home / JOB_FILE).write_bytes(text)
@@ -122,7 +121,7 @@ def keep_job_file(home: Path, text: bytes) -> None:
 
 
 def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path) -> dict[int, Path]:
-    """Run directories without ids yet, complete but for the batch script, by index of the point."""
+    """Make run directories without a job id or batch script, by index of the point."""
     return {index: rundir.stage_run_dir(planned.points[index].plan, "", staging) for index in sorted(indexes)}
 
 
@@ -135,7 +134,7 @@ def settle_point(
     script: str,
     cluster: str | None = None,
 ) -> str:
-    """Give the run directory of a point its batch script and the name that has its job id in it; that name."""
+    """Complete a point's run directory with its batch script and its final name, which is returned."""
     name = one.plan.run_dir(job_id).name
     submission = {**record.submission, "job_id": job_id, "job_name": one.plan.job_name, "cluster": cluster}
     try:
@@ -149,7 +148,7 @@ def settle_point(
 
 @dataclass(frozen=True)
 class _HeldArray:
-    """An array that waits to be let go."""
+    """An array on hold."""
 
     indexes: tuple[int, ...]
     told: SweepArray
@@ -164,9 +163,9 @@ def _submit(
     held: list[_HeldArray],
     after: Sequence[str] = (),
 ) -> None:
-    """Submit arrays on hold, and note each in ``held``.
+    """Submit arrays on hold and append each to ``held``.
 
-    Where points are throttled, one begins after the other, and the first after those that are there already.
+    With max_parallel each array waits for the one before it, and the first for ``after``.
     """
     for number, array in enumerate(arrays):
         here = directory.replace("{array_job_id}", held[0].told.job_id, 1) if held else directory
@@ -174,7 +173,7 @@ def _submit(
         previous = before if array.throttled else ()
         plan, script = place_array(array, logs_dir, here, previous)
         path = staging / f"array_{number}.sh"
-        path.touch(0o600)  # it may hold keys
+        path.touch(0o600)  # may contain keys
         path.write_text(script, encoding="utf-8", errors="surrogateescape")
         job_id, cluster = slurm_steps.submit_held(plan, path)
         held.append(_HeldArray(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
@@ -184,7 +183,7 @@ def _submit(
 def _settle(
     planned: PlannedSweep, held: Sequence[_HeldArray], staged: Mapping[int, Path], record: SweepRecord, staging: Path
 ) -> dict[int, str]:
-    """Names of the run directories by index of the point, each with a link by the job id that Slurm shows."""
+    """Name the run directories, by index, and link each from the job id that Slurm shows."""
     names, links = {}, staging / TASKS_DIR
     try:
         links.mkdir()
@@ -205,7 +204,7 @@ def _release(held: Sequence[_HeldArray]) -> None:
 
 
 def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
-    """End arrays that were submitted for nothing: on hold they would wait for ever."""
+    """Cancel arrays after an error: they would stay on hold forever. Raises LauncherError for those left."""
     left = []
     for array in held:
         try:

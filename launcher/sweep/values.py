@@ -1,8 +1,7 @@
-"""The values of one point of a sweep, put into its job file. Pure.
+"""Put the values of one point of a sweep into its job file. Pure.
 
-A value takes a place of the file, and is then as if it had been written there; or it stands for a placeholder of
-the file's texts, and is data: what it holds is not looked at again, neither here nor when the run's own
-placeholders are filled in.
+A value for a place of the file acts as if it were written there. A value for a placeholder is data: its own braces are
+never filled in, neither here nor in the run.
 """
 
 import copy
@@ -14,31 +13,29 @@ from typing import Any
 
 from launcher.plan.placeholders import VARIABLES, fill_placeholders, shell_text_index
 
-POINT, POINT_INDEX = "point", "point_index"  # placeholders that every sweep has: name and number of the point
+POINT, POINT_INDEX = "point", "point_index"  # placeholders in every sweep: name and index of the point
 
-Path = tuple[str | int, ...]  # keys and indexes from the root of a job file to one of its values
+Path = tuple[str | int, ...]  # keys and indexes from the root of a job file to a value
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+# A literal ``{{name}}``, a shell's ``${name}``, or a placeholder.
 _TOKEN = re.compile(rf"\{{\{{{_WORD}\}}\}}|\$\{{{_WORD}\}}|\{{(?P<name>{_WORD})\}}")
-"""A literal ``{{name}}``, a shell's ``${name}``, or a placeholder."""
 _BRACED = re.compile(rf"\{{{_WORD}\}}")
 _OF_A_RUN = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text that means itself to every shell, whatever quotes are around it
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text without meaning to any shell, in any quotes
 _PREAMBLE = ("setup", "preamble")
 _OF_PROCESSES = ("workers", "backend", "frontend", "benchmark")
-_FILLED = frozenset({"command", "env", "args", "config"})
-"""Keys of processes in which the placeholders of the run are filled in once more."""
-_FILLED_WHOLE = ("env", "inputs")
-"""Parts of the file of which all becomes words, variables or patterns with placeholders."""
+_FILLED = frozenset({"command", "env", "args", "config"})  # keys of processes in which the run fills placeholders
+_FILLED_WHOLE = ("env", "inputs")  # parts of the file in which the run fills all text
 
 
 def is_reserved_name(name: str) -> bool:
-    """Whether a placeholder of this name has a meaning of its own: of the run, or of every sweep."""
+    """Whether a placeholder name belongs to the run or to every sweep."""
     return name in VARIABLES or name in (POINT, POINT_INDEX) or bool(_OF_A_RUN.fullmatch(name))
 
 
 def format_place(path: Path) -> str:
-    """A path as errors write it."""
+    """Format a path as errors show it."""
     place = ""
     for step in path:
         place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
@@ -46,7 +43,6 @@ def format_place(path: Path) -> str:
 
 
 def value_at(value: Any, path: Sequence[str | int]) -> Any:
-    """What stands at a path, or None."""
     for step in path:
         if isinstance(step, int):
             value = value[step] if isinstance(value, list) and step < len(value) else None
@@ -56,15 +52,15 @@ def value_at(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as a text, as YAML writes it."""
+    """A value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
-# -- at a place of the file ----------------------------------------------------------------------
+# -- places of the file --------------------------------------------------------------------------
 
 
 def merge(base: Any, over: Any) -> Any:
-    """``base`` with ``over`` put over it: mappings key by key, null takes a key away, all else is replaced."""
+    """Merge ``over`` into ``base``: mappings key by key, null removes a key, anything else replaces."""
     if not isinstance(over, Mapping):
         return copy.deepcopy(over)
     merged = dict(base) if isinstance(base, Mapping) else {}
@@ -77,7 +73,7 @@ def merge(base: Any, over: Any) -> Any:
 
 
 def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str | None:
-    """Put a value at its place; what is wrong with the place, if anything is."""
+    """Put a value at its place. Returns the problem with that place, or None."""
     inner: Any = body
     for depth, step in enumerate(path):
         last = depth == len(path) - 1
@@ -106,7 +102,7 @@ def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str 
 
 
 def _texts_of_env(path: Path, value: Any) -> Any:
-    """Variables are texts: a number for one becomes its text."""
+    """Convert numbers for variables to text."""
     if len(path) > 1 and path[-2] == "env" and isinstance(value, int | float):
         return text_of(value)
     if path[-1] == "env" and isinstance(value, dict):
@@ -114,11 +110,11 @@ def _texts_of_env(path: Path, value: Any) -> Any:
     return value
 
 
-# -- for a placeholder ---------------------------------------------------------------------------
+# -- placeholders --------------------------------------------------------------------------------
 
 
 def bare_braces(value: Any, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
-    """Placeholders without quotes: YAML takes ``{lr}`` for a mapping with a key and no value."""
+    """Problems of placeholders without quotes: to YAML, ``{lr}`` is a mapping."""
     if isinstance(value, dict):
         if len(value) == 1 and next(iter(value.values())) is None and next(iter(value)) in placeholders:
             (name,) = value
@@ -131,17 +127,16 @@ def bare_braces(value: Any, placeholders: set[str], path: Path = ()) -> Iterator
 
 
 def placeholders_of(text: str) -> set[str]:
-    """Names of the placeholders in a text."""
     return {match["name"] for match in _TOKEN.finditer(text) if match["name"]}
 
 
 def fill_text(text: str, values: Mapping[str, Any]) -> str:
-    """A text that nothing fills in later, with the values of its placeholders."""
+    """Fill the placeholders of a text that the run does not fill again."""
     return _TOKEN.sub(lambda match: text_of(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
 def escape_value(value: Any) -> Any:
-    """A value as the file has to write it for the run to get it as it is: ``{rank}`` in it becomes ``{{rank}}``."""
+    """Escape a value so that the run gets it unchanged: ``{rank}`` becomes ``{{rank}}``."""
     if isinstance(value, str):
         return _BRACED.sub(lambda match: _doubled(match[0]), value)
     if isinstance(value, dict):
@@ -150,21 +145,21 @@ def escape_value(value: Any) -> Any:
 
 
 def _doubled(word: str) -> str:
-    """``{word}`` in double braces, where filling it in takes these off again."""
+    """``{word}`` in double braces, if the run would remove one pair of them."""
     return f"{{{word}}}" if fill_placeholders(f"{{{word}}}", {}) == word else word
 
 
 class _ProbeValues(dict[str, str]):
-    """A value for every placeholder that no text can hold: it shows what is filled in and what is not."""
+    """A mark for each placeholder that no text contains, to detect which are filled in."""
 
     def __missing__(self, name: str) -> str:
         return f"\0{name}\0"
 
 
 def join_literally(parts: Sequence[tuple[str, bool]]) -> str | None:
-    """Texts of the file and values (true) as one text, from which the run gets every value as it is.
+    """Join texts of the file and values (true) so that the run gets every value unchanged.
 
-    None where it cannot: braces of two values around a placeholder of the run look like the literal ``{{rank}}``.
+    None if impossible: braces of two values around a placeholder look like the literal ``{{rank}}``.
     """
     text = "".join(part for part, _ in parts)
     held: list[tuple[int, int]] = []
@@ -184,14 +179,14 @@ def join_literally(parts: Sequence[tuple[str, bool]]) -> str | None:
 
 
 def _is_filled_later(path: Path) -> bool:
-    """Whether the run fills its own placeholders in at this place."""
+    """Whether the run fills placeholders at this place."""
     if path[0] in _OF_PROCESSES:
         return not _FILLED.isdisjoint(path)
     return path[0] in _FILLED_WHOLE or path[:2] == ("container", "mounts")
 
 
 class PointFiller:
-    """Puts the values of one point into the texts of its file, in one pass."""
+    """The values of one point, put into the texts of its job file in one pass."""
 
     def __init__(self, values: Mapping[str, Any], placeholders: set[str]) -> None:
         self._values = values
@@ -200,7 +195,7 @@ class PointFiller:
         self.problems: list[str] = []
 
     def mapping(self, value: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A mapping with its texts filled in; a text that is nothing but a placeholder of null is left out."""
+        """A mapping with its texts filled in; a text that only names a placeholder whose value is null is dropped."""
         filled = {key: self._value(inner, (*path, key), value) for key, inner in value.items()}
         return {key: inner for key, inner in filled.items() if inner is not None or value[key] is None}
 
@@ -223,7 +218,7 @@ class PointFiller:
         return self._text(value, path, known="env" in path[-2:-1] or "args" in path[-2:-1])
 
     def _command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
-        """A command. Its words are split before values are put into them, and no value becomes code of a shell."""
+        """Fill in a command. Words are split first, so that no value becomes shell code."""
         if isinstance(command, str):
             if not placeholders_of(command):
                 return command
@@ -232,7 +227,7 @@ class PointFiller:
             try:
                 command = shlex.split(command)
             except ValueError:
-                return command  # told when the point is checked
+                return command  # reported when the point is checked
         texts = [word if isinstance(word, str) else "" for word in command]
         code = shell_text_index(texts)
         return [
@@ -241,7 +236,7 @@ class PointFiller:
         ]
 
     def _text(self, text: str, path: Path, *, plain: bool = False, known: bool = True) -> str:
-        """A text with its placeholders filled in; with ``plain`` values that mean something to a shell are refused."""
+        """Fill in a text; ``plain`` refuses values that a shell would interpret."""
         place = format_place(path)
         parts: list[tuple[str, bool]] = []
         end = 0
@@ -263,7 +258,7 @@ class PointFiller:
         return joined or ""
 
     def _given(self, name: str, place: str, *, plain: bool) -> str:
-        """The value of a placeholder within a text; told when it cannot stand there."""
+        """The value of a placeholder within a text; adds a problem if it does not fit there."""
         self.used.add(name)
         value = self._values[name]
         if isinstance(value, list | dict | None):
@@ -272,13 +267,13 @@ class PointFiller:
         filled = text_of(value)
         if plain and not _PLAIN.fullmatch(filled):
             cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
-            if place == format_place(_PREAMBLE):  # no variable of the file has a value where the batch script begins
+            if place == format_place(_PREAMBLE):  # no variables are set yet where the batch script begins
                 cure = "letters, digits and _ . , : / @ % + = - alone can stand there"
             self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
         return filled
 
     def _say_unknown(self, name: str, place: str, *, sure: bool) -> None:
-        """A placeholder that nobody fills in would go to the program as it stands."""
+        """Add a problem for an unknown placeholder: the program would get it as it is."""
         if is_reserved_name(name):
             return
         near = difflib.get_close_matches(name, sorted(self._values), 1, 0.6)
@@ -290,12 +285,11 @@ class PointFiller:
 
 
 def _is_command(path: Path) -> bool:
-    """Whether this is the command of a role, of a front end or of the benchmark."""
+    """Whether this is the command of a role, front end or benchmark."""
     return path in (("frontend", "command"), ("benchmark", "command")) or (
         _is_of_workers(path) and path[-1] == "command"
     )
 
 
 def _is_of_workers(path: Path) -> bool:
-    """Whether this is a key of a role."""
     return len(path) == 3 and path[0] == "workers"
