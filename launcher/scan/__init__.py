@@ -1,1 +1,1 @@
-"""`gpujob scan`: what the patterns find in a log."""
+"""`gpujob scan`: show the matches of patterns in logs."""

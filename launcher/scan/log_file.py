@@ -1,4 +1,4 @@
-"""Logs that are there, as files: whether one can be searched, and its records."""
+"""Logs as files: whether one can be searched, and its records."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from exporter.logs.tail_reader import CHUNK_BYTES
 from launcher.errors import LauncherError
 
 PROBE_BYTES = 64 << 10
-MOST_CONTROLS = 0.05  # share of control characters above which a file is no text
+MOST_CONTROLS = 0.05  # share of control characters above which a file is not text
 
 _CONTROLS = bytes(code for code in range(32) if code not in b"\b\t\n\v\f\r\x1b")
 _COMPRESSED = {
@@ -20,11 +20,11 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-Read = Callable[[int, int], bytes]  # gives so many bytes of a log from an offset on, less where it ends
+Read = Callable[[int, int], bytes]  # offset, size -> bytes of a log; shorter at its end
 
 
 class UnreadableLog(LauncherError):
-    """A log that cannot be read: why, and what to do."""
+    """A log that cannot be read; the message says why and what to do."""
 
     def __init__(self, path: str, problem: str) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class UnreadableLog(LauncherError):
 
 
 def why_not_readable(path: str) -> str | None:
-    """Why a log cannot be read, and what to do; None when it can."""
+    """Why a log cannot be read, and what to do; None if it can."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -49,7 +49,7 @@ def why_not_readable(path: str) -> str | None:
 
 
 def refusal_text(error: OSError) -> str:
-    """What the refusal of a file means, and what to do."""
+    """The meaning of an OSError for users, and what to do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "is not there; check the name, which counts from the working directory"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -58,11 +58,11 @@ def refusal_text(error: OSError) -> str:
 
 
 def why_not_text(head: bytes) -> str | None:
-    """Why a file that begins like this cannot be searched; None when it can."""
+    """Why a file with this start cannot be searched; None if it can."""
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             return f"is compressed by {name}: unpack it first"
-    text = head.lstrip(b"\0")  # a hole that a writer leaves when its log is truncated
+    text = head.lstrip(b"\0")  # zeros that a writer leaves when its log is truncated
     controls = len(text) - len(text.translate(None, _CONTROLS))
     if controls > MOST_CONTROLS * len(text):
         kind = "UTF-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "binary"
@@ -71,13 +71,13 @@ def why_not_text(head: bytes) -> str | None:
 
 
 def read_chunks(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """A part of a log in pieces of whole records, each with its offset; a record of over 1 MiB in several."""
+    """Chunks of a part of a log with their offsets; a record of over 1 MiB is split."""
     while begin < end:
         text = read(begin, min(CHUNK_BYTES, end - begin))
         if not text:
             return
         if begin + len(text) < end:
-            # a return at the end may be the first half of a record end
+            # a final carriage return may be half of a record end
             cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
             text = text[: cut or len(text)]
         yield text, begin
@@ -85,7 +85,7 @@ def read_chunks(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]
 
 
 def records_of(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """The records of a text that hold anything, each with the byte at which it begins."""
+    """The records of a text that are not empty, each with its offset."""
     start = 0
     for raw in text.replace(b"\r", b"\n").split(b"\n"):
         if raw:

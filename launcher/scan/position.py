@@ -1,4 +1,4 @@
-"""Where the work of a log stands, as a sidecar that follows the log says."""
+"""Position of a log, calculated as a sidecar does."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from exporter.progress.track import ProgressTrack
 
 @dataclass(frozen=True)
 class ExpectedTotals:
-    """What a job file says of the end of each worker, for logs that do not."""
+    """Totals of each worker from the job file, for logs without them."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -17,19 +17,19 @@ class ExpectedTotals:
 
 @dataclass(frozen=True)
 class WorkPosition:
-    """Where the work stands: what the counter in force says, over all epochs."""
+    """The position according to the preferred counter, over all epochs."""
 
     done: float
     total: float | None
     unit: str
-    pattern: str | None  # none where only a resume has been told so far
+    pattern: str | None  # None after only a resume
     epoch: int | None
     epochs: int | None
-    aside: bool  # whether what moves last is another counter, such as that of an evaluation
+    aside: bool  # whether another counter moved last, such as that of an evaluation
 
 
 class PositionFollower:
-    """Takes what the parts of one log say, in their order."""
+    """The position through the parts of one log, in order."""
 
     def __init__(self, path: str, lexicon: Lexicon, pack: str, totals: ExpectedTotals) -> None:
         self._path = path
@@ -37,11 +37,10 @@ class PositionFollower:
         self._track = ProgressTrack(
             lexicon.preference(pack), epoch_bases=bases, epochs=totals.epochs, steps=totals.steps
         )
-        self._t = 0.0
-        """When the last record was written, as far as the records say."""
+        self._t = 0.0  # time of the last record, as far as records show it
 
     def take(self, findings: LogFindings, begin: int, end: int) -> None:
-        """Follow the records that begin in this part of the log."""
+        """Add the findings of records that begin in this part of the log."""
         told: list[LogPosition | ActivityMark] = [*findings.positions, *findings.marks]
         for record in sorted(told, key=lambda record: record.offset):
             if not begin <= record.offset < end:
@@ -54,7 +53,7 @@ class PositionFollower:
 
     @property
     def standing(self) -> WorkPosition | None:
-        """What they have said so far; None before the first position."""
+        """The position so far; None before the first one."""
         track = self._track
         if track.done is None or track.unit is None:
             return None
@@ -63,5 +62,5 @@ class PositionFollower:
 
 
 def _whole(number: float) -> float:
-    """As a whole number where it is one: it is shown so."""
+    """A whole number as an int, for display."""
     return int(number) if number == int(number) else number

@@ -1,4 +1,4 @@
-"""What the patterns of a job find in logs that are there: how patterns are written, and measured from outside."""
+"""Search of whole logs with the patterns of a job, to write and measure patterns."""
 
 import os
 import re
@@ -30,10 +30,10 @@ from launcher.scan.log_file import (
 from launcher.scan.position import ExpectedTotals, PositionFollower, WorkPosition
 from launcher.scan.suggestions import ProgressCandidate, progress_lines
 
-COUNT_ALL_BYTES = 64 << 20  # up to this size every match of every pattern is counted; above it, those of errors alone
-SEGMENT_BYTES = 64 << 20  # searched as one look: what is kept of a log while it is read does not grow with it
-EDGE_BYTES = 256 << 10  # of the beginning and of the end of a log, where lines without a match are looked for
-MOST_TEXT = 200  # characters of a record, or of a group, that are shown
+COUNT_ALL_BYTES = 64 << 20  # up to this size all matches are counted, above it only those of errors
+SEGMENT_BYTES = 64 << 20  # bytes per search: bounds the findings kept in memory for a long log
+EDGE_BYTES = 256 << 10  # start and end of a log in which unmatched progress is searched
+MOST_TEXT = 200  # characters shown of a record or group
 NO_TOTALS = ExpectedTotals()
 _RECORD_END = re.compile(rb"[\r\n]")
 
@@ -42,17 +42,15 @@ Span = tuple[int, int]
 
 @dataclass
 class ScanRecord:
-    """One record of a log."""
-
     offset: int
-    text: str  # as a terminal would show it, cut
-    line: int = 0  # counted from 1; a line ends at a newline, so the states of a progress bar stand in one
-    unfinished: bool = False  # whether nothing ends it: it may be half written
+    text: str  # as a terminal shows it, shortened
+    line: int = 0  # from 1; the states of a progress bar share one line
+    unfinished: bool = False  # without a record end, so possibly half written
 
 
 @dataclass
 class PatternResult:
-    """What one pattern has found in one log."""
+    """Matches of one pattern in one log."""
 
     name: str
     kind: PatternKind
@@ -60,28 +58,28 @@ class PatternResult:
     unit: str | None = None
     severity: str | None = None
     begins: bool | None = None
-    matches: int | None = None  # records that match; None where they were not counted
+    matches: int | None = None  # matching records; None if not counted
     done: int | None = None
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
     rank: int | None = None
-    values: dict[str, float] = field(default_factory=dict)  # last number under each name
+    values: dict[str, float] = field(default_factory=dict)  # last number by name
     groups: dict[str, str | None] = field(default_factory=dict)  # of the last match, by name or number
-    last: ScanRecord | None = None  # record of the last match; None where there is none
+    last: ScanRecord | None = None  # record of the last match
 
 
 @dataclass
 class UnmatchedRecord:
-    """A record that looks like progress, and in which no pattern finds any."""
+    """A record that looks like progress but gives no position."""
 
     record: ScanRecord
-    suggestion: tuple[str, str] | None  # name and regular expression of a pattern that would
+    suggestion: tuple[str, str] | None  # name and regular expression of a pattern for it
 
 
 @dataclass
 class LogScan:
-    """What there is in one log. CPU times are seconds of this process."""
+    """The results for one log. CPU times are seconds of this process."""
 
     path: str
     size: int
@@ -89,36 +87,34 @@ class LogScan:
     records: int = 0
     lines: int = 0
     pack: str = GENERIC
-    chosen: bool = False  # whether the lines have told the pack, not the user
-    evidence: ScanRecord | None = None  # the first record that speaks for the pack that was chosen
-    position: WorkPosition | None = None  # where the work stands, without a last record that nothing ends
+    chosen: bool = False  # whether the pack was detected, not given
+    evidence: ScanRecord | None = None  # first record that indicates the detected pack
+    position: WorkPosition | None = None  # position, without an unfinished last record
+    # last record without an end: a sidecar ignores it until it, or its worker, ends
     unfinished: ScanRecord | None = None
-    """A last record that nothing ends: a sidecar takes it when it ends, or the worker has ended."""
     found: list[PatternResult] = field(default_factory=list)
     unmatched: list[UnmatchedRecord] = field(default_factory=list)
-    nearest: tuple[str, str] | None = None  # of a log in which nothing was found: the pack that comes nearest, and why
+    nearest: tuple[str, str] | None = None  # if nothing was found: the nearest pack, and why
     notes: tuple[str, ...] = ()
-    timeouts: dict[str, int] = field(default_factory=dict)
-    """Records that a pattern was not searched in to the end, since that took too long."""
-    search_cpu_s: float = 0.0  # of reading and searching, as a sidecar does it
-    choose_cpu_s: float = 0.0  # of finding out the pack
-    count_cpu_s: float = 0.0  # of counting records and matches, and of finding the places of the last ones
+    timeouts: dict[str, int] = field(default_factory=dict)  # records per pattern whose search was aborted for time
+    search_cpu_s: float = 0.0  # reading and searching, as in a sidecar
+    choose_cpu_s: float = 0.0  # detecting the pack
+    count_cpu_s: float = 0.0  # counting records and matches, and locating the last matches
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes read and searched in a second of CPU time; None of a log too small to tell."""
+        """Bytes searched per second of CPU time; None if the log is too small to measure."""
         return self.size / self.search_cpu_s if self.search_cpu_s > 0 and self.size else None
 
     @property
     def found_nothing(self) -> bool:
-        """Whether neither a position nor a value was found."""
         return not any(found.last for found in self.found if found.kind not in (PatternKind.ERROR, PatternKind.MARK))
 
 
 def scan_logs(
     paths: Sequence[str], lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *, count_all: bool = False
 ) -> tuple[list[LogScan], list[UnreadableLog]]:
-    """A report on each log that can be read, and the others."""
+    """Scan several logs. Returns the results, and the logs that cannot be read."""
     reports: list[LogScan] = []
     unreadable: list[UnreadableLog] = []
     for path in paths:
@@ -130,7 +126,7 @@ def scan_logs(
 
 
 def scan_log(path: str, lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *, count_all: bool = False) -> LogScan:
-    """The report on one log, which is read as far as it goes now; raises UnreadableLog."""
+    """Scan one log up to its present end. Raises UnreadableLog."""
     if (problem := why_not_readable(path)) is not None:
         raise UnreadableLog(path, problem)
     try:
@@ -148,14 +144,14 @@ def scan_log(path: str, lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *,
 
 
 def _keys(pattern: Pattern) -> set[tuple[str, str]]:
-    """Under what the findings of a pattern stand."""
+    """Keys of the findings that a pattern can produce."""
     if pattern.kind is PatternKind.VALUE or pattern.kind is PatternKind.PAIRS:
         return {("value", name) for name in NumberExtractor(pattern).names}
     return {(f"{pattern.kind} {pattern.begins}", pattern.name)}
 
 
 def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
-    """The patterns in groups within which no finding could be that of two."""
+    """Group patterns so that within a group no two share a key."""
     layers: list[tuple[list[int], set[tuple[str, str]]]] = []
     for index, pattern in patterns.items():
         keys = _keys(pattern)
@@ -170,33 +166,23 @@ def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
 
 
 class _LogScanner:
-    """One log while it is searched."""
-
     def __init__(self, report: LogScan, lexicon: Lexicon, totals: ExpectedTotals, read: Read, written: float) -> None:
-        """``written``: when the last record of the log was, which times without a date are near to."""
+        """``written``: time of the last record, to complete timestamps without a date."""
         self._report = report
         self._lexicon = lexicon
         self._totals = totals
         self._read = read
         self._stamps = TimestampReader(written)
-        self._follower: PositionFollower
-        """New with each search, of the pack that it is with."""
+        self._follower: PositionFollower  # made anew for each search, with its pack
+        # Middle of a long log, where the search keeps only some positions: enough to follow it. The start, which shows
+        # how the log counts, and the end are followed record by record.
         self._between: Span = 0, 0
-        """The part of a long log of which the search keeps only some positions; they are enough for where it stands.
-
-        Not so its beginning, which says how it counts, and its end.
-        """
-        self._timeouts: dict[str, int] = {}
-        """By pattern, those of the engine before the search."""
+        self._timeouts: dict[str, int] = {}  # counts of the engine before the search, by pattern
         self._patterns: tuple[Pattern, ...] = ()
-        self._shared: set[int] = set()
-        """Patterns whose findings could be those of others."""
-        self._spans: list[Span] = []
-        """Parts of the log that were searched as one look each."""
-        self._ends: dict[int, Span] = {}
-        """By pattern: the part with its last match, where that is known."""
-        self._offsets: dict[int, dict[str, int]] = {}
-        """By pattern, and by value where it gives several: where the record of its last match begins."""
+        self._shared: set[int] = set()  # patterns that share a key with another
+        self._spans: list[Span] = []  # parts of the log searched one by one
+        self._ends: dict[int, Span] = {}  # part with the last match, by pattern, if known
+        self._offsets: dict[int, dict[str, int]] = {}  # record offset of the last match, by pattern and value name
 
     def run(self, count_all: bool) -> None:
         report, lexicon = self._report, self._lexicon
@@ -225,10 +211,9 @@ class _LogScanner:
         self._count_records()
         report.count_cpu_s = time.process_time() - begun
 
-    # -- which pack ------------------------------------------------------------------------------
+    # -- pack detection --------------------------------------------------------------------------
 
     def _choose(self, auto: PackDetector) -> str:
-        """The pack that the first records speak for."""
         begun = time.process_time()
         for text, _ in read_chunks(self._read, 0, min(self._report.size, LOOK_BYTES)):
             auto.feed(text)
@@ -249,7 +234,7 @@ class _LogScanner:
     # -- searching -------------------------------------------------------------------------------
 
     def _search(self, engine: SearchEngine, auto: PackDetector | None) -> str | None:
-        """Search the log as a sidecar does; the name of another pack when its lines turn out to be of that one."""
+        """Search the log as a sidecar does. Returns another pack's name if the log turns out to be of that pack."""
         report = self._report
         self._patterns = (*self._lexicon.progress(report.pack), *self._lexicon.errors)
         self._spans, self._ends, self._offsets = [], {}, {}
@@ -293,7 +278,7 @@ class _LogScanner:
             report.search_cpu_s += time.process_time() - begun - aside
 
     def _take(self, findings: LogFindings, span: Span) -> None:
-        """Keep what one part of the log says, over what earlier ones have said."""
+        """Merge the findings of one part into the results."""
         self._spans.append(span)
         self._follower.take(findings, self._between[0], min(self._between[1], self._finished))
         owners: dict[tuple[str, str], list[int]] = {}
@@ -310,7 +295,7 @@ class _LogScanner:
         self._assign(findings, {key: of[0] for key, of in owners.items() if of[0] not in self._shared})
 
     def _assign(self, findings: LogFindings, owners: Mapping[tuple[str, str], int]) -> None:
-        """Give each finding to the pattern that it stands for, unless that has had a later one."""
+        """Assign each finding to its pattern, unless that has a later one."""
         for position in findings.positions:
             kind = PatternKind.RESUME if position.resumed else PatternKind.POSITION
             index = owners.get((f"{kind} True", position.pattern))
@@ -330,17 +315,17 @@ class _LogScanner:
                 self._report.found[index].rank = rank
 
     def _is_later(self, index: int, name: str, offset: int) -> bool:
-        """Note where a finding of a pattern stands, unless a later one is known."""
+        """Record the offset of a finding; False if a later one is known."""
         offsets = self._offsets.setdefault(index, {})
         if offset < offsets.get(name, 0):
             return False
         offsets[name] = offset
         return True
 
-    # -- what the search has not told --------------------------------------------------------------
+    # -- counts and last matches -----------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count the matches of the patterns of which the engine looks for the last one."""
+        """Count the matches of patterns other than errors: the engine reports only their last one."""
         counted = {
             index: pattern for index, pattern in enumerate(self._patterns) if pattern.kind is not PatternKind.ERROR
         }
@@ -356,7 +341,7 @@ class _LogScanner:
                     self._ends[index] = span
 
     def _locate(self) -> None:
-        """Find the last matches of errors, and of patterns whose findings could be those of others."""
+        """Find the last matches of errors, and of patterns that share a key."""
         alone = dict[int, Pattern]()
         for index, pattern in enumerate(self._patterns):
             if self._report.found[index].matches == 0:
@@ -364,7 +349,7 @@ class _LogScanner:
             if pattern.kind is PatternKind.ERROR:
                 alone[index] = replace(pattern, name=str(index), kind=PatternKind.MARK)
             elif index in self._shared:
-                # a value is found by the name of its pattern
+                # values are found by pattern name
                 alone[index] = pattern if pattern.kind is PatternKind.VALUE else replace(pattern, name=str(index))
         for layer in _layers(alone):
             left = {index: len(_keys(alone[index])) for index in layer}
@@ -377,7 +362,7 @@ class _LogScanner:
                         left[index] = len(_keys(alone[index])) - len(self._offsets.get(index, ()))
 
     def _may_be_in(self, span: Span, index: int, left: int) -> bool:
-        """Whether a part of the log may hold what is still to be found of a pattern."""
+        """Whether a part of the log may contain findings still missing for a pattern."""
         known = self._ends.get(index, span)
         return left > 0 and (known == span or (index in self._offsets and span < known))
 
@@ -388,7 +373,7 @@ class _LogScanner:
         return scan.finish(self._read)
 
     def _edges(self) -> Span:
-        """Where the beginning of the log ends and its end begins, both of whole records; a short log is all end."""
+        """End of the log's start, and start of its end, in whole records; (0, 0) for a short log."""
         last = self._report.size - SMALL_BYTES
         if last <= 0:
             return 0, 0
@@ -398,7 +383,7 @@ class _LogScanner:
         return min(last, max(text.rfind(b"\n"), text.rfind(b"\r")) + 1), last
 
     def _follow(self, engine: SearchEngine, begin: int, end: int) -> None:
-        """Follow every record of a part of the log, for where the work stands."""
+        """Follow the position through every record of a part of the log."""
         text = self._read(begin, max(0, end - begin))
         scan = engine.begin(self._stamps)
         scan.feed(text, len(text), begin)
@@ -406,7 +391,7 @@ class _LogScanner:
 
     @property
     def _finished(self) -> int:
-        """Where the last record begins that nothing ends, or the log ends."""
+        """Offset of the unfinished last record, else the end of the log."""
         unfinished = self._report.unfinished
         return self._report.size if unfinished is None else unfinished.offset
 
@@ -414,7 +399,7 @@ class _LogScanner:
         return ScanRecord(offset, _shown(raw), unfinished=offset >= self._finished)
 
     def _show(self, engine: SearchEngine) -> None:
-        """The records of the last matches, and what their groups hold."""
+        """Fill in the records and groups of the last matches."""
         for index, offsets in self._offsets.items():
             found, pattern, offset = self._report.found[index], self._patterns[index], max(offsets.values())
             text = self._read(offset, CHUNK_BYTES)
@@ -424,7 +409,7 @@ class _LogScanner:
             found.groups = _groups(engine, pattern, plain_line(raw, None).encode("utf-8", "replace"))
 
     def _look_at_edges(self, engine: SearchEngine) -> None:
-        """Records that look like progress and give none; nearest pack when there is nothing in the log."""
+        """Find unmatched records that look like progress; without any finding, also the nearest pack."""
         report, size = self._report, self._report.size
         has_position = any(found.last and found.kind is PatternKind.POSITION for found in report.found)
 
@@ -445,14 +430,15 @@ class _LogScanner:
             for start, raw in records_of(text)
             if offset + start < self._finished
         )
-        names = [found.name for found in report.found if found.own or found.last]  # one of the same name hides it
+        # a suggestion of the same name would hide the pattern
+        names = [found.name for found in report.found if found.own or found.last]
         for candidate, suggestion in progress_lines(lines, says_something, names):
             report.unmatched.append(UnmatchedRecord(self._record(candidate.raw, candidate.offset), suggestion))
         if report.found_nothing:
             report.nearest = PackDetector(read_packs()).nearest(b"\n".join(text for text, _ in texts))
 
     def _count_records(self) -> None:
-        """Count records and lines, and number those that are shown."""
+        """Count records and lines, and set the line numbers of the records shown."""
         report = self._report
         shown = [found.last for found in report.found if found.last is not None]
         shown += [unmatched.record for unmatched in report.unmatched]
@@ -463,7 +449,7 @@ class _LogScanner:
             while shown and shown[-1].offset < offset + len(text):
                 record = shown.pop()
                 record.line = report.lines + text.count(b"\n", 0, record.offset - offset) + 1
-            # leaving the ends out is several times faster than counting them
+            # replacing is several times faster than count()
             newlines = len(text) - len(text.replace(b"\n", b""))
             report.lines += newlines
             report.records += newlines
@@ -489,7 +475,7 @@ def _shown(raw: bytes) -> str:
 
 
 def _groups(engine: SearchEngine, pattern: Pattern, record: bytes) -> dict[str, str | None]:
-    """What the groups of a pattern hold in a record; nothing when that takes too long to find out."""
+    """Groups of a pattern's match in a record; empty if the search times out."""
     if len(record) <= safe_length(pattern.regex):
         match = pattern.regex.search(record)
     else:

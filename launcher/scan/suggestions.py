@@ -1,4 +1,4 @@
-"""Records of a log that look like progress and that no pattern knows, and patterns that would."""
+"""Unmatched records that look like progress, and suggested patterns for them."""
 
 import itertools
 import re
@@ -12,13 +12,13 @@ from exporter.logs.patterns import PatternError, PatternKind
 from exporter.logs.search.findings import UNITS
 
 MOST_SHOWN = 5
-MOST_TRIED = 200  # forms of records that are looked at: a log can have a new one in each line
+MOST_TRIED = 200  # distinct forms of records tried; a log may have a new one per line
 MOST_LINE = 400
 
 _DIGITS = re.compile(rb"\d+")
 _COUNT = r"\d{1,18}(?:[,_]\d{3}){0,5}"
+# up to three words right before a number, which name what it counts
 _WORDS = r"(?:[^\W\d]+[ \t:=#>\[(-]{1,9}){1,3}"
-"""What says of what a number is: up to three words right before it."""
 _FORMS = tuple(
     re.compile(f"(?P<before>{_WORDS})?{form}")
     for form in (
@@ -26,19 +26,17 @@ _FORMS = tuple(
         rf"(?<![\w.])(?P<done>{_COUNT})(?![\w.%])",
         r"(?<![\w.])(?P<percent>\d{1,3})(?:\.\d{1,6})?(?P<behind> ?%)",
     )
-)  # the forms of progress, the surest first
+)  # forms of progress, the most reliable first
 _NAME_OF = {word: word for word in UNIT_OF} | {"iter": "step", "iteration": "step", "iterations": "steps"}
+# Words that make a number a count even without a total.
 _COUNTED = {*_NAME_OF, "round", "rounds", "sample", "samples", "example", "examples", "document", "documents"}
-"""Words of which a number is a count even when nothing says how many there are in all."""
+# words in lines where a percentage means progress
 _OF_PROGRESS = re.compile(r"(?i)progress|complete|done|finished|processed|\|")
-"""What stands in a line in which a percentage is that of the work."""
 _AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
 
 
 @dataclass(frozen=True)
 class ProgressCandidate:
-    """One record of a log."""
-
     raw: bytes
     offset: int
 
@@ -46,9 +44,9 @@ class ProgressCandidate:
 def progress_lines(
     candidates: Iterable[ProgressCandidate], says_something: Callable[[bytes], bool], names: Iterable[str] = ()
 ) -> Iterator[tuple[ProgressCandidate, tuple[str, str] | None]]:
-    """The first records that look like progress and say nothing, one of each form, with a pattern for them.
+    """The first unmatched records that look like progress, one per form, with a suggested pattern.
 
-    No two of these have one name, and none has one of ``names``.
+    Suggested names are unique and not in ``names``.
     """
     seen, shown, taken = set[bytes](), 0, set(names)
     for candidate in candidates:
@@ -68,9 +66,9 @@ def progress_lines(
 
 
 def suggest_pattern(raw: bytes, taken: Collection[str] = ()) -> tuple[str, str] | None:
-    """Name and regular expression of a pattern that finds the position in a record; None when no number is one.
+    """Suggest the name and regular expression of a pattern for a record's position.
 
-    None as well where all names that say what is counted are taken.
+    None if no number looks like a position, or all names for its unit are taken.
     """
     line = plain_line(raw, MOST_LINE)
     for form in _FORMS:
@@ -85,9 +83,9 @@ def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tupl
     before = part["before"] or ""
     after = _AFTER.match(line, match.end())
     if "percent" in part and not _OF_PROGRESS.search(line):
-        return None  # most shares are of memory, of caches, of a peak rate
+        return None  # most percentages are of memory, caches or peak rates
     if not before and after is None:
-        return None  # nothing would tell this number from others
+        return None  # without words the number cannot be identified
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", f"{before} {after[0] if after is not None else ''}")]
     if part.keys().isdisjoint(("total", "percent")) and _COUNTED.isdisjoint(words):
         return None
@@ -114,7 +112,7 @@ def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tupl
 
 
 def _free_name(name: str, taken: Collection[str]) -> str | None:
-    """This name, or another one that counts the same and is not taken; only for items there are always more."""
+    """A name for the same unit that is not taken, or None. Items never run out of names."""
     unit = UNIT_OF[name]
     words = (name, unit, "batch" if unit == "batches" else unit.removesuffix("s"))
     more = (f"items_{number}" for number in itertools.count(2)) if unit == UNITS[0] else ()
@@ -127,5 +125,5 @@ def _group(number: str, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A regular expression for a text, in which spaces may be more or fewer."""
+    """Escape a text as a regular expression with flexible spaces."""
     return re.sub(r"[ \t]{2,}|\t", r"\\s+", re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", text))

@@ -1,4 +1,4 @@
-"""What was found in logs, for people and for programs."""
+"""Results of a scan as text and JSON."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from launcher.scan.scan import LogScan, PatternResult, ScanRecord, UnmatchedReco
 
 SCHEMA = 1
 RECORD_CELLS = 100  # characters of a record in the table
-LEAST_BYTES = 1 << 20  # of a log whose speed is shown: in a smaller one the patterns are hardly warm
+LEAST_BYTES = 1 << 20  # minimum size to show a log's throughput: smaller ones measure the warm-up
 
 
 def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
-    """The reports as one JSON object; a number that JSON does not have is null, its text stands in the groups."""
+    """The results as one JSON object. Numbers that JSON lacks become null; their text is in the groups."""
     errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
     return {"schema": SCHEMA, "logs": [_log(report) for report in reports], "errors": errors}
 
@@ -73,7 +73,6 @@ def _unmatched(unmatched: UnmatchedRecord) -> dict[str, Any]:
 
 
 def render_scan(reports: Sequence[LogScan]) -> list[str]:
-    """Lines for a terminal."""
     lines: list[str] = []
     for report in reports:
         lines += [*([""] if lines else []), *_render(report)]
@@ -179,7 +178,7 @@ def _cells(found: PatternResult) -> tuple[str, ...]:
 
 
 def _match_text(found: PatternResult) -> str:
-    """What the last match says: a position, the numbers under their names, or the text of its groups."""
+    """The last match as text: a position, named numbers, or the groups."""
     if found.done is not None:
         told = str(found.done) if found.total is None else f"{found.done}/{found.total}"
         if found.epoch is not None:
@@ -197,5 +196,5 @@ def _cut(text: str, most: int = 60) -> str:
 
 
 def printable_text(text: str) -> str:
-    """A text from outside as a terminal may show it."""
+    """Escape untrusted text for a terminal."""
     return plain_line(text.encode("utf-8", "surrogateescape"))
