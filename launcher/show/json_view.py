@@ -1,4 +1,4 @@
-"""The plan for programs: what `gpujob plan --json` prints. ``drawing.py`` has the same for people."""
+"""The plan as JSON, for `gpujob plan --json`; ``picture.py`` draws it for people."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,18 @@ from launcher.rundir.targets import SCRAPE_JOB
 from launcher.steps.srun_lines import sidecar_line, survey_line, task_line, tasks_by_step
 from launcher.steps.steps import sees_planned_gpus_only, task_gpu_positions
 
-JOB_ID = "{job_id}"
-"""Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
-AT_ONCE = 64  # entries of a list that become text together
+JOB_ID = "{job_id}"  # unknown until the job is submitted; ``{port}`` is a port that is chosen on its node
+AT_ONCE = 64  # list entries encoded together
 
 
 def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
-    """The facts of a run that has not begun, on hosts called node0, node1, ... where none are named."""
+    """Facts of a run that has not started. Unnamed hosts become node0, node1, ..."""
     names = tuple(hosts[: plan.nodes]) or tuple(f"node{index}" for index in range(plan.nodes))
     return RunFacts(JOB_ID, plan.run_dir(JOB_ID), names)
 
 
 def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[str, Any]:
-    """The plan as a JSON object; no value of an environment is in it."""
+    """The plan as a JSON object, without values of variables."""
     facts = planned_facts(plan, hosts)
     steps = sorted(tasks_by_step(plan), key=lambda step: STAGES.index(step[1][0].stage))
     lines = [task_line(plan, name, tasks, facts, 0) for name, tasks in steps]
@@ -50,7 +49,7 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
                 entry["nodes"].append(node)
             entry["gpus"].setdefault(node, []).extend(task.gpus)
         visible = planned_visible_devices(plan, planned)
-        # names are the same for all tasks that are told to set the same ones
+        # tasks with the same settings share the list of names
         kind = (planned.stage, task.role, visible is None, *planned.env)
         if kind not in variables:
             own = {"CUDA_VISIBLE_DEVICES"} if visible is not None else set()
@@ -92,9 +91,9 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
 
 
 def dump_json_chunks(body: Mapping[str, Any]) -> Iterator[str]:
-    """A JSON object in one line, as ``json.dumps`` has it, piece by piece.
+    """Encode a JSON object in one line, in pieces.
 
-    The plan of a thousand nodes is 16 MB: as one text it takes half as long again, most of that in the memory for it.
+    The plan of a thousand nodes is 16 MB, and encoding it as one text takes 50% longer.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
     before = "{"
@@ -112,17 +111,17 @@ def dump_json_chunks(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def planned_visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
-    """``CUDA_VISIBLE_DEVICES`` of a task: a part of its node, or nothing; None where it is left as Slurm sets it."""
+    """The planned ``CUDA_VISIBLE_DEVICES`` of a task; None if Slurm's value is kept."""
     return task_gpu_positions(planned) if plan.gpus_per_node and sees_planned_gpus_only(planned) else None
 
 
 def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:
-    """Whether what the wrapper starts is the task's own command, and not the runtime of a container."""
+    """Whether the wrapper starts the task's own command, not a container runtime."""
     return not planned.contained or plan.container is None or plan.container.runtime == PYXIS
 
 
 def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
-    """The srun lines of what is started before the first task."""
+    """The srun commands before the first task."""
     if needs_survey(plan):
         yield survey_line(plan, facts)
     if plan.monitoring:
@@ -130,7 +129,7 @@ def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
 
 
 def planned_targets(plan: Plan, facts: RunFacts) -> list[dict[str, Any]]:
-    """What will be announced in ``planned_targets.json``: a sidecar on each node, at a port that it chooses."""
+    """Planned content of ``planned_targets.json``: one sidecar per node."""
     if not plan.monitoring:
         return []
     host, _, port = plan.manifest.listen_address.rpartition(":")

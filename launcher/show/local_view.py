@@ -1,4 +1,4 @@
-"""The plan of `gpujob run`: the processes that it starts on this machine, where there is no batch script."""
+"""The plan of `gpujob run`: processes on this machine, without a batch script."""
 
 import dataclasses
 import os
@@ -18,16 +18,15 @@ VISIBLE, FOM_URL = "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"
 
 
 def local_facts(plan: Plan, hostname: str, hosts: Sequence[str] = ()) -> RunFacts:
-    """The facts of a run on the machine of this name, whose virtual nodes may have other names."""
+    """Facts of a run on this machine, whose virtual nodes may have other names."""
     facts = planned_facts(plan, tuple(hosts[: plan.nodes]) or local_hosts(plan, hostname))
     return dataclasses.replace(facts, addresses=(LOOPBACK,) * plan.nodes)
 
 
 def describe_local(plan: Plan, facts: RunFacts, devices: str | None = None) -> dict[str, Any]:
-    """The plan as a JSON object of the shape of ``describe_plan``: ``script`` is null, and ``srun`` is empty.
+    """The plan as a JSON object like that of ``describe_plan``, with ``script`` null and ``srun`` empty.
 
-    A command is what is started, with the runtime of a container. ``devices`` is the CUDA_VISIBLE_DEVICES that the
-    run will find here, if any.
+    Commands include the container runtime. ``devices`` is the CUDA_VISIBLE_DEVICES of this shell.
     """
     body = describe_plan(plan, "", facts.hosts)
     for planned, process in zip(plan.tasks, body["processes"], strict=True):
@@ -42,10 +41,7 @@ def describe_local(plan: Plan, facts: RunFacts, devices: str | None = None) -> d
 
 
 def _visible_gpus(plan: Plan, planned: TaskPlan, devices: str | None) -> str | None:
-    """A task's GPUs out of those of this machine, which plays all nodes, as its wrapper finds them.
-
-    None in a job without any.
-    """
+    """A task's share of this machine's GPUs, which serve all virtual nodes. None in a job without GPUs."""
     if not plan.gpus_per_node:
         return None
     positions = steps.task_gpu_positions(planned, planned.task.node_index * plan.gpus_per_node)
@@ -53,9 +49,9 @@ def _visible_gpus(plan: Plan, planned: TaskPlan, devices: str | None) -> str | N
 
 
 def render_local(body: Mapping[str, Any], at_once: int = 1) -> str:
-    """The processes of ``describe_local`` for people, in the place of the batch script.
+    """The processes of ``describe_local`` as text, in place of the batch script.
 
-    ``at_once`` is how many points of a sweep run side by side, where this is one of them.
+    ``at_once`` is the number of sweep points that run in parallel.
     """
     lines = ["no batch script: `gpujob run` starts these processes on this machine"]
     if at_once > 1 and body["gpus_per_node"]:
@@ -84,6 +80,6 @@ def _process_lines(process: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ports(ports: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Ports as they are planned; the run adds one number to all of them where one is taken."""
+    """The planned ports. If one is taken, the run adds the same number to all."""
     for name, port in ports:
         yield f"{name} port {port}"

@@ -1,4 +1,4 @@
-"""The plan for people: nodes and GPUs as a picture of 80 columns, commands, files. Pure."""
+"""The plan as text: a picture of nodes and GPUs in 80 columns, commands, files. Pure."""
 
 import shlex
 import textwrap
@@ -15,23 +15,22 @@ from launcher.steps.hostlist import fold_hostlist
 
 WIDTH = 80
 IDLE, SAME = ".", ":"
-FEW = 4  # rows of one shape that are all drawn; of more the first stands for the others
+FEW = 4  # of more rows of one shape, only the first is drawn
 MOST_HOST_WIDTH = 24
 
 
 @dataclass(frozen=True)
 class _NodeRow:
-    """One node, or several on which everything is the same."""
+    """One node, or several identical ones."""
 
     hosts: tuple[str, ...]
-    cells: tuple[str, ...]  # label of each GPU's worker
-    names: tuple[str, ...]  # workers and services, in the order of their ranks
-    shape: tuple[tuple[str, int], ...]
-    """Role of each name, and of each GPU by its place among the names: what rows must share to be told as one."""
+    cells: tuple[str, ...]  # worker label of each GPU
+    names: tuple[str, ...]  # workers and services in rank order
+    shape: tuple[tuple[str, int], ...]  # role of each name, and name index of each GPU; rows of equal shape are folded
 
 
 def draw_plan(plan: Plan, script: str, facts: RunFacts) -> str:
-    """Everything that will happen, as `gpujob plan` shows it."""
+    """The whole plan, as `gpujob plan` shows it."""
     parts = [
         "\n".join(draw_nodes(plan, facts.hosts)),
         "\n".join(_commands(plan, facts)),
@@ -42,7 +41,7 @@ def draw_plan(plan: Plan, script: str, facts: RunFacts) -> str:
 
 
 def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
-    """A line for each node with the worker on each of its GPUs; equal nodes, and rows of one shape, are folded."""
+    """Lines of nodes with the worker on each GPU; equal nodes and rows of one shape are folded."""
     shown: list[tuple[str, Sequence[str], Sequence[str]]] = []
     for _, same in groupby(_rows(plan, hosts), key=lambda row: row.shape):
         group = list(same)
@@ -73,7 +72,7 @@ def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_NodeRow]:
-    """A row for each run of nodes on which everything is the same, multi-node workers above all."""
+    """A row for each run of identical nodes, such as those of a worker on several nodes."""
     labels = _labels(plan)
     tasks_of: dict[int, list[TaskPlan]] = {}
     for planned in plan.tasks:
@@ -100,7 +99,7 @@ def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_NodeRow]:
 
 
 def _labels(plan: Plan) -> dict[str, str]:
-    """A short word for each role with GPUs: as many of its first letters as tell it from the others."""
+    """A label for each role with GPUs: the shortest unique prefixes."""
     roles = list(dict.fromkeys(planned.task.role for planned in plan.tasks if planned.task.gpus))
     longest = max(map(len, roles), default=1)
     for length in range(1, longest + 1):
@@ -111,7 +110,7 @@ def _labels(plan: Plan) -> dict[str, str]:
 
 
 def _spans(cells: Sequence[str]) -> str:
-    """``0-3 P0, 4-7 D0`` for nodes with more GPUs than a line has room for."""
+    """``0-3 P0, 4-7 D0``, for nodes with more GPUs than fit in a line."""
     words, start = [], 0
     for label, same in groupby(cells):
         count = len(list(same))
@@ -121,7 +120,7 @@ def _spans(cells: Sequence[str]) -> str:
 
 
 def _shortened(names: Sequence[str], room: int) -> list[str]:
-    """The names, or what is left of them once neighbours are folded, where they do not fit into one line."""
+    """The names, folded like ``w[0-3]`` if they do not fit in ``room`` characters."""
     if len(", ".join(names)) <= max(room, 0):
         return list(names)
     by_kind: dict[str, list[str]] = {}
@@ -131,7 +130,7 @@ def _shortened(names: Sequence[str], room: int) -> list[str]:
 
 
 def _split(folded: str) -> list[str]:
-    """The parts of a folded list; commas within brackets part nothing."""
+    """Split a folded list at commas outside brackets."""
     parts, start, depth = [], 0, 0
     for index, character in enumerate(folded):
         depth += (character == "[") - (character == "]")
@@ -142,7 +141,7 @@ def _split(folded: str) -> list[str]:
 
 
 def _wrapped(start: str, words: Sequence[str]) -> str:
-    """Words after a beginning, going on below their first one."""
+    """Wrap words after a prefix, indented below the first word."""
     indent = " " * min(len(start), WIDTH // 2)
     lines, line = [], start
     for number, word in enumerate(words):
@@ -156,7 +155,6 @@ def _wrapped(start: str, words: Sequence[str]) -> str:
 
 
 def _commands(plan: Plan, facts: RunFacts) -> Iterator[str]:
-    """What the first process of each role runs."""
     first: dict[str, TaskPlan] = {}
     counts: dict[str, int] = {}
     for planned in plan.tasks:

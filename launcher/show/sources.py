@@ -1,4 +1,4 @@
-"""Where each value of a plan comes from, when more than one place could have said it."""
+"""The source of each value of a plan: job file, cluster file, environment or default."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ DEFAULT = "default"
 
 @dataclasses.dataclass(frozen=True)
 class ValueSource:
-    """One value, by the key of the job file that decides it, and the place that has said it."""
+    """A value, its key in the job file, and the place that set it."""
 
     key: str
     value: Any
@@ -32,7 +32,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class SourceNames:
-    """Names of the two files, as they are shown."""
+    """Displayed names of job file and cluster file."""
 
     job: str
     cluster: str | None
@@ -40,7 +40,7 @@ class SourceNames:
 
 
 def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceNames:
-    """What the two files are called, and why it is this cluster file."""
+    """Name the two files, and say how the cluster file was found."""
     found = find_cluster_file(environ, workdir)
     if found is None:
         return SourceNames(job, None, "there is none")
@@ -51,7 +51,7 @@ def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceN
 
 
 def explain_values(subject: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
-    """Every value with its source: the job file comes before the cluster file, and that before our defaults."""
+    """All values with their sources. The job file overrides the cluster file, which overrides our defaults."""
     spec, cluster, plan = subject.spec, subject.cluster, subject.plan
     return (
         ValueSource("cluster file", sources.cluster, sources.found_by),
@@ -69,7 +69,7 @@ def explain_values(subject: PlannedJob, sources: SourceNames) -> tuple[ValueSour
 def _first(
     key: str, job: Any, cluster: Any, sources: SourceNames, cluster_key: str = "", default: Any = None
 ) -> ValueSource:
-    """The first of job, cluster and default that says something."""
+    """The first of job, cluster and default that is set."""
     if job is not None:
         return ValueSource(key, job, f"{sources.job}: {key}")
     if cluster is not None:
@@ -154,7 +154,7 @@ def _setup(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterato
 
 
 def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
-    """The mounts of the container that count; ``container.mounts`` hides those before it with the same target."""
+    """The effective mounts; ``container.mounts`` hides earlier ones with the same target."""
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or spec.container is None:
         return
@@ -187,14 +187,13 @@ def _shown(name: str, value: str) -> str:
 
 
 def _ignored(environ: Mapping[str, str]) -> Iterator[ValueSource]:
-    """Variables that sbatch would take for options of its own; it never sees them."""
+    """Variables that sbatch would read as options; gpujob does not pass them on."""
     for name in sorted(environ):
         if name.startswith("SBATCH_"):
             yield ValueSource(name, environ[name], "environment, does not count")
 
 
 def render_sources(rows: tuple[ValueSource, ...]) -> list[str]:
-    """A table: key, value, source."""
     cells = [(row.key, _text(row.value), row.source) for row in rows]
     widths = [max((len(cell[column]) for cell in cells), default=0) for column in (0, 1)]
     return [f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip() for key, value, source in cells]
