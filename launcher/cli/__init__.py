@@ -1,1 +1,1 @@
-"""The commands of gpujob, one file for each group."""
+"""Commands of gpujob, one module per group."""

@@ -1,4 +1,4 @@
-"""What can be looked at of a job whose files have mistakes: all but the parts that are wrong."""
+"""Partial check of a job whose files have mistakes: everything but the wrong parts."""
 
 import copy
 import os
@@ -15,9 +15,9 @@ from launcher.planner.planned_job import PlannedJob, plan_job
 from launcher.rundir.cluster_file import find_cluster_file
 from launcher.sweep.points import expand_sweep, is_sweep
 
-ROUNDS = 8  # taking a part out can show one more mistake
+ROUNDS = 8  # removing a part may reveal another mistake
 IDLE = "true"  # a command that does nothing
-SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}  # what stands in for a key that a file cannot do without
+SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}  # replacements for required keys
 
 _PLACE = re.compile(r"([A-Za-z_][\w-]*(?:\.[^.:\[\]]+|\[\d+\])*): ")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 
 def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[str]] | None:
-    """The job without what is wrong in its files, and the places that were taken out; None when too little is left."""
+    """The job without the mistakes in its files, and the places removed; None if too little is left."""
     try:
         source = find_cluster_file(os.environ, Path.cwd())
         text = source.read_text(encoding="utf-8-sig") if source is not None else ""
@@ -49,7 +49,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
 
 
 def _one_job(body: Any) -> Any:
-    """What a job file holds; of a sweep that can be expanded its first point, in which all values are in place."""
+    """The content of a job file; for a sweep that can be expanded, its first point, with all values in place."""
     if isinstance(body, Mapping) and is_sweep(body):
         try:
             return dict(expand_sweep(body, "").points[0].body)
@@ -59,9 +59,9 @@ def _one_job(body: Any) -> Any:
 
 
 def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
-    """What can be made of a file without its mistakes, and the places that were taken out.
+    """Remove mistakes from a file until ``make`` accepts it. Returns its result and the places removed.
 
-    Raises ConfigError, TopologyError, LookupError or TypeError when that is nothing.
+    Raises ConfigError, TopologyError, LookupError or TypeError if nothing usable is left.
     """
     taken = set[str]()
     for _ in range(ROUNDS):
@@ -71,14 +71,14 @@ def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozense
             places = [match[1] for problem in error.problems if (match := _PLACE.match(problem))]
             if len(places) < len(error.problems):
                 raise
-            for place in reversed(dict.fromkeys(places)):  # of a list the last one first
+            for place in reversed(dict.fromkeys(places)):  # last list entries first, so that indexes stay valid
                 taken.update(_take_out(body, place))
             taken.update(places)
     raise TopologyError(["too many mistakes"])
 
 
 def _take_out(body: dict[str, Any], place: str) -> Iterator[str]:
-    """Take a value out of a file, or what a file cannot do without put in; places of other things that this spoils."""
+    """Remove a value, or replace a required one. Yields other places that this makes meaningless."""
     steps: list[str | int] = [int(part[1:-1]) if part[0] == "[" else part for part in _STEP.findall(place)]
     if len(steps) == 1 and steps[0] in SUPPLIED:
         body[steps[0]] = copy.deepcopy(SUPPLIED[str(steps[0])])
@@ -86,12 +86,12 @@ def _take_out(body: dict[str, Any], place: str) -> Iterator[str]:
     inner: Any = body
     for step in steps[:-1]:
         if isinstance(inner, Mapping) and step not in inner:
-            return  # it went with what it belongs to
+            return  # removed with its parent
         inner = inner[step]
     if steps[0] == "workers" and steps[-1] == "command":
         inner["command"] = IDLE
         yield f"workers ({inner.get('role', 'worker')}).command"
     elif isinstance(inner, Mapping) and steps[-1] not in inner:
-        yield from _take_out(body, place[: place.rindex(str(steps[-1])) - 1])  # what it belongs to
+        yield from _take_out(body, place[: place.rindex(str(steps[-1])) - 1])  # its parent
     else:
         del inner[steps[-1]]

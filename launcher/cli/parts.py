@@ -1,4 +1,4 @@
-"""What the commands of ``gpujob`` share: statuses, options, and how something is said."""
+"""Shared parts of the commands: exit statuses, options and messages."""
 
 import json
 import os
@@ -37,9 +37,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
-    """The plan of a job file; all problems in one error, nothing written.
+    """The plan of a job file. Raises one error with all problems; writes nothing.
 
-    Everything that this machine tells cheaply is looked at; warnings are shown unless ``quiet``.
+    Runs the cheap checks of this machine and shows their warnings, unless ``quiet``.
     """
     from launcher.planner.planned_job import read_planned_job
 
@@ -49,7 +49,7 @@ def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
 
 
 def _preflight(subject: "PlannedJob", job: str, *, quiet: bool) -> None:
-    """Raise with every error found before the start; warnings are only shown."""
+    """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
 
@@ -64,7 +64,7 @@ def _preflight(subject: "PlannedJob", job: str, *, quiet: bool) -> None:
 
 
 def open_job(job: str) -> "JobClient":
-    """The job that a command names by id or run directory."""
+    """Find a job by its id or run directory."""
     from launcher.rundir.cluster_file import find_logs_dir
     from launcher.rundir.rundir import find_run_dir
     from launcher.watch.view import JobClient

@@ -1,4 +1,4 @@
-"""The command `gpujob plan`: what `submit` and `run` would carry out."""
+"""The command `gpujob plan`: what `submit` or `run` would do."""
 
 import dataclasses
 import json
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from launcher.show.sources import ValueSource
     from launcher.sweep.plan import PlannedSweep
 
-NOT_OF_THE_FILE = ("no-slurm",)
-"""Codes of what a start is refused for and a plan is not doubtful for: it can be made anywhere."""
-SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")  # codes of what only `submit` refuses
+NOT_OF_THE_FILE = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
+SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")  # codes that only `submit` refuses
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
@@ -39,7 +38,7 @@ def plan_command(
     """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
     import gc
 
-    gc.disable()  # nothing is garbage before the command ends, and looking for it takes a fifth of the time
+    gc.disable()  # a short command has no garbage, and the search for it takes a fifth of the time
     from launcher.cli.sweep import planned_sweep
     from launcher.planner.planned_job import read_planned_job
     from launcher.show.sources import explain_values, source_names
@@ -68,7 +67,7 @@ def plan_command(
 
 
 def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The hosts that ``--nodes`` names, however often it is given; none without it."""
+    """The hosts of all ``--nodes`` options; empty without any."""
     from launcher.errors import SlurmError
     from launcher.steps.hostlist import parse_hostlist
 
@@ -84,7 +83,6 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
-    """All points: as a table, or where their values come from."""
     _warn({point.point.name: point.subject for point in swept.points})
     from launcher.show.sources import source_names
     from launcher.sweep.show import describe_sweep, render_explained, render_sweep
@@ -106,9 +104,9 @@ def _show_job(
     *,
     as_json: bool,
 ) -> None:
-    """One job: its plan, with ``rows`` where its values come from instead, or in the object besides.
+    """Show the plan of one job, or with ``rows`` the sources of its values. JSON contains both.
 
-    ``at_once`` is how many points run side by side, of a sweep that it is a point of.
+    ``at_once`` is the number of sweep points that run in parallel, if the job is one.
     """
     from launcher.show.sources import render_sources
 
@@ -130,9 +128,9 @@ def _show_job(
 
 
 def _warn(subjects: "Mapping[str, PlannedJob]") -> None:
-    """Say for what a start would be refused, and which aliases are doubtful; ``subjects`` by the names of the points.
+    """Warn about what a start would refuse, and about doubtful aliases; ``subjects`` are by point name.
 
-    A plan may be looked at before its commands are right, so that nothing is refused here.
+    Nothing is refused here: a plan may be shown before its commands are right.
     """
     from launcher.sweep.points import merge_problems
 
@@ -152,7 +150,7 @@ def _doubts(subject: "PlannedJob") -> list[str]:
 
 
 def _described(subject: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
-    """The plan for programs, of the place where the job runs."""
+    """The plan as a JSON object, on Slurm or on this machine."""
     if subject.local:
         from launcher.show.local_view import VISIBLE, describe_local, local_facts
 
@@ -164,7 +162,6 @@ def _described(subject: "PlannedJob", script: str, hosts: tuple[str, ...]) -> di
 
 
 def _draw(subject: "PlannedJob", script: str, hosts: tuple[str, ...], at_once: int) -> None:
-    """The plan for people."""
     from launcher.show.picture import draw_plan
 
     plan = subject.plan

@@ -1,4 +1,4 @@
-"""The command `gpujob run`: a job on this machine, from its start to its end."""
+"""The command `gpujob run`: run a job on this machine to its end."""
 
 import contextlib
 import os
@@ -76,10 +76,10 @@ def run(
 
 
 class _RunningJob:
-    """The job, and the signals of this command, which go on to it."""
+    """A running job, to which this command forwards its signals."""
 
     def __init__(self, run_dir: Path, told: str | None) -> None:
-        """Start the job of a run directory; ``told`` is said at the first Ctrl-C."""
+        """Start the job of a run directory. ``told`` is printed at the first Ctrl-C."""
         from launcher.steps.local_steps import start_orchestrator
         from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
@@ -90,12 +90,12 @@ class _RunningJob:
             argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
             self.process = start_orchestrator(argv, out, err)
         for number in ENDING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
     def _pass_on(self, number: int, _frame: object) -> None:
         again, self.interrupted = self.interrupted, self.interrupted or number == signal.SIGINT
-        self.process.send_signal(number)  # a second SIGINT ends the patience with workers that do not end
+        self.process.send_signal(number)  # a second SIGINT kills workers that do not end
         if self.interrupted and not again and self._told is not None:
             click.echo(f"gpujob: {self._told}", err=True)

@@ -1,4 +1,4 @@
-"""The command that shows what is found in logs."""
+"""The command `gpujob scan`: show the matches in logs."""
 
 import difflib
 import json
@@ -48,7 +48,7 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
 
 
 def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":
-    """The patterns and the totals that were asked for; raises LauncherError for a pack that is not there."""
+    """The lexicon and totals for these options. Raises LauncherError for an unknown pack."""
     from exporter.logs.lexicon import AUTO
     from exporter.logs.lexicon_reader import build_lexicon
     from exporter.logs.packs_reader import pack_names

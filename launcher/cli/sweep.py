@@ -1,4 +1,4 @@
-"""The commands of a sweep: what `check`, `submit` and `run` do for one, and `gpujob sweep`."""
+"""Commands for sweeps: `check`, `submit` and `run` of one, and `gpujob sweep`."""
 
 import json
 import os
@@ -22,9 +22,9 @@ INTERRUPTED = 130
 
 
 def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
-    """The sweep of a job file, planned; None for a file without one. Raises ConfigErrors with all that is wrong.
+    """Plan the sweep of a job file; None for a file without one. Raises ConfigErrors with all problems.
 
-    ``available`` is how many nodes there are, where that is known.
+    ``available`` is the number of nodes, if known.
     """
     from launcher.jobfile.jobfile import load_cluster
     from launcher.sweep.plan import plan_sweep
@@ -55,9 +55,9 @@ def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "Pl
 
 
 def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
-    """The job file of a sweep, and which of its keys are there twice.
+    """Read the job file of a sweep, and its duplicate keys.
 
-    None for any other file, and for one that cannot be read: that is told as it is of any job file.
+    None for other files, and for unreadable ones: they are reported like any job file.
     """
     from launcher.jobfile.yamlfile import read_mapping
     from launcher.sweep.points import is_sweep
@@ -71,7 +71,7 @@ def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
 
 
 def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
-    """All that is wrong with the job file of a sweep, what is ``known`` before it."""
+    """All problems of a sweep's job file, the ``known`` ones first."""
     from launcher.sweep.points import read_sweep
 
     problems = list(known)
@@ -83,7 +83,7 @@ def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[Confi
 
 
 def _replan_sweep(home: Path, record: "SweepRecord") -> "PlannedSweep":
-    """The sweep in a directory, planned anew from its own copy of the job file."""
+    """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
     from launcher.sweep.directory import JOB_FILE
     from launcher.sweep.plan import plan_sweep
@@ -112,7 +112,7 @@ def _same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
 
 
 def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
-    """Raise with every error found before the start; warnings are only shown."""
+    """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.sweep.plan import check_sweep
 
     for warning in check_sweep(planned):
@@ -121,7 +121,7 @@ def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
 
 
 def _for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":
-    """The sweep with what only Slurm can tell, and what the command adds."""
+    """Adapt the sweep to Slurm's settings and to the command's options."""
     from launcher.plan.plan import DEFAULT_KILL_WAIT_S
     from launcher.steps.slurm_steps import read_kill_wait_s
     from launcher.sweep.plan import adapt_sweep
@@ -132,7 +132,7 @@ def _for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep
 
 
 def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: str | None, as_json: bool) -> None:
-    """Submit all points as arrays, or those of the sweep ``resume`` that did not complete there."""
+    """Submit all points as arrays, or the incomplete points of the sweep ``resume``."""
     from launcher.sweep.submit import submit_sweep
 
     if resume is not None:
@@ -171,9 +171,9 @@ def _say_next(home: Path) -> None:
 
 
 def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
-    """Run all points on this machine, or those of the sweep ``resume`` that did not complete there.
+    """Run all points on this machine, or the incomplete points of the sweep ``resume``.
 
-    Ends the process with the exit status of the sweep.
+    Exits with the exit status of the sweep.
     """
     from launcher.sweep.run import begin_sweep, gpu_slots
 
@@ -210,7 +210,7 @@ def _run_points(
 
 
 def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
-    """Print how every point stands; the exit status of the sweep."""
+    """Print the state of every point. Returns the exit status of the sweep."""
     from launcher.sweep.directory import read_point_states, render_states, sweep_json, sweep_status
     from launcher.watch.words import printable_line
 
@@ -224,7 +224,6 @@ def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
 
 
 def _find(sweep: str) -> Path:
-    """The directory of the sweep that a command names by directory or job id."""
     from launcher.rundir.cluster_file import find_logs_dir
     from launcher.sweep.directory import find_sweep_dir
 
@@ -239,10 +238,10 @@ def resume_points(
     dependency: str | None = None,
     as_json: bool,
 ) -> None:
-    """Run again the points that are missing or did not complete, where the sweep runs: on Slurm, or here.
+    """Run missing and incomplete points again, on Slurm or here, as the sweep did.
 
-    Where there is none this is said, and is no error.
-    ``planned`` is the sweep of another job file with the same points; by default it is that of the sweep itself.
+    Without such points this only prints a message. ``planned`` is the sweep of another job file with the same points,
+    by default the sweep's own.
     """
     from launcher.report.state import UNFINISHED
     from launcher.sweep.directory import arrays_in_queue, ask_queue, points_to_resume, read_point_states, read_record
@@ -295,7 +294,7 @@ def resume_points(
 
 
 def _say_nothing_to_resume(home: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
-    """Say so: who asks for the rest of a sweep of which nothing is left has what was asked for."""
+    """Print that no point is left to resume, which is not an error."""
     from launcher.sweep.directory import sweep_json
 
     if as_json:

@@ -1,4 +1,4 @@
-"""The command `gpujob watch`, and the view that `gpujob run` shows too."""
+"""The command `gpujob watch`, and the view that `gpujob run` also shows."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ def show_job(
     no_color: bool,
     ascii_only: bool,
 ) -> dict[str, Any]:
-    """Show the job until ``over`` says so; the last look."""
+    """Show the job until ``over`` returns true. Returns the last view."""
     from rich.live import Live
 
     from launcher.watch.picture import LineView, render_picture
