@@ -1,4 +1,4 @@
-"""How moments, foreign texts and ends of workers stand in the report for people."""
+"""Text of reports: times, durations, untrusted text, and ends of workers."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,19 +6,19 @@ from typing import Any
 
 
 def clock_text(moment: object) -> str:
-    """A moment on this machine's clock; a dash when it is not known."""
+    """Local date and time; a dash if unknown."""
     if not isinstance(moment, int | float):
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def plain_text(text: object) -> str:
-    """One line for a table: user text can hold anything."""
+    """User text as one line of a table."""
     return " ".join(str(text).replace("|", "\\|").split())
 
 
 def duration_text(seconds: float | None) -> str:
-    """``2h 34m``, ``1m 05s``, ``12 s``; a dash when it is not known."""
+    """``2h 34m``, ``1m 05s``, ``12s``; a dash if unknown."""
     if seconds is None:
         return "-"
     total = round(seconds)
@@ -32,7 +32,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def first_names(names: Sequence[str], most: int, total: int | None = None) -> str:
-    """``a, b and 3 more``: the first names, and how many there are beside them."""
+    """``a, b and 3 more``."""
     more = (len(names) if total is None else total) - min(most, len(names))
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -44,7 +44,7 @@ def worker_text(entry: Mapping[str, Any]) -> str:
 
 
 def end_line(end: Mapping[str, Any]) -> str:
-    """Who has ended, when and why; with ``run``, counted from 1, in which of its runs."""
+    """The end of a worker: who, when and why. ``run`` counts from 1."""
     run = f", run {end['run']}," if "run" in end else ""
     return (
         f"{worker_text(end)}{run} ended by {end['reason']} at {clock_text(end['time'])}: {'; '.join(end['evidence'])}"
