@@ -1,1 +1,1 @@
-"""GPUs of the job: records, inventory, and who uses which device."""
+"""GPUs of the job: records, readers and attribution."""

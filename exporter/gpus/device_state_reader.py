@@ -1,4 +1,4 @@
-"""What is known of one GPU: the last that was read of each part, when it is due again, and what keeps it from that."""
+"""State of one GPU: last values, times of the next reads, and failures."""
 
 import logging
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ from typing import Literal
 
 from exporter.gpus.records import DeviceState, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuProcess, GpuState
 
-NOW = float("-inf")  # a moment that has come, whatever the time is
+NOW = float("-inf")  # always due
+# One read; the first two are of the driver, the others of one GPU.
 Part = Literal["open", "gpus", "activity", "processes", "condition"]
-"""What is asked for at once: the first two of the driver, the others of one GPU."""
 
-REMEMBERED_S = 3600.0  # how long it counts that a call did not come back
+REMEMBERED_S = 3600.0  # time for which a hanging call counts
 
 log = logging.getLogger("gpujob.gpus")
 
 
 @dataclass(eq=False)
 class DeviceTracker:
-    """One GPU. Moments are monotonic."""
+    """State of one GPU; times are monotonic."""
 
     gpu: Gpu
     state: DeviceState = "ok"
@@ -26,17 +26,17 @@ class DeviceTracker:
     activity: GpuActivity | None = None
     processes: tuple[GpuProcess, ...] | None = None
     condition: GpuCondition | None = None
+    # Last read of each part: monotonic and epoch seconds.
     read: dict[Part, tuple[float, float]] = field(default_factory=dict)
-    """When each part was read, and the same in epoch seconds."""
     due: dict[Part, float] = field(default_factory=lambda: {"processes": NOW, "condition": NOW})
-    round: int = 0  # the last one in which its activity was asked for
-    given_up: int = 0  # calls about it that have not come back
-    unanswered: int = 0  # how often in a row it hung, with no answer in between
-    hung: list[float] = field(default_factory=list)  # when it hung, of late
-    not_before: float = NOW  # it is asked for nothing until then
+    round: int = 0  # last round that read its activity
+    given_up: int = 0  # calls about it that have not returned
+    unanswered: int = 0  # consecutive hangs without an answer in between
+    hung: list[float] = field(default_factory=list)  # times of recent hangs
+    not_before: float = NOW  # no reads before this time
 
     def shown(self, now: float, longest_s: Mapping[Part, float]) -> GpuState:
-        """What is told of it: of one that is not well nothing else, and no part that is older than that."""
+        """Return the state to publish: only the failure if there is one, and no part older than ``longest_s``."""
         if self.state != "ok":
             return GpuState(self.gpu, self.state, self.words)
         times = {part: epoch for part, (moment, epoch) in self.read.items() if now - moment <= longest_s[part]}
@@ -50,7 +50,7 @@ class DeviceTracker:
         )
 
     def note(self, part: Part, told: object, now: float, epoch: float, pause_s: float) -> None:
-        """Keep what was told of a part, or the exception; one that failed is left alone for ``pause_s``."""
+        """Record a value or exception. After GpuFailed, the device is not read for ``pause_s``."""
         self.unanswered = 0
         if isinstance(told, GpuFailed):
             if self.state != told.state:
@@ -69,16 +69,16 @@ class DeviceTracker:
         setattr(self, part, told)
 
     def times_hung(self, now: float) -> int:
-        """How often it hung in the last hour."""
+        """Hangs within `REMEMBERED_S`."""
         return sum(now - moment < REMEMBERED_S for moment in self.hung)
 
     def hang(self, part: Part, now: float) -> None:
-        """Note that the call for this part does not come back, and that it is this GPU's doing."""
+        """Record that a call for this part hangs because of this GPU."""
         log.warning("GPU %s (%s) hangs: no %s", self.gpu.index, self.gpu.uuid, part)
         self.unanswered += 1
         self.hung = [*(moment for moment in self.hung if now - moment < REMEMBERED_S), now]
         self.state, self.words = "hanging", f"{part} has not come back"
 
     def come_back(self, now: float, pause_s: float, longest_pause_s: float) -> None:
-        """Ask again after a pause, which is longer where it has hung again without an answer in between."""
+        """Allow reads again after a pause, which grows with consecutive hangs."""
         self.not_before = now + min(pause_s * self.unanswered, longest_pause_s)

@@ -1,4 +1,4 @@
-"""Who stands behind a pid that a GPU's driver tells."""
+"""Process behind a pid that a GPU driver reports."""
 
 import os
 from typing import NamedTuple
@@ -7,16 +7,16 @@ from exporter.machine.procfs import read_environment, read_proc_file
 
 
 class GpuProcessInfo(NamedTuple):
-    """A process on a GPU, as far as it can be looked at."""
+    """A process on a GPU, as far as it can be read."""
 
     name: str
     uid: int
     job_id: str | None = None
-    rank: int | None = None  # of the worker that it belongs to, as its environment says
+    rank: int | None = None  # rank of its worker, from its environment
 
 
 def read_gpu_process(pid: int, proc: str = "/proc") -> GpuProcessInfo | None:
-    """The process with this pid; None when there is none here, as for one of another pid namespace."""
+    """Read the process with this pid; None if it is not visible, such as one in another pid namespace."""
     try:
         uid = os.stat(f"{proc}/{pid}").st_uid
         name = read_proc_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
@@ -30,7 +30,7 @@ def read_gpu_process(pid: int, proc: str = "/proc") -> GpuProcessInfo | None:
 
 
 def read_namespace_pids(pid: int, proc: str = "/proc") -> tuple[int, ...]:
-    """The pids of a process from this pid namespace inwards (``NSpid``); one where it is in this one."""
+    """Pids of a process from this pid namespace inwards (``NSpid``); a single one if it is in this namespace."""
     try:
         text = read_proc_file(f"{proc}/{pid}/status", 8192)
     except OSError:

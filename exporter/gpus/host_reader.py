@@ -1,8 +1,8 @@
-"""GPUs read on one thread, which is given up and replaced when a call about a device does not come back.
+"""GPU readings on one thread, which is replaced when a call about a device hangs.
 
-A driver answers one call at a time, so a second thread would gain nothing; but a sick GPU can hold a call for ever, and
-nothing ends the thread that waits. Such a device is asked no more until its call is back; the others go on, and
-whoever looks waits no longer than it says.
+A driver answers one call at a time, so a second thread would not help. A faulty GPU can block a call for ever, and a
+blocked thread cannot be stopped. That device is not read again until the call returns. Other devices continue, and no
+caller waits longer than it asked to.
 """
 
 import logging
@@ -25,22 +25,22 @@ from exporter.gpus.records import (
 )
 from exporter.machine.thread_name import name_thread
 
-CALL_S = 2.0  # how long one part of a look at one device may take
-OPEN_S = 30.0  # how long the driver may take to find its devices: without persistence mode each is started then
-SETTLED_S = 60.0  # a driver that is replaced after being read for so long is opened anew as soon as one that never was
-EVENT_WAIT_S = 0.5  # how long the thread for events waits in the driver, and so how long the end may take
+CALL_S = 2.0  # longest time for one part of one device
+OPEN_S = 30.0  # longest time to list devices: without persistence mode, each is initialized then
+SETTLED_S = 60.0  # after this uptime a replaced driver is reopened quickly, as if it had never failed
+EVENT_WAIT_S = 0.5  # wait of the event thread in the driver, which bounds the time to close
 MOST_EVENTS = 1000
-ABSENT_S = 60.0  # until it is asked again whether there is a driver
-LEAST_RETRY_S, MOST_RETRY_S = 5.0, 300.0  # until a driver that fails is opened again: doubled each time
-EARLY = 0.8  # a look counts as due at this share of its interval: those who look have clocks of their own
+ABSENT_S = 60.0  # interval of attempts if there is no driver
+LEAST_RETRY_S, MOST_RETRY_S = 5.0, 300.0  # delay before a failing driver is reopened; doubled each time
+EARLY = 0.8  # share of its interval after which a reading is due, because callers have their own clocks
+# Most useful reasons first: the one to report if no reader opens.
 TELLING: tuple[DriverState, ...] = ("version_mismatch", "no_permission", "failing", "no_driver", "no_library")
-"""Which of several reasons is told when no reader opens: the first."""
 
 log = logging.getLogger("gpujob.gpus")
 
 
 class GpuHost:
-    """The GPUs of this machine; any thread may look."""
+    """The GPUs of this machine. Any thread may call the public methods."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class GpuHost:
         call_s: float = CALL_S,
         open_s: float = OPEN_S,
     ) -> None:
-        """``makes``: one for each vendor; the first whose reader opens is used.
+        """Set up the host; no GPU is read yet.
 
-        ``fast_s``: least time between two looks at the activity; ``medium_s``: between two at the processes;
-        ``slow_s``: between two at the condition and the list of GPUs.
+        ``makes``: one function per vendor; the first reader that opens is used. ``fast_s``, ``medium_s``, ``slow_s``:
+        shortest interval of activity, of processes, and of condition and GPU list.
         """
         self._makes = tuple(makes)
         self._clock = clock
@@ -66,8 +66,7 @@ class GpuHost:
             "activity": call_s + 3 * fast_s,
             "processes": 5 * medium_s,
             "condition": 5 * slow_s,
-        }
-        """How old what is told may be."""
+        }  # maximum age of published values
         self._changed = threading.Condition()
         self._thread: DriverCall | None = None
         self._late = LateCalls()
@@ -75,14 +74,12 @@ class GpuHost:
         self._driver: GpuDriver | None = None
         self._state: DriverState = "ok"
         self._words: str | None = None
-        self._told = False
-        """Whether the driver has said which GPUs there are, or why it says nothing."""
+        self._told = False  # whether the driver has listed its GPUs, or failed to
         self._seats: dict[str, DeviceTracker] = {}
         self._events: deque[GpuEvent] = deque(maxlen=MOST_EVENTS)
         self._absent: Mapping[str, str] = {}
         self._replaced = False
-        self._asked = 0
-        """Number of the round that was asked for last."""
+        self._asked = 0  # number of the last requested round
         self._served = 0
         self._round_due = NOW
         self._open_due = NOW
@@ -95,9 +92,9 @@ class GpuHost:
         self._let_go = False
 
     def look(self, wait_s: float) -> GpuReading:
-        """The present state of all GPUs, read now where it is due; what is not there after ``wait_s`` is as it was.
+        """Return the state of all GPUs, reading parts that are due for at most ``wait_s``.
 
-        Activity, processes and condition that are too old are left out.
+        Parts not read in time keep earlier values. Values that are too old are left out.
         """
         end = time.monotonic() + wait_s
         with self._changed:
@@ -113,9 +110,9 @@ class GpuHost:
             return self._state_now()
 
     def close(self, wait_s: float) -> bool:
-        """Ask no more, and let go of the library; whether that was done in this time.
+        """Stop reading and close the library; return whether that succeeded within ``wait_s``.
 
-        It is not done while a call hangs: the process can end all the same, but never ends inside a call of itself.
+        A hanging call prevents that, and the process may exit anyway. Otherwise no driver call is in progress at exit.
         """
         with self._changed:
             self._closing.set()
@@ -125,18 +122,18 @@ class GpuHost:
             self._changed.notify_all()
             thread, now = self._thread, time.monotonic()
             if self._late.askers or (thread and thread.part is not None and now - thread.began > EVENT_WAIT_S):
-                return False  # what hangs is not waited for
+                return False  # never wait for a hanging call
         return self._closed.wait(wait_s) and self._let_go
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """Errors that the driver has told of, up to this moment; see ``GpuReading``."""
+        """Errors reported by the driver so far; see ``GpuReading``."""
         with self._changed:
             return tuple(self._events)
 
-    # -- those who look --------------------------------------------------------------------------
+    # -- callers -----------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Have a round begun if one is due."""
+        """Request a round if one is due."""
         now = self._clock.monotonic()
         if self._closing.is_set():
             return
@@ -148,7 +145,7 @@ class GpuHost:
         self._changed.notify_all()
 
     def _is_shut(self) -> bool:
-        """Whether the driver is to be opened, for the first time or anew."""
+        """Whether the driver must be opened or reopened."""
         return self._reader is None or self._replaced
 
     def _start(self) -> None:
@@ -156,14 +153,14 @@ class GpuHost:
         threading.Thread(target=self._run, args=(self._thread,), name="gpus", daemon=True).start()
 
     def _watch(self, now: float) -> float:
-        """Give the thread up if its call takes too long; seconds until that may be so."""
+        """Abandon the thread if its call takes too long; return the seconds until the next check."""
         for late in self._late.blame(now, self._call_s):
             self._blame(late)
         thread = self._thread
         if thread is None or thread.part is None:
             return self._call_s / 4
         if thread.part == "open":
-            return self._call_s  # without a driver there is nothing to go on with
+            return self._call_s  # nothing else can be read without a driver
         left = thread.began + (self._call_s if self._seats else self._open_s) - now
         if left > 0:
             return left
@@ -171,7 +168,7 @@ class GpuHost:
         if thread.seat is not None:
             thread.seat.given_up += 1
         elif self._seats:
-            self._gpus_due = self._clock.monotonic() + self._slow_s  # those that are known come first
+            self._gpus_due = self._clock.monotonic() + self._slow_s  # known GPUs first
         self._late.add(thread)
         if thread.blamed:
             self._blame(thread)
@@ -182,7 +179,7 @@ class GpuHost:
         return self._call_s / 4
 
     def _blame(self, late: DriverCall) -> None:
-        """Note that what it asks for hangs."""
+        """Record that the object of this call hangs."""
         if late.seat is not None and late.part is not None:
             late.seat.hang(late.part, self._clock.monotonic())
         else:
@@ -210,7 +207,7 @@ class GpuHost:
             tells_events=self._reader is not None and not self._replaced and self._reader.tells_events(),
         )
 
-    # -- the thread that asks --------------------------------------------------------------------
+    # -- reading thread ----------------------------------------------------------------------------
 
     def _run(self, me: DriverCall) -> None:
         while True:
@@ -232,7 +229,7 @@ class GpuHost:
         self._closed.set()
 
     def _next(self, me: DriverCall) -> bool:
-        """Choose what to ask for; False when nothing is due in this round."""
+        """Choose the next read; return False if none is due in this round."""
         if self._served == self._asked:
             return False
         now, me.reader = self._clock.monotonic(), self._reader
@@ -244,7 +241,7 @@ class GpuHost:
             return True
         able = [seat for seat in self._seats.values() if not seat.given_up and now >= seat.not_before]
         if any(seat.hung for seat in able):
-            able.sort(key=lambda seat: seat.times_hung(now))  # those that have hung come last
+            able.sort(key=lambda seat: seat.times_hung(now))  # those that hung most come last
         for seat in able:
             if seat.round < self._asked:
                 me.part, me.seat, seat.round = "activity", seat, self._asked
@@ -261,7 +258,7 @@ class GpuHost:
         return False
 
     def _do(self, me: DriverCall) -> None:
-        """Ask, and note what comes; of a thread that was given up meanwhile nothing is noted."""
+        """Read and record the result, unless the thread has been abandoned meanwhile."""
         part, seat, reader = me.part, me.seat, me.reader
         told: object
         absent: Mapping[str, str] | None = None
@@ -288,7 +285,7 @@ class GpuHost:
                 self._note_open(told)
                 return
             if self._is_shut():
-                return  # it was replaced meanwhile
+                return  # the driver was replaced meanwhile
             self._absent = self._absent if absent is None else absent
             if isinstance(told, GpuDriverReplaced):
                 self._replace(told)
@@ -296,12 +293,12 @@ class GpuHost:
                 self._note(seat, part, told)
             else:
                 self._note_gpus(told)
-                self._changed.notify_all()  # from now on a call that hangs is known sooner
+                self._changed.notify_all()  # hanging calls are now detected sooner
 
     def _open(self) -> tuple[GpuReader, GpuDriver]:
-        """The first reader that opens; raises GpuUnavailable with the reason that says most.
+        """Return the first reader that opens; raises GpuUnavailable with the most useful reason.
 
-        The library is let go of before, where it was open already: what it knows is of another driver.
+        A reader that is already open is closed first, because it belongs to an earlier driver.
         """
         if not self._leave():
             raise GpuUnavailable(self._state, self._words or "")
@@ -367,13 +364,13 @@ class GpuHost:
             interval_s = self._medium_s if part == "processes" else self._slow_s
             places = list(self._seats.values())
             if part not in seat.read and seat in places:
-                # After the first time the GPUs take turns, so that each round has as much to do.
+                # After the first time, spread the GPUs over the interval, so that all rounds have equal work.
                 interval_s *= (places.index(seat) + 1) / len(places)
             seat.due[part] = now + interval_s
         seat.note(part, told, now, self._clock.time(), self._medium_s)
 
     def _replace(self, error: GpuDriverReplaced) -> None:
-        """Have the driver opened anew, after a while that is longer each time."""
+        """Reopen the driver after a delay that doubles each time."""
         if self._state != "version_mismatch":
             log.warning("the driver was replaced: %s", error)
         now = self._clock.monotonic()
@@ -387,7 +384,7 @@ class GpuHost:
         self._changed.notify_all()
 
     def _came_back(self, me: DriverCall) -> None:
-        """Ask a device again, a while after its call is back; the thread itself ends."""
+        """Allow reads of the device again after a pause; the thread ends."""
         self._late.askers.remove(me)
         self._late.note_answer(time.monotonic())
         if me.seat is not None:
@@ -395,7 +392,7 @@ class GpuHost:
             if me.blamed:
                 me.seat.come_back(self._clock.monotonic(), self._medium_s, self._slow_s)
 
-    # -- events, and the end ---------------------------------------------------------------------
+    # -- events and closing ------------------------------------------------------------------------
 
     def _listen(self, reader: GpuReader) -> None:
         name_thread("gpu-events")
@@ -417,10 +414,10 @@ class GpuHost:
                 with self._changed:
                     self._events.extend(events)
             elif time.monotonic() - began < EVENT_WAIT_S / 2:
-                self._closing.wait(EVENT_WAIT_S)  # one that has no events, or fails at once
+                self._closing.wait(EVENT_WAIT_S)  # for a reader without events, or one that fails immediately
 
     def _leave(self) -> bool:
-        """Close the reader, if nobody else is in it."""
+        """Close the reader if no other thread is in it; return whether it is closed."""
         if self._reader is None:
             return True
         if self._late.askers:

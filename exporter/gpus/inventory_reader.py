@@ -1,11 +1,11 @@
-"""The GPUs of this machine, their memory and their driver, by NVML."""
+"""GPUs of this machine through NVML: names, memory and driver."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class InventoryGpu:
-    """One GPU at one look."""
+    """One GPU at one reading."""
 
     index: int
     name: str
@@ -15,7 +15,7 @@ class InventoryGpu:
 
 @dataclass(frozen=True)
 class GpuInventory:
-    """What the driver says. ``cuda`` is the newest version it supports, as (major, minor)."""
+    """GPUs and versions; ``cuda`` is the newest supported version, as (major, minor)."""
 
     driver: str
     cuda: tuple[int, int]
@@ -23,7 +23,7 @@ class GpuInventory:
 
 
 def read_gpu_inventory() -> GpuInventory | str:
-    """The inventory, or why there is none."""
+    """Read the inventory; return the reason if there is none."""
     try:
         import pynvml  # lazy: costs time and memory, and most machines that ask have no GPU
     except ImportError as error:
@@ -41,7 +41,7 @@ def read_gpu_inventory() -> GpuInventory | str:
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 free, total = int(memory.free), int(memory.total)
             except pynvml.NVMLError_NotSupported:
-                free = total = 0  # memory that is the host's own
+                free = total = 0  # the GPU uses the host's memory
             gpus.append(InventoryGpu(index, _text(pynvml.nvmlDeviceGetName(handle)), free, total))
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         return GpuInventory(driver, (version // 1000, version % 1000 // 10), tuple(gpus))
@@ -52,5 +52,5 @@ def read_gpu_inventory() -> GpuInventory | str:
 
 
 def _text(value: object) -> str:
-    """Older versions of the library give bytes."""
+    """Decode text, which older versions of the library return as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

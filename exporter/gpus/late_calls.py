@@ -1,7 +1,7 @@
-"""Threads that ask about GPUs and are late: whose doing it is, a device's or the driver's.
+"""Calls that hang, attributed to a device or to the driver.
 
-The driver may hold a lock while a call about one device hangs: then the calls about others hang too, and say nothing of
-those.
+The driver may hold a lock while a call about one device hangs. Calls about other devices then hang too, without being
+at fault.
 """
 
 from dataclasses import dataclass, field
@@ -9,42 +9,42 @@ from dataclasses import dataclass, field
 from exporter.gpus.device_state_reader import DeviceTracker, Part
 from exporter.gpus.records import GpuReader
 
-MOST_LATE = 3  # threads that hang, before nothing more is asked
+MOST_LATE = 3  # hanging threads before reads stop
 
 
 @dataclass(eq=False)
 class DriverCall:
-    """A thread that asks: whom and for what, and since when. Moments are those of the machine's clock."""
+    """A reading thread and its present call. Times are of `time.monotonic`."""
 
     part: Part | None = None
     seat: DeviceTracker | None = None
     reader: GpuReader | None = None
     began: float = 0.0
-    late: bool = False  # whether it was given up
-    blamed: bool = False  # whether what it asks for is at fault, and not what hung before it
+    late: bool = False  # whether it was abandoned
+    blamed: bool = False  # whether its own device is at fault, not an earlier hanging call
+    # When the driver first answered another thread after this one was abandoned; None if not yet.
     answer: float | None = None
-    """When the driver answered another thread after this one was given up; None while it has not."""
 
 
 @dataclass
 class LateCalls:
-    """Those that were given up and are not back."""
+    """Abandoned calls that have not returned."""
 
     askers: list[DriverCall] = field(default_factory=list)
 
     def add(self, asker: DriverCall) -> None:
-        """Give one up. It is to blame where the driver has answered since the last one, if there is one."""
+        """Add an abandoned call. It is at fault if the driver has answered since each earlier one."""
         asker.late = True
         asker.blamed = all(other.answer is not None for other in self.askers)
         self.askers.append(asker)
 
     def note_answer(self, now: float) -> None:
-        """The driver has answered: those who are out may have waited for it, and can come back now."""
+        """Record that the driver answers, so a lock is no longer the reason for the hanging calls."""
         for asker in self.askers:
             asker.answer = now if asker.answer is None else asker.answer
 
     def blame(self, now: float, after_s: float) -> list[DriverCall]:
-        """Those who are to blame from now on: the driver answers others for so long, and not them."""
+        """Mark and return calls that hang although the driver has answered others for ``after_s``."""
         found = [it for it in self.askers if not it.blamed and it.answer is not None and now - it.answer > after_s]
         for asker in found:
             asker.blamed = True
@@ -52,10 +52,10 @@ class LateCalls:
 
     @property
     def full(self) -> bool:
-        """Whether nobody more may ask."""
+        """Whether no more threads may be started."""
         return len(self.askers) >= MOST_LATE
 
     @property
     def driver_hangs(self) -> bool:
-        """Whether the driver answers nobody: two are out one directly after the other, or as many as may be."""
+        """Whether the driver answers no call: two hang without an answer in between, or the limit is reached."""
         return self.full or sum(asker.answer is None for asker in self.askers) > 1

@@ -1,47 +1,46 @@
-"""What is read of GPUs, in base units, and who reads it: one ``GpuReader`` for each vendor's library.
+"""Values read from GPUs, in base units, and the ``GpuReader`` protocol for one vendor's library.
 
-None of a value means that this device or driver does not tell it; it is never 0 in its place.
+None means that the device or driver does not report a value; it is never replaced by 0.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+# Reasons for reduced clocks. From NVML: software power cap, software and hardware thermal slowdown, power brake of the
+# board, and a group of boards that run at one clock.
 ThrottleReason = Literal["power_cap", "thermal", "hw_thermal", "hw_power_brake", "sync_boost"]
-"""Why clocks are held down: NVML's software power cap, software and hardware thermal slowdown, the power brake of the
-board, and the group of boards that run at one clock."""
 THROTTLE_REASONS: tuple[ThrottleReason, ...] = ("power_cap", "thermal", "hw_thermal", "hw_power_brake", "sync_boost")
 
+# Action that the driver requests before the GPU can be used again.
 RecoveryAction = Literal["none", "reset", "reboot", "drain_p2p", "drain_and_reset"]
-"""What the driver asks for before the GPU can be used again."""
 
+# Whether GPUs can be read; no library or driver is ordinary on a machine without GPUs.
 DriverState = Literal["ok", "no_library", "no_driver", "no_permission", "version_mismatch", "failing", "hanging"]
-"""Whether GPUs can be read at all. Without a library or a driver there are none, which is ordinary."""
 
+# Fallen off the bus; readable only after a reset; or a call hangs.
 DeviceState = Literal["ok", "lost", "reset_required", "hanging"]
-"""Fallen off the bus; readable only after a reset; or a call about it has not come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance of it: a unit that a process can be given alone."""
+    """One GPU, or one MIG instance of it."""
 
-    uuid: str  # `GPU-...` or `MIG-...`; never changes, and is the same for everybody
-    index: str  # position among those that this process sees; of a MIG instance `0:1`, GPU and MIG device
+    uuid: str  # `GPU-...` or `MIG-...`; never changes and is the same for all processes
+    index: str  # position among the visible GPUs; for a MIG instance `0:1`, GPU and MIG device
     vendor: str
     name: str = ""
-    pci_bus_id: str | None = None  # `0000:3b:00.0` in lower case; of a MIG instance that of its GPU
-    parent: str | None = None  # of a MIG instance the UUID of its GPU
-    gpu_instance: int | None = None
-    """Of a MIG instance the number of the part of its GPU that it has, alone or with other instances."""
-    mig: bool = False  # of a GPU: whether it is divided, and has nothing that processes use but its instances
+    pci_bus_id: str | None = None  # such as `0000:3b:00.0`, lower case; a MIG instance has that of its GPU
+    parent: str | None = None  # UUID of the GPU of a MIG instance
+    gpu_instance: int | None = None  # of a MIG instance; several instances may share one GPU instance
+    mig: bool = False  # whether a GPU is divided, so that processes use only its instances
     persistence: bool | None = None
     memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """What a GPU does at one moment: cheap to read, each second; what changes slowly may be some seconds older."""
+    """Activity of a GPU, read every second. Slow values may be some seconds older."""
 
     utilization_ratio: float | None = None
     memory_utilization_ratio: float | None = None
@@ -55,8 +54,8 @@ class GpuActivity:
     memory_temperature_c: float | None = None
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None
+    # Seconds since the driver was loaded, or since the reader started if the driver reports only states.
     throttle_s: Mapping[ThrottleReason, float] = field(default_factory=dict)
-    """Time with clocks held down since the driver was loaded, or since the reader began where only states are told."""
     sm_activity_ratio: float | None = None
     tensor_activity_ratio: float | None = None
     dram_activity_ratio: float | None = None
@@ -67,13 +66,13 @@ class GpuActivity:
 
     @property
     def busy_ratio(self) -> float | None:
-        """Utilization, or of a MIG instance, which tells none, the activity of its multiprocessors."""
+        """Utilization, or SM activity for a MIG instance, which has no utilization."""
         return self.utilization_ratio if self.utilization_ratio is not None else self.sm_activity_ratio
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """One process on a GPU, its pid as the driver tells it."""
+    """One process on a GPU, with the pid that the driver reports."""
 
     pid: int
     memory_bytes: int | None = None
@@ -83,16 +82,16 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuCondition:
-    """How a GPU is: counters of faults and links, once a minute."""
+    """Condition of a GPU: counters of faults and links, once a minute."""
 
     ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None  # since the driver was loaded (volatile)
+    ecc_uncorrected: int | None = None  # both since the driver was loaded (volatile)
     rows_remapped_corrected: int | None = None
     rows_remapped_uncorrected: int | None = None
     row_remap_pending: bool | None = None
     row_remap_failure: bool | None = None
     pages_retired_corrected: int | None = None
-    pages_retired_uncorrected: int | None = None  # Single-bit and double-bit; of GPUs before Ampere
+    pages_retired_uncorrected: int | None = None  # single-bit and double-bit, on GPUs before Ampere
     pages_pending: bool | None = None
     recovery_action: RecoveryAction | None = None
     pcie_replays: int | None = None
@@ -108,19 +107,18 @@ class GpuCondition:
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """An error that the driver has told of (NVIDIA's Xid)."""
+    """An error that the driver reported (NVIDIA's Xid)."""
 
     uuid: str
     xid: int
-    time: float  # epoch seconds at which it was told; the driver gives no time of its own
-    pid: int | None = None  # of the process that it names, as the kernel's log does
-    gpu_instance: int | None = None
-    """Of a GPU that is divided the part that has it (``Gpu.gpu_instance``), where one alone does."""
+    time: float  # epoch seconds of the report; the driver gives no time
+    pid: int | None = None  # from the kernel log, if it names a process
+    gpu_instance: int | None = None  # the part with the error (`Gpu.gpu_instance`), if only one is affected
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDriver:
-    """What reads the GPUs: versions as the vendor writes them, CUDA's (ROCm's) as ``12.8``."""
+    """Driver of the GPUs, with versions as the vendor writes them; CUDA or ROCm as ``12.8``."""
 
     vendor: str
     version: str | None = None
@@ -128,7 +126,7 @@ class GpuDriver:
 
 
 class GpuUnavailable(Exception):
-    """There is nothing to read GPUs with: why, in the words of ``DriverState`` and of the library."""
+    """No GPUs can be read; carries a ``DriverState`` and the library's message."""
 
     def __init__(self, state: DriverState, words: str) -> None:
         super().__init__(words)
@@ -136,7 +134,7 @@ class GpuUnavailable(Exception):
 
 
 class GpuFailed(Exception):
-    """One device cannot be read: it is lost, or needs a reset."""
+    """One device cannot be read: it is lost or needs a reset."""
 
     def __init__(self, state: DeviceState, words: str) -> None:
         super().__init__(words)
@@ -144,60 +142,63 @@ class GpuFailed(Exception):
 
 
 class GpuDriverReplaced(Exception):
-    """The driver was unloaded or replaced under us: the library must be opened anew, if need be by a new process."""
+    """The driver was unloaded or replaced. The library must be reopened, possibly by a new process."""
 
 
 class GpuReader(Protocol):
-    """A vendor's library. Every call may block, may never return, and comes from one thread at a time.
+    """A vendor's library. Every call may block or never return; one thread calls at a time.
 
-    What a device or a driver cannot tell is found out once, and not asked for again. A call about a device raises
-    GpuFailed when that device is at fault, DriverReplaced when the library can no longer be used.
+    Unsupported calls are found once and not repeated. A call about a device raises GpuFailed if that device is at
+    fault. Any call raises GpuDriverReplaced if the library is no longer usable.
     """
 
     vendor: str
 
     def open(self) -> GpuDriver:
-        """Load the library and begin; raises GpuUnavailable."""
+        """Load the library; raises GpuUnavailable."""
         ...
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs that this process sees, each followed by its MIG instances; one that is lost since stays in the list."""
+        """Visible GPUs, each followed by its MIG instances. A GPU lost later stays in the list."""
         ...
 
     def activity(self, gpu: Gpu) -> GpuActivity: ...
 
     def processes(self, gpu: Gpu) -> tuple[GpuProcess, ...] | None:
-        """None when the driver does not tell: no list, which is not an empty one."""
+        """Processes on a GPU; None if the driver does not list them."""
         ...
 
     def condition(self, gpu: Gpu) -> GpuCondition: ...
 
     def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
-        """Errors since the last call, or none after that time; called on a second thread of its own."""
+        """Errors since the previous call, waiting at most ``timeout_s``. Called on a separate thread."""
         ...
 
     def tells_events(self) -> bool:
-        """Whether errors of some GPU at least will be told; True before it was tried. On any thread, without a call."""
+        """Whether errors of at least one GPU are reported; True until known.
+
+        Any thread may ask, and it never blocks.
+        """
         ...
 
     def absent(self) -> Mapping[str, str]:
-        """Calls that are not asked for again and why, by name, for people."""
+        """Unsupported calls by name, with the reason as text."""
         ...
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Close the library."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU at one look; of each part the last that was read, and when in epoch seconds where that matters."""
+    """One GPU at one reading: the last value of each part, with epoch seconds where they matter."""
 
     gpu: Gpu
     state: DeviceState = "ok"
-    words: str | None = None  # of a device that is not ok: what the driver says
+    words: str | None = None  # the driver's message if the state is not ok
     activity: GpuActivity | None = None
-    processes: tuple[GpuProcess, ...] | None = None  # None: not read yet, or nobody tells
+    processes: tuple[GpuProcess, ...] | None = None  # None if not read yet or unavailable
     processes_time: float | None = None
     condition: GpuCondition | None = None
     condition_time: float | None = None
@@ -205,22 +206,20 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """All GPUs that this process sees, at one moment."""
+    """All GPUs visible to this process, at one time."""
 
     time: float
     state: DriverState
     words: str | None = None
     driver: GpuDriver | None = None
     gpus: tuple[GpuState, ...] = ()
-    events: tuple[GpuEvent, ...] = ()  # all since the reader began, the oldest first; at most the last thousand
+    events: tuple[GpuEvent, ...] = ()  # since the reader started, oldest first, at most the last thousand
     absent: Mapping[str, str] = field(default_factory=dict)
-    replaced: bool = False
-    """Whether the driver is another one than this process has opened, which a new process may be able to read."""
-    ready: bool = True  # false while the driver has not yet told which GPUs there are, nor that there are none
-    tells_events: bool = False
-    """Whether the driver would tell of an error; False where no GPU of this machine has events."""
+    replaced: bool = False  # whether the driver was replaced; a new process may be able to read it
+    ready: bool = True  # false until the driver has listed its GPUs, or reported that there are none
+    tells_events: bool = False  # whether the driver reports errors of at least one GPU
 
 
 GIB = 1 << 30
+# Phrases that follow the name of a device.
 STATE_WORDS = {"lost": "is lost", "reset_required": "needs a reset", "hanging": "does not answer"}
-"""Of a device that is not ok, after its name."""

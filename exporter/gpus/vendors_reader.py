@@ -1,14 +1,14 @@
-"""Vendors whose GPUs can be read, in the order in which they are looked for.
+"""Vendors whose GPUs can be read, in order of search.
 
 To add one:
 
-1. One file ``exporter/gpus/<vendor>/reader.py`` with a ``GpuReader`` (``exporter/gpus/records.py``): base units,
-   None for what is unknown, the vendor's package imported in ``open`` alone.
-2. One function and one entry below, and the package's name in ``tests/test_layers.py``.
-3. A fake of the package, and a subclass of the tests in ``tests/exporter/gpus/gpu_reader_contract.py``, which every
-   reader must pass. Then run ``pytest tests/exporter/gpus/<vendor> tests/test_layers.py``.
+1. Write ``exporter/gpus/<vendor>/reader.py`` with a ``GpuReader`` (``exporter/gpus/records.py``): base units, None for
+   unknown values, the vendor's package imported only in ``open``.
+2. Add a function and an entry below, and the package's name in ``tests/test_layers.py``.
+3. Add a fake of the package, and a subclass of the tests in ``tests/exporter/gpus/gpu_reader_contract.py``. Then run
+   ``pytest tests/exporter/gpus/<vendor> tests/test_layers.py``.
 
-Collectors know the records alone, so that series, health and findings need nothing more.
+Collectors use only the records, so series, health and findings need no change.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from exporter.gpus.records import GpuReader
 
 
 def open_nvidia() -> GpuReader:
-    """NVIDIA's, by NVML."""
-    from exporter.gpus.nvidia.reader import NvmlReader  # lazy: only the vendor that is there costs memory
+    """Reader for NVIDIA GPUs, through NVML."""
+    from exporter.gpus.nvidia.reader import NvmlReader  # lazy: only the installed vendor costs memory
 
     return NvmlReader()
 
 
 def open_amd() -> GpuReader:
-    """AMD's, by amdsmi."""
-    from exporter.gpus.amd.reader import AmdReader  # lazy: only the vendor that is there costs memory
+    """Reader for AMD GPUs, through amdsmi."""
+    from exporter.gpus.amd.reader import AmdReader  # lazy: only the installed vendor costs memory
 
     return AmdReader()
 

@@ -1,1 +1,1 @@
-"""AMD GPUs, read by amdsmi."""
+"""AMD GPUs, read through amdsmi."""

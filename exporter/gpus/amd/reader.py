@@ -1,13 +1,13 @@
-"""AMD GPUs, by AMD's Python package ``amdsmi`` (ROCm 6 and 7) where it is installed.
+"""AMD GPUs, read through AMD's Python package ``amdsmi`` (ROCm 6 and 7).
 
 Names, keys and units follow the package's Python API reference
-(https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html) and ``amdsmi.h``. What the reference
-does not say, and is met all the same:
+(https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html) and ``amdsmi.h``. The reference does
+not mention:
 
-- The library reads files of the driver, and a file that is missing is "not supported". A GPU that is gone, or that is
-  being reset, is therefore not told from one that never knew: it is lost when nothing that answered before does now.
-- ``amdsmi_get_violation_status`` waits 100 ms within the call, ``amdsmi_get_gpu_pci_throughput`` a second: not used.
-- There is no event with a number, as NVIDIA's Xid, and no count of errors of links.
+- The library reads files of the driver and reports a missing file as "not supported". A GPU that is gone or in a reset
+  therefore looks like one without the feature. It counts as lost when all calls fail that succeeded before.
+- ``amdsmi_get_violation_status`` waits 100 ms and ``amdsmi_get_gpu_pci_throughput`` a second, so neither is used.
+- There are no numbered events like NVIDIA's Xid, and no counts of link errors.
 """
 
 import contextlib
@@ -55,54 +55,51 @@ from exporter.gpus.records import (
 INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_MODULE, FAIL_LOAD_SYMBOL = 1, 2, 3, 4, 5
 TIMEOUT, RETRY, NO_PERM, INTERRUPT, OUT_OF_RESOURCES, DIRECTORY_NOT_FOUND = 8, 9, 10, 11, 15, 20
 BUSY, NOT_INIT, NO_SLOT, DRIVER_NOT_LOADED, FILE_NOT_FOUND = 30, 32, 33, 34, 52
+# Permanent statuses (`amdsmi_status_t`): the call is not repeated.
 NEVER = frozenset({INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_SYMBOL, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND})
-"""Statuses (``amdsmi_status_t``) of calls that are not worth a second try."""
+# The driver was unloaded or replaced; a single call may also return them for other reasons.
 GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
-"""Statuses of a driver that was unloaded or replaced; one call may give them for a reason of its own."""
-PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})
-"""Statuses that say nothing of the device."""
-TRIES = 3  # after so many failures a call that has never answered is not asked for again, whatever it says
+PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})  # say nothing about the device
+TRIES = 3  # failures before a call that has never succeeded is not repeated, whatever its status
 
 VRAM = "AmdSmiMemoryType.VRAM"
 NOW = "AmdSmiTemperatureMetric.CURRENT"
 PROCESSES = "amdsmi_get_gpu_process_list"
 METRICS = "amdsmi_get_gpu_metrics_info"
+# The package makes about 700 Python values of this table (0.4 ms). The counters we need accumulate meanwhile.
 METRICS_INTERVAL_S = 10.0
-"""The package makes some 700 Python values of this table (0.4 ms); what is read of it adds up meanwhile."""
 
 _HIP_UUID = re.compile(r"GPU-(?!0+$)[0-9a-fA-F]{8,}")
 
 
 @dataclass(slots=True)
 class _AmdDevice:
-    """One handle of the library, what it has answered to and what it never will."""
+    """One handle of the library, with calls that succeeded and calls that never will."""
 
     handle: object
     answered: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] | None = None  # as told last
-    untold: int = 0  # looks since then
+    processes: tuple[GpuProcess, ...] | None = None  # as last reported
+    untold: int = 0  # failed reads since then
     throttled: AmdThrottleTime = field(default_factory=AmdThrottleTime)
     throttle_due: float = -math.inf
 
 
 class _AmdCalls:
-    """Calls about one device in one go, and what their failures mean together."""
+    """One batch of calls about a device; their failures are evaluated together."""
 
     def __init__(self, library: Any, device: _AmdDevice) -> None:
         self._library = library
         self._device = device
         self._answers = 0
-        self._silent: list[str] = []
-        """Words of calls that answered before and do not now."""
-        self._refused: list[tuple[str, str, bool]] = []
-        """Calls that have never answered: name, words, and whether a second try is worth it."""
+        self._silent: list[str] = []  # messages of calls that succeeded earlier and fail now
+        self._refused: list[tuple[str, str, bool]] = []  # calls that never succeeded: name, message, whether to repeat
 
     def ask(self, name: str, *arguments: str | int) -> Any:
-        """What the package's function of this name returns for the device, or None.
+        """Result of a function of the package for the device, or None if it failed.
 
-        An argument ``"Enum.MEMBER"`` is looked up in the package, where it may be missing as the function may.
+        An argument ``"Enum.MEMBER"`` is looked up in the package, which may not have it.
         """
         device = self._device
         call = f"{name}({', '.join(map(str, arguments))})" if arguments else name
@@ -119,23 +116,24 @@ class _AmdCalls:
         return found
 
     def judge(self) -> None:
-        """Give up calls for good, or raise GpuFailed when nothing answers that did before."""
+        """Mark calls as unsupported, or raise GpuFailed if none of the working calls succeeds any more."""
         device = self._device
         if not self._answers and (self._silent or self._refused):
-            self.ask("amdsmi_get_gpu_memory_usage", VRAM)  # every driver tells it, unless the GPU is not there
+            # Every driver supports it, so it fails only if the GPU is gone.
+            self.ask("amdsmi_get_gpu_memory_usage", VRAM)
         if self._silent and not self._answers:
             raise GpuFailed("lost", self._silent[0])
         for call, words, again in self._refused:
             device.failures[call] = device.failures.get(call, 0) + 1
-            # Where nothing at all answers, the GPU may be in a reset, in which it refuses everything.
+            # If no call succeeds, the GPU may be in a reset, when it refuses everything.
             if device.failures[call] >= TRIES or (not again and self._answers):
                 device.absent[call] = words
 
     def _confirm(self) -> None:
-        """Raise DriverReplaced where the library says of all GPUs that it cannot be used."""
+        """Raise GpuDriverReplaced if the library is unusable for all GPUs."""
         try:
             self._library.amdsmi_get_processor_handles()
-        except Exception as error:  # the package's own Python may break too
+        except Exception as error:  # Python code of the package may fail too
             if _code(error) in GONE:
                 raise GpuDriverReplaced(_words(error)) from error
 
@@ -152,11 +150,11 @@ class _AmdCalls:
 
 
 class AmdReader:
-    """A ``GpuReader`` of AMD's GPUs, each partition of one as a GPU of its own.
+    """The ``GpuReader`` for AMD GPUs; each partition counts as a GPU.
 
-    The order is that of HIP and of ``ROCR_VISIBLE_DEVICES`` where the library tells it, else that of the bus, which
-    ``amd-smi`` shows; the two differ on some machines. UUIDs are those that HIP and ``ROCR_VISIBLE_DEVICES`` use
-    (``GPU-`` and the GPU's unique number) where they are told, else those of ``amd-smi``.
+    GPUs are in the order of HIP and ``ROCR_VISIBLE_DEVICES`` if known, else in bus order like ``amd-smi``; the two can
+    differ. UUIDs are those of HIP and ``ROCR_VISIBLE_DEVICES`` (``GPU-`` and the GPU's unique number) if known, else
+    those of ``amd-smi``.
     """
 
     vendor = "amd"
@@ -175,7 +173,7 @@ class AmdReader:
         library = _load()
         try:
             library.amdsmi_init()
-        except Exception as error:  # the package's own Python may break too
+        except Exception as error:  # Python code of the package may fail too
             raise GpuUnavailable(self._state(error), _words(error)) from error
         self._library = library
         try:
@@ -187,11 +185,11 @@ class AmdReader:
             raise GpuUnavailable("failing", _words(error)) from error
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs that were there when the library was opened; it does not look for them again."""
+        """GPUs present when the library was opened; it does not search again."""
         return self._gpus
 
     def activity(self, gpu: Gpu) -> GpuActivity:
-        """Power is ``average`` on MI200 and before and on graphics cards, ``instant`` on MI300 and later."""
+        """Read the activity. Power is an average up to MI200 and on graphics cards, instant from MI300 on."""
         look = self._look(gpu)
         use = table_value(look.ask("amdsmi_get_gpu_activity"))
         memory = look.ask("amdsmi_get_gpu_memory_usage", VRAM)
@@ -222,10 +220,10 @@ class AmdReader:
         )
 
     def processes(self, gpu: Gpu) -> tuple[GpuProcess, ...] | None:
-        """Processes with a compute queue; their share of the GPU's time is not told. None: nobody tells.
+        """Processes with a compute queue, without shares of time; None if unavailable.
 
-        Older libraries fail as a whole when one of them ends meanwhile or may not be looked into: for a few looks these
-        are then the ones that were told last.
+        In older libraries the call fails if a process ends meanwhile or is not readable. The last list is then repeated
+        for a few reads.
         """
         device, look = self._device(gpu), self._look(gpu)
         told = look.ask(PROCESSES)
@@ -240,7 +238,7 @@ class AmdReader:
         return device.processes
 
     def condition(self, gpu: Gpu) -> GpuCondition:
-        """Retired pages are those with errors that could not be corrected: AMD retires none for others."""
+        """Read the condition. Retired pages are those with uncorrectable errors; AMD retires no others."""
         look = self._look(gpu)
         errors = table_value(look.ask("amdsmi_get_gpu_total_ecc_count"))
         pages = bad_pages(look.ask("amdsmi_get_gpu_bad_page_info"))
@@ -269,7 +267,7 @@ class AmdReader:
         )
 
     def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
-        """Nothing, after that time: AMD has no numbered errors to wait for."""
+        """Wait and return nothing: AMD has no numbered errors."""
         self._closed.wait(timeout_s)
         return ()
 
@@ -277,7 +275,7 @@ class AmdReader:
         return False
 
     def absent(self) -> Mapping[str, str]:
-        """Calls that are not asked for again, why, and of which GPUs."""
+        """Unsupported calls by name, with reason and GPUs."""
         places: dict[tuple[str, str], list[str]] = {}
         for gpu in self._gpus:
             for name, reason in list(self._devices[gpu.uuid].absent.items()):
@@ -289,17 +287,17 @@ class AmdReader:
         return told
 
     def close(self) -> None:
-        """Let go of the library, and of who waits for events."""
+        """Close the library and wake the event thread."""
         library, self._library = self._library, None
         self._gpus, self._devices = (), {}
         self._closed.set()
         self._closed = threading.Event()
         if library is not None:
-            with contextlib.suppress(Exception):  # nothing is left to be done about it
+            with contextlib.suppress(Exception):  # nothing can be done about a failure
                 library.amdsmi_shut_down()
 
     def _state(self, error: Exception) -> DriverState:
-        """What a failed start means."""
+        """Driver state for a failed start."""
         states: dict[int | None, DriverState] = {
             DRIVER_NOT_LOADED: "no_driver",
             NO_PERM: "no_permission",
@@ -310,7 +308,7 @@ class AmdReader:
         return states.get(_code(error), other)
 
     def _list(self, devices: list[_AmdDevice]) -> None:
-        """Note the GPUs in HIP's order."""
+        """Set the GPUs, in HIP's order."""
         found: list[tuple[int | None, Gpu, _AmdDevice]] = []
         for device in devices:
             look = _AmdCalls(self._library, device)
@@ -320,7 +318,7 @@ class AmdReader:
             if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
                 uuid = text_value(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
             if any(uuid == other.uuid for _, other, _ in found):
-                uuid = f"{uuid}@{bus or len(found)}"  # partitions of one GPU have the number of the whole
+                uuid = f"{uuid}@{bus or len(found)}"  # partitions of a GPU share its number
             gpu = Gpu(
                 uuid,
                 "",
@@ -337,12 +335,12 @@ class AmdReader:
         self._gpus = tuple(replace(gpu, index=str(index)) for index, (_, gpu, _) in enumerate(found))
 
     def _driver(self, devices: list[_AmdDevice]) -> GpuDriver:
-        """Versions of the driver and of ROCm; the latter where the package tells it."""
+        """Versions of the driver and of ROCm, if known."""
         version = rocm = None
         if devices:
             told = table_value(_AmdCalls(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
             version = text_value(told.get("driver_version"))
-        with contextlib.suppress(Exception):  # it loads one more library, which need not be there
+        with contextlib.suppress(Exception):  # it loads another library, which may be missing
             known, words = self._library.amdsmi_get_rocm_version()
             rocm = ".".join(str(words).split(".")[:2]) if known else None
         return GpuDriver(self.vendor, version, rocm)
@@ -354,7 +352,7 @@ class AmdReader:
         return device
 
     def _throttle(self, look: _AmdCalls, gpu: Gpu) -> Mapping[ThrottleReason, float]:
-        """By the counters of the firmware, which MI300 and later have."""
+        """Seconds from the firmware's counters, which exist from MI300 on."""
         device, now = self._device(gpu), self._clock.monotonic()
         if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
@@ -367,10 +365,10 @@ class AmdReader:
 
 
 def _load() -> Any:
-    """The package with its library; raises GpuUnavailable."""
+    """Load the package with its library; raises GpuUnavailable."""
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):  # it prints that it does not find its library, and then breaks
+        with contextlib.redirect_stdout(said):  # it prints that its library is missing, and then fails
             import amdsmi  # lazy: costs time and memory, and most machines have no such GPU
     except AttributeError as error:
         raise GpuUnavailable("version_mismatch", f"amdsmi is not of its library's version: {error}") from error
@@ -387,18 +385,18 @@ def _argument(library: Any, argument: str | int) -> Any:
 
 
 def _code(error: Exception) -> int | None:
-    """The library's status; None of what the package itself raises."""
+    """Status of the library; None for exceptions of the package itself."""
     code = getattr(error, "err_code", None)
     return code if isinstance(code, int) else None
 
 
 def _words(error: Exception) -> str:
-    """What the package says of the status, or what broke in it."""
+    """Message of the status or exception."""
     return str(getattr(error, "err_info", None) or f"{type(error).__name__}: {error}")
 
 
 def _process(entry: Mapping[str, Any]) -> GpuProcess | None:
-    """Memory of the driver's account of the process, else of KFD's."""
+    """Process with its memory according to the driver, else to KFD."""
     pid, memory = entry.get("pid"), table_value(entry.get("memory_usage"))
     if not isinstance(pid, int) or not 0 < pid < 0xFFFFFFFF:
         return None

@@ -1,35 +1,38 @@
-"""What has gone on at a GPU for a while, from looks at it: each keeps little, whatever the time."""
+"""Recent history of one GPU's readings: how long conditions last, clocks, throttling and memory growth."""
 
 from collections import deque
 from collections.abc import Mapping
 
 from exporter.files.disks.forecast import DiskForecast
 
-GAP_S = 30.0  # two looks further apart than this tell nothing of the time between them
+GAP_S = 30.0  # longest gap between two readings; across a longer one the history restarts
 
 CLOCK_S = 180.0
-CLOCK_STEP_S = 5.0  # over so long a clock is averaged, from readings so far apart, ...
-CLOCK_BUSY = 0.8  # ... of which so many must have been taken at work: an idle GPU lowers its clock
+CLOCK_STEP_S = 5.0  # readings of the clock are at least this far apart; the mean covers `CLOCK_S`
+CLOCK_BUSY = 0.8  # share of those readings that must be under load, because an idle GPU lowers its clock
 
 THROTTLE_S = 300.0
 THROTTLE_STEP_S = 10.0
 
-GROWTH_S = 600.0  # growth for less than this is how work begins: allocators fill their caches, batches become longer
+GROWTH_S = 600.0  # shorter growth is ordinary warm-up: allocators fill their caches, batches become longer
 GROWTH_COURSE_S = 3600.0
 GROWTH_STEP_S = 30.0
+# Growth from the middle to the last third must be at least this share of the earlier growth, else it levels off.
 GROWTH_GOES_ON = 0.5
-"""From the second to the last third of its course it grows by at least so much of before, or it levels off."""
 
 
 class ConditionTimer:
-    """Since when something has held at every look."""
+    """Time for which a condition has been true at every reading."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._seen: float | None = None
 
     def look(self, now: float, holds: bool | None) -> None:
-        """Whether it holds now; None where that is not known, which ends it only when it goes on."""
+        """Record whether the condition is true now.
+
+        None means unknown. Unknown readings do not end the condition unless they last longer than `GAP_S`.
+        """
         if self._seen is not None and not 0 <= now - self._seen <= GAP_S:
             self._since = self._seen = None
         if holds is None:
@@ -41,31 +44,29 @@ class ConditionTimer:
             self._since = now
 
     def reset(self) -> None:
-        """What has held so far does not count."""
+        """Restart the measured time at the next reading."""
         self._since = None
 
     def is_known(self, now: float) -> bool:
-        """Whether it has been known lately."""
+        """Whether the condition was known within the last `GAP_S`."""
         return self._seen is not None and 0 <= now - self._seen <= GAP_S
 
     @property
     def lasted_s(self) -> float:
-        """For how long it has held at the last look at which that was known; 0 where it does not."""
+        """Seconds from the start of the condition to the last known reading; 0 if it was false then."""
         return 0.0 if self._since is None or self._seen is None else self._seen - self._since
 
 
 class ClockHistory:
-    """The clock of a GPU at work, over the last minutes."""
+    """Clock of a GPU under load, over the last `CLOCK_S`."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, float | None]] = deque()
-        self._known = 0
-        """How many of them were taken at work,"""
-        self._sum = 0.0
-        """and what these come to: whole numbers, so that nothing is lost as they come and go."""
+        self._known = 0  # readings taken under load
+        self._sum = 0.0  # sum of those readings; whole numbers of hertz, so adding and subtracting is exact
 
     def look(self, now: float, hz: float | None) -> None:
-        """A reading; None while it does not work."""
+        """Add a reading; None while the GPU is not under load."""
         readings = self._readings
         if readings and not 0 <= now - readings[-1][0] <= GAP_S:
             readings.clear()
@@ -83,7 +84,7 @@ class ClockHistory:
 
     @property
     def mean_hz(self) -> float | None:
-        """None before there are readings of all the time, and where it was not at work for most of it."""
+        """Mean clock under load; None before `CLOCK_S` is covered, or if the GPU was mostly idle."""
         readings = self._readings
         if not readings or readings[-1][0] - readings[0][0] < CLOCK_S - CLOCK_STEP_S:
             return None
@@ -91,13 +92,13 @@ class ClockHistory:
 
 
 class ThrottleHistory:
-    """How much of the last minutes clocks were held down, by reason, from counters of seconds."""
+    """Share of the last `THROTTLE_S` in which clocks were reduced, by reason, from counters in seconds."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Mapping[str, float]]] = deque()
 
     def look(self, now: float, seconds: Mapping[str, float]) -> None:
-        """A reading of the counters; one that fell began anew, and with it all this."""
+        """Add a reading of the counters; restart the history if a counter fell."""
         readings = self._readings
         if not seconds:
             return
@@ -113,7 +114,7 @@ class ThrottleHistory:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """Share of the time by reason, 0 to 1; None before there are readings of all the time."""
+        """Share of time by reason, 0 to 1; None before `THROTTLE_S` is covered."""
         if not self._readings:
             return None
         (begun, first), (ended, last) = self._readings[0], self._readings[-1]
@@ -124,24 +125,23 @@ class ThrottleHistory:
 
 
 class MemoryHistory:
-    """The memory of a GPU that is used, and when it is full if that goes on.
+    """Memory used on a GPU, and when it will be full at the present growth.
 
-    Growth is that of the least that is used: what is taken and given back in a rhythm fills nothing by itself, and full
-    it is when the most that is used comes to the limit. Whether growth still goes on is told from change to change.
+    Growth is that of the minima, so memory that is allocated and freed in a rhythm does not count. The memory is full
+    when the maximum reaches the total.
     """
 
     def __init__(self) -> None:
         self._fill = DiskForecast()
-        self._course: deque[tuple[float, float, float]] = deque()
-        """The beginning of each half minute, and the least and the most that was used in it."""
+        self._course: deque[tuple[float, float, float]] = deque()  # start, minimum and maximum of each half minute
         self._last: float | None = None
         self._total = 0.0
         self._full_at: float | None = None
+        # Bytes per second; None if memory does not grow, levels off, or the history is too short.
         self.growth: float | None = None
-        """Bytes per second by which it grows; None where it does not, or levels off, and before that can be told."""
 
     def look(self, now: float, used: float, total: float) -> None:
-        """A reading in bytes."""
+        """Add a reading in bytes."""
         self._fill.update(now, max(0.0, total - used))
         course = self._course
         if self._last is not None and now < self._last:
@@ -160,20 +160,20 @@ class MemoryHistory:
             self._judge(now)
 
     def is_known(self, now: float) -> bool:
-        """Whether it has been looked at lately, and for long enough to tell growth from a beginning."""
+        """Whether there is a recent reading and a history long enough to distinguish growth from warm-up."""
         return self._last is not None and 0 <= now - self._last <= GAP_S and self.span_s >= GROWTH_S
 
     @property
     def span_s(self) -> float:
-        """For how long it has been looked at, an hour at most."""
+        """Seconds of history, at most an hour."""
         return self._last - self._course[0][0] if self._last is not None else 0.0
 
     def full_at(self, now: float) -> float | None:
-        """When it will be full; None where it does not grow, or no longer, and where that is too far away to know."""
+        """Time when the memory will be full; None if it does not grow, or if that is too far away to predict."""
         return None if self._full_at is None else max(now, self._full_at)
 
     def _judge(self, now: float) -> None:
-        """What follows from the course, each half minute anew."""
+        """Update growth and forecast, once per half minute."""
         self.growth = self._full_at = None
         if self.span_s < GROWTH_S:
             return

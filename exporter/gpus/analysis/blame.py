@@ -1,52 +1,54 @@
-"""Whose an error of a GPU is: which of those that the driver and the kernel's log tell are a worker's."""
+"""Attribution of GPU errors: which errors from the driver and the kernel log belong to a worker."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.gpus.analysis.xid import CONTAINED_XIDS, blames_device, xid_meaning
 
+# Driver and kernel log report an error at almost the same time; this allows for the log being read late.
 SAME_ERROR_S = 5.0
-"""Driver and kernel's log tell of the same error at almost the same time; the one that is read later may be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
-    """One error, as the driver or the kernel's log tells it; each leaves out what the other may know."""
+    """One error from the driver or the kernel log; None for fields that the source does not report."""
 
     time: float
     xid: int
     uuid: str | None = None
-    pci: str | None = None  # where it is on the bus, if its UUID is not told
+    pci: str | None = None  # PCI address, where the UUID is unknown
     pid: int | None = None
-    gpu_instance: int | None = None
-    """Of a divided GPU the MIG instance that has met it; None where it is the whole's, or nobody tells."""
+    gpu_instance: int | None = None  # MIG instance with the error; None if it affects the whole GPU or is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGpuRelation:
-    """A GPU or MIG instance, and how a worker stands to it."""
+    """A GPU or MIG instance, and how it relates to a worker."""
 
     uuid: str
     index: str
     pci: str | None = None
-    parent: str | None = None  # of a MIG instance the UUID of its GPU
+    parent: str | None = None  # UUID of the GPU of a MIG instance
     gpu_instance: int | None = None
-    own: bool = False  # whether the worker uses it, or is to
-    alone: bool = False  # whether nobody else is on it, of the job or not, as far as that is known for sure
+    own: bool = False  # whether the worker uses it or the plan assigns it
+    alone: bool = False  # whether it is certain that no other process, of any job, uses it
 
 
 def normal_pci_address(pci: str) -> str:
-    """A PCI address as the kernel writes it, without a function and with four digits of the domain."""
+    """PCI address as the kernel writes it: a domain of four digits and no function."""
     domain, _, rest = pci.lower().partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest.partition('.')[0]}"
 
 
 class FaultAttribution:
-    """Judges for one worker. ``pids`` are its processes, ``others`` those of the other workers of its node."""
+    """Attributes errors to one worker.
+
+    ``pids`` are its processes, ``others`` those of other workers on the node.
+    """
 
     def __init__(self, gpus: Sequence[WorkerGpuRelation], pids: Collection[int], others: Collection[int]) -> None:
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
-        # the address of a MIG instance is that of its GPU, which is what has the error
+        # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
         self._places = {normal_pci_address(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None}
         self._parts: dict[str, list[WorkerGpuRelation]] = {}
         for gpu in gpus:
@@ -55,13 +57,13 @@ class FaultAttribution:
         self._pids, self._others = pids, others
 
     def errors(self, told: Iterable[GpuError]) -> list[tuple[GpuError, str]]:
-        """Those that are the worker's, in order of time and each once, with words."""
+        """Return the errors of the worker in order of time, without duplicates, each with a description."""
         return [(error, self._words(error)) for error in self._each_once(told) if self._is_its(error)]
 
     def losses(self, lost: Mapping[str, tuple[float, str]]) -> list[tuple[str, float, str]]:
-        """Of the GPUs that are lost, by UUID, those that are the worker's: name, since when, and the driver's words.
+        """Return the worker's lost GPUs: name, time of the loss, and the driver's message.
 
-        The loss of a GPU is that of all its MIG instances, and told once.
+        ``lost`` maps UUIDs to time and message. A lost GPU takes its MIG instances with it and is reported once.
         """
         found = []
         for uuid, (since, words) in sorted(lost.items(), key=lambda entry: entry[1]):
@@ -73,7 +75,7 @@ class FaultAttribution:
         return found
 
     def _each_once(self, told: Iterable[GpuError]) -> list[GpuError]:
-        """Errors in order of time; of one that is told twice the entry with the pid, which says more."""
+        """Errors in order of time. Of duplicates, keep the entry with a pid."""
         kept: list[GpuError] = []
         for error in sorted(told, key=lambda error: (error.pid is None, error.time)):
             if not any(self._is_same(error, other) for other in kept):
@@ -81,7 +83,7 @@ class FaultAttribution:
         return sorted(kept, key=lambda error: error.time)
 
     def _is_same(self, error: GpuError, other: GpuError) -> bool:
-        """Whether an error is another one told again; it may lack the pid that the other has."""
+        """Whether both entries report the same error; the first may be missing the pid."""
         return (
             error.xid == other.xid
             and abs(error.time - other.time) <= SAME_ERROR_S
@@ -102,9 +104,9 @@ class FaultAttribution:
         return None if error.pci is None else self._places.get(normal_pci_address(error.pci))
 
     def _is_its(self, error: GpuError) -> bool:
-        """Whether an error is the worker's: it is named, or on the GPU that has it.
+        """Whether an error belongs to the worker: its process is named, or the error is on a GPU it uses.
 
-        What a program has done, and what only one program has met, is its own only where nobody else can be meant.
+        Program errors and contained errors count only if no other process can be the source.
         """
         if error.pid is not None and error.pid in self._pids:
             return True
@@ -119,7 +121,7 @@ class FaultAttribution:
         if error.xid in CONTAINED_XIDS and told and error.pid is None:
             return True
         if blames_device(error.xid) and error.xid not in CONTAINED_XIDS:
-            return True  # whoever is named: the one that has met it first, which may be any program
+            return True  # ignore the named process: it is only the first that met the error, which may be any program
         alone = all(part.alone for part in has_it) if told else gpu.alone
         return alone and error.pid not in self._others
 

@@ -1,4 +1,4 @@
-"""What a worker's GPUs have to do with its end: what they did in its last minute, and what was wrong with them."""
+"""GPU evidence for a worker's end: activity in its last minute and GPU problems."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -16,7 +16,7 @@ _DEVICE_KEYS = (
 
 
 def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
-    """What a worker's GPUs do at one moment, as far as it is known: means of shares, and the sum of its memory."""
+    """Values of a worker's GPUs at one time, where known: mean shares and total memory."""
     devices = worker_devices(entry, told)
     at_work = [device for device in devices if device["used"]] or devices
     known = {
@@ -30,9 +30,10 @@ def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
 
 
 def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Facts about the GPUs of a worker and what is wrong with them; empty of a worker without any.
+    """Facts about a worker's GPUs and their problems; empty for a worker without GPUs.
 
-    What the devices do is of now, when the worker may be gone: ``last_minute`` is of the last minute it was seen.
+    Device values are current, although the worker may have ended. ``last_minute`` covers the last minute with readings
+    of the worker.
     """
     devices = worker_devices(entry, told)
     if not devices:
@@ -51,7 +52,7 @@ def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[
 
 
 def _last_minute(course: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of shares; memory at its end and at most; only what is known."""
+    """Mean shares, last memory and peak memory; only known values."""
     late = [sample for sample in course if sample["time"] > course[-1]["time"] - LAST_S]
     found = {
         key: fmean(known)
@@ -63,7 +64,7 @@ def _last_minute(course: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
-    """The evidence for people: a title, what there is to say, and its moment if it has one."""
+    """Lines of the evidence for people: title, text, and time or None."""
     if not found:
         return
     for trouble in found["troubles"]:
@@ -80,7 +81,7 @@ def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None
         yield "last minute", ", ".join(words), None
     for device in found["devices"]:
         if device["uuid"] is None:
-            continue  # that it is missing is told among what was wrong
+            continue  # already listed among the problems
         whose = "" if device["planned"] else ", not of its plan"
         idle = ", not used" if device["planned"] and device["used"] is False else ""
         heat = f", {device['temperature_c']:.0f} °C" if device["temperature_c"] is not None else ""

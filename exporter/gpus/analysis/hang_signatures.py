@@ -1,7 +1,7 @@
-"""Signatures of workers that hang on their GPUs, do not use them, or are held back by them.
+"""Signatures of workers that hang on their GPUs, do not use them, or are slowed down by them.
 
-Each is judged from looks at what the GPUs do and what the log says of progress. None is told while a worker comes up,
-and none from what a job does now and then: evaluating, writing checkpoints, ending.
+Each is derived from GPU readings and from the progress in the log. Nothing is reported while a worker starts, nor for
+ordinary phases: evaluations, checkpoints, the end of the job.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,31 +33,31 @@ RUNNING = "running"
 PHASES_OF_WORK = (RUNNING, "checkpointing", "evaluating")
 SAME_START_S = 1.0
 
+# Lowest utilization of a spinning GPU. A hanging collective shows 100 %, while working steps dip now and then.
 BUSY = 0.95
-"""A collective that hangs spins in its kernel, and so shows 100 %; work with a step that ends dips now and then."""
-IDLE = 0.05  # a desktop or a monitor draws a little; work does not come to less
+IDLE = 0.05  # highest utilization of an idle GPU: a desktop or a monitor draws a little, work always more
 WORKING = 0.5
+# Time to hold memory before any computation or progress: copying weights shows no utilization.
 LOADING_S = 1800.0
-"""How long a worker may hold memory before it has ever worked or told of progress: copying weights counts as no use."""
+# Share of its usual power under load that a GPU must exceed: spinning takes a third or less, work varies less.
 LOW_POWER_OF_WORK = 0.6
-"""A kernel that spins takes a third of what work takes, or less; work of one kind varies by less than this."""
+# The same as a share of the power limit, before any work was seen: idle is about 0.1, spinning 0.25, work from 0.5.
 LOW_POWER_OF_LIMIT = 0.35
-"""Where it has not worked yet: idle is about a tenth of the limit, spinning a quarter, work half and more."""
-POWER_S = 60.0  # over so long powers are smoothed, since single readings jump
+POWER_S = 60.0  # period over which power is smoothed, because single readings jump
+# Period for the usual power, long enough that a hang not yet detected hardly changes it.
 WORK_POWER_S = 600.0
-"""What work draws is learned over longer: a hang is not known as one at once, and must not pass for work."""
-FRESH_S = 60.0  # progress so young tells that what the GPU does is work; and use so young, that a worker is at work
-PEERS_S = 180.0  # work between two collectives, a slow batch among it, does not take so long while all the others wait
-THROTTLE_SHARE = 0.2  # short spells of heat are ordinary; a fifth of the time is what one notices in the work done
+FRESH_S = 60.0  # age up to which progress proves that the GPU works, and utilization that the worker does
+PEERS_S = 180.0  # longer than any work between two collectives, even a slow batch, while all others wait
+THROTTLE_SHARE = 0.2  # short spells of heat are ordinary; a fifth of the time noticeably slows the work
+# Faults of the machine; the power cap is ordinary at full load and only shown.
 HEAT = ("thermal", "hw_thermal", "hw_power_brake")
-"""Reasons that are the machine's fault; the power cap is how GPUs ordinarily run at full load, and only told."""
-SLOW_CLOCK = 0.15  # boards of a kind differ by a few percent in the clock that they hold under the same load
+SLOW_CLOCK = 0.15  # boards of one model differ by a few percent in clock under the same load
 SLOW_LEAST_PEERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU of a worker at one look; None where it does not tell."""
+    """One reading of a GPU of a worker; None for values that it does not report."""
 
     index: str
     model: str = ""
@@ -67,46 +67,43 @@ class GpuSample:
     power_w: float | None = None
     power_limit_w: float | None = None
     sm_clock_hz: float | None = None
-    throttle_s: Mapping[str, float] = field(default_factory=dict)  # counters by reason
+    throttle_s: Mapping[str, float] = field(default_factory=dict)  # seconds by reason
     used: bool | None = None  # whether a process of the worker is on it
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """One worker at one look."""
+    """One reading of a worker."""
 
     rank: int
     role: str = "worker"
-    start: float | None = None  # when it was started; None while it does not run
-    phase: str | None = None  # of the job
-    last_rise: float | None = None  # when its progress rose last; None before it has, or where nothing tells
+    start: float | None = None  # start of the run; None while it does not run
+    phase: str | None = None  # phase of the job
+    last_rise: float | None = None  # time of the last progress; None if there was none or it is unknown
+    # Whether its log stopped its usual rhythm, regardless of GPUs; None without known progress.
     stalled: bool | None = None
-    """Whether its work has stalled by the rhythm of its own log, GPUs not asked; None where no progress is known."""
-    done: bool = False  # whether nothing is left for it to do
-    waits: bool = False  # whether it serves requests and has none: there is no progress to be made
+    done: bool = False  # whether its work is complete
+    waits: bool = False  # whether it serves requests and has none, so no progress is expected
     gpus: tuple[GpuSample, ...] = ()
 
 
 class WorkerGpuCondition(NamedTuple):
-    """One signature: whether it holds, None where that cannot be told, with its evidence in words."""
+    """One signature: present, absent or unknown (None), with its evidence as text."""
 
     name: str
     state: bool | None
     words: str = ""
-    moment: float | None = None  # of memory that fills: when it will be full
+    moment: float | None = None  # when the memory will be full, for `memory_filling`
 
 
 class _GpuTrack:
-    """What is kept of one GPU of a worker."""
+    """History of one GPU of a worker."""
 
     def __init__(self) -> None:
         self.sample: GpuSample | None = None
-        self.busy = False
-        """Whether it was when that was told last."""
-        self.power_w: float | None = None
-        """While it is busy, smoothed;"""
-        self.work_power_w: float | None = None
-        """and while its worker makes progress."""
+        self.busy = False  # at the last known utilization
+        self.power_w: float | None = None  # smoothed, while busy
+        self.work_power_w: float | None = None  # smoothed, while the worker makes progress
         self._work_s = 0.0
         self.absent = ConditionTimer()
         self.clock = ClockHistory()
@@ -114,7 +111,7 @@ class _GpuTrack:
         self.memory = MemoryHistory()
 
     def look(self, now: float, gpu: GpuSample, *, passed_s: float, here: bool, at_work: bool, fresh: bool) -> None:
-        """Take in one look."""
+        """Add a reading."""
         self.sample = gpu
         works = gpu.utilization is not None and gpu.utilization >= WORKING
         if gpu.utilization is not None:
@@ -134,11 +131,10 @@ class _GpuTrack:
 
     @property
     def model(self) -> str:
-        """Name of its kind."""
         return self.sample.model if self.sample is not None else ""
 
     def low_power(self) -> tuple[bool, str] | None:
-        """Whether it draws too little for work, and how much; None where that is not known."""
+        """Whether the GPU draws too little power for work, with the power as text; None if unknown."""
         power, work = self.power_w, self.work_power_w
         limit = self.sample.power_limit_w if self.sample is not None else None
         if power is None:
@@ -151,29 +147,25 @@ class _GpuTrack:
 
 
 class _WorkerTrack:
-    """What is kept of one run of a worker."""
+    """History of one run of a worker."""
 
     def __init__(self, start: float, launch_timeout_s: float) -> None:
         self.start = start
         self.launch_timeout_s = launch_timeout_s
         self.sample = WorkerSample(-1)
         self.seen: float | None = None
-        self.at_work = False
-        """Whether it should be working at the last look."""
-        self.use: float | None = None
-        """Utilization of the busiest of its GPUs, smoothed."""
+        self.at_work = False  # whether it should have been working at the last reading
+        self.use: float | None = None  # smoothed utilization of its busiest GPU
         self.spins = ConditionTimer()
         self.idles = ConditionTimer()
         self.beside = ConditionTimer()
-        self.still = ConditionTimer()
-        """Whether none of its GPUs has done anything."""
+        self.still = ConditionTimer()  # true while all its GPUs are idle
         self.worked: float | None = None
-        self.rise: float | None = None
-        """When its progress last rose in this run."""
+        self.rise: float | None = None  # last progress in this run
         self.gpus: dict[str, _GpuTrack] = {}
 
     def look(self, now: float, sample: WorkerSample) -> None:
-        """Take in one look."""
+        """Add a reading."""
         passed_s = 0.0 if self.seen is None or not 0 <= now - self.seen <= GAP_S else now - self.seen
         if sample.last_rise != self.sample.last_rise:
             self.spins.reset()
@@ -203,7 +195,7 @@ class _WorkerTrack:
         self.idles.look(now, None if holds is None else self.at_work and idle and holds)
 
     def spins_idly(self) -> tuple[bool, str] | None:
-        """Whether all of its busy GPUs draw too little for work, and how much; None where that is not known."""
+        """Whether all busy GPUs draw too little power for work, with the powers as text; None if unknown."""
         busy = [(index, gpu) for index, gpu in self.gpus.items() if gpu.busy]
         found = [(index, low) for index, gpu in busy if (low := gpu.low_power()) is not None]
         if not found:
@@ -212,21 +204,19 @@ class _WorkerTrack:
 
 
 class ConditionDetector:
-    """Looks at the workers of one node. Each look is an ``update`` of every worker, and ``conditions`` after them."""
+    """Finds signatures of the workers of one node. Call ``update`` for every worker, then ``conditions``."""
 
     def __init__(self, *, stall_timeout_s: float, launch_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._launch_timeout_s = launch_timeout_s
         self._workers: dict[int, _WorkerTrack] = {}
-        self._roles: dict[str, list[_WorkerTrack]] = {}
-        """Workers at the present judgement, by role."""
+        self._roles: dict[str, list[_WorkerTrack]] = {}  # workers at the last call of `conditions`, by role
+        # Mean clock under load of each GPU, by role and model.
         self._clocks: dict[tuple[str, str], dict[_GpuTrack, float]] = {}
-        """Mean clocks at work of all GPUs, by role and model,"""
-        self._fastest: dict[tuple[str, str], float] = {}
-        """and the highest of them."""
+        self._fastest: dict[tuple[str, str], float] = {}  # highest of those clocks
 
     def update(self, now: float, sample: WorkerSample) -> None:
-        """Take in one worker; a new run of it begins anew, and one that does not run is forgotten."""
+        """Add a reading of one worker. A new run restarts its history; a worker that does not run is dropped."""
         if sample.start is None:
             self._workers.pop(sample.rank, None)
             return
@@ -236,9 +226,9 @@ class ConditionDetector:
         worker.look(now, sample)
 
     def busy(self, rank: int, now: float) -> bool | None:
-        """Whether a worker's GPUs have worked in the last minute; None where that is not known.
+        """Whether a worker's GPUs worked in the last minute; None if unknown.
 
-        Nor is it where they are busy but draw too little for work: a collective that hangs looks like that.
+        Also None if they are busy but draw too little power for work, as in a hanging collective.
         """
         worker = self._workers.get(rank)
         if worker is None or not worker.still.is_known(now):
@@ -249,7 +239,7 @@ class ConditionDetector:
         return False if worker.still.lasted_s >= FRESH_S else None
 
     def conditions(self, now: float) -> dict[int, tuple[WorkerGpuCondition, ...]]:
-        """All conditions of each worker that was looked at lately, in the order of ``CONDITIONS``."""
+        """All conditions of each worker with a recent reading, in the order of ``CONDITIONS``."""
         self._workers = {
             rank: worker
             for rank, worker in self._workers.items()
@@ -345,7 +335,7 @@ class ConditionDetector:
                 continue
             state = False
             if own > (1 - SLOW_CLOCK) * self._fastest[kind]:
-                continue  # and so above what is usual, too
+                continue  # close to the fastest, so not below the median by that much either
             usual = median(hz for other, hz in peers.items() if other is not gpu)
             if own <= (1 - SLOW_CLOCK) * usual:
                 words = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
@@ -359,7 +349,7 @@ def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
         shares = gpu.throttle.shares
         if shares is None:
             continue
-        # The reasons may hold at the same time: the largest is what is certain.
+        # Reasons may overlap in time, so only the largest share is certain.
         heat = max([shares.get(reason, 0.0) for reason in HEAT])
         if found is None or heat > most:
             most, index, found = heat, number, shares
@@ -386,7 +376,7 @@ def _memory_filling(now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
 
 
 def _smoothed(before: float | None, value: float, share: float) -> float:
-    """The mean with a new value that counts for this share, 0 to 1."""
+    """Moving average in which the new value has weight ``share``, 0 to 1."""
     return value if before is None else before + (value - before) * min(1.0, share)
 
 

@@ -1,4 +1,4 @@
-"""How the GPUs of a node are: healthy, warning or failure, and why."""
+"""Health of a node's GPUs: healthy, warning or failure, with reasons."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,17 @@ from exporter.gpus.records import STATE_WORDS
 Health = Literal["healthy", "warning", "failure"]
 HEALTHS: tuple[Health, ...] = ("healthy", "warning", "failure")
 
-RATE_WINDOW_S = 600.0
-"""Counters of links and memory are read once a minute: over ten readings one that comes late changes little."""
-RATE_LEAST_S = 55.0  # a rate is told over at least about two readings
+RATE_WINDOW_S = 600.0  # counters are read once a minute; over ten readings, a late one changes little
+RATE_LEAST_S = 55.0  # shortest period for a rate: about two readings
 MOST_READINGS = 64
-CORRECTED_PER_MINUTE = 10.0  # corrected errors are ordinary one by one; so many are a cell that is about to be remapped
-REPLAYS_PER_MINUTE = 8.0  # PCIe repeats what was lost on the way; what NVIDIA's DCGM takes for a bad slot or riser
-NVLINK_ERRORS_PER_MINUTE = 1.0
-"""NVLink repeats too, and a sound link makes next to none: the threshold of NVIDIA's DCGM."""
+CORRECTED_PER_MINUTE = 10.0  # single corrected errors are ordinary; at this rate a cell is about to be remapped
+REPLAYS_PER_MINUTE = 8.0  # PCIe resends lost packets; NVIDIA's DCGM takes this rate for a bad slot or riser
+NVLINK_ERRORS_PER_MINUTE = 1.0  # threshold of NVIDIA's DCGM; NVLink also resends, but a good link hardly ever does
+# Utilization at which the link runs at full speed. High, because the two are read at different times.
 LINK_BUSY = 0.5
-"""Use from which on the link is at its full speed. Both are read at different moments, so a little is not enough,"""
-SLOW_READINGS = 2  # and one reading is not: the GPU may have begun to work, or paused, between the two
+SLOW_READINGS = 2  # one reading is not enough: the GPU may have started or paused in between
+# Time for which an error that leaves the device usable counts; a lasting fault shows in other values.
 XID_LASTS_S = 3600.0
-"""For so long an error of the device counts that does not put it out of use: what lasts tells of itself otherwise."""
 
 ACTION_WORDS = {
     "reset": "the driver asks for a reset of it",
@@ -38,11 +36,11 @@ DRIVER_WORDS: Mapping[str, tuple[Health, str]] = {
         "warning",
         "the driver was replaced: what runs goes on, but no program can begin to use a GPU",
     ),
-}  # what a driver's state says of the node. Without one, or without leave to ask it, nothing is known of its GPUs
+}  # without a driver, or without permission to use it, the health is unknown
 
 
 class HealthReason(NamedTuple):
-    """One thing that is wrong; the index of the GPU, or None where it is the driver's."""
+    """One reason for the health. ``gpu`` is an index, or None if the driver is the problem."""
 
     gpu: str | None
     severity: Health
@@ -50,7 +48,7 @@ class HealthReason(NamedTuple):
 
 
 class HealthResult(NamedTuple):
-    """Health of a node, the worst of its reasons; None where nothing can be known of its GPUs, or there are none."""
+    """Health of a node: the worst of its reasons. None if it has no GPUs or nothing is known about them."""
 
     health: Health | None
     reasons: tuple[HealthReason, ...] = ()
@@ -58,12 +56,12 @@ class HealthResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuHealthFacts:
-    """What is known of one GPU, None where it does not tell; counters are the driver's where nothing else is said."""
+    """Known facts about one GPU; None for unknown values. Counters are the driver's unless noted."""
 
     index: str
-    state: str = "ok"  # ok, lost, reset_required or hanging
-    words: str | None = None  # of one that is not ok: what the driver says
-    ecc_corrected: int | None = None  # both since the job's start
+    state: str = "ok"
+    words: str | None = None  # the driver's message if the state is not ok
+    ecc_corrected: int | None = None  # both since the start of the job
     ecc_uncorrected: int | None = None
     row_remap_pending: bool | None = None
     row_remap_failure: bool | None = None
@@ -75,18 +73,17 @@ class GpuHealthFacts:
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     nvlink_errors: int | None = None
-    utilization: float | None = None  # of now. An idle GPU lowers the generation of its link to save power
-    condition_time: float | None = None
-    """When the counters and the link were read; None where that is not known, or they never were."""
+    utilization: float | None = None  # current; an idle GPU lowers its link generation to save power
+    condition_time: float | None = None  # when counters and link were read; None if unknown or never
+    # Count since the start of the job and time of the last, by code.
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-    """Count since the job's start and last moment, by code."""
 
 
 def counter_offset(base: int | None, last: int | None, count: int) -> int:
-    """What is to be taken off a counter of the driver, so that it counts from the job's start on.
+    """Offset to subtract from a driver counter so that it counts from the start of the job.
 
-    ``base``: what was taken off so far; None at first sight, from where it counts. ``last``: the counter at the last
-    look. One that has fallen began anew, as the driver was loaded again: what it had counted for the job stays.
+    ``base``: the previous offset, or None at the first reading, which then counts as 0. ``last``: the previous reading.
+    A fall means that the driver was reloaded; errors counted before it are kept.
     """
     if base is None or last is None:
         return count if base is None else base
@@ -94,13 +91,16 @@ def counter_offset(base: int | None, last: int | None, count: int) -> int:
 
 
 class _CounterRate:
-    """How fast a counter rises, by its readings of the last minutes."""
+    """Rate of a counter over its readings of the last minutes."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque(maxlen=MOST_READINGS)
 
     def per_minute(self, now: float, count: int | None) -> float | None:
-        """Takes a reading; None before two that are far enough apart, or where the counter or the clock fell."""
+        """Add a reading and return the rate.
+
+        None before `RATE_LEAST_S` is covered, or after the counter or the clock fell.
+        """
         if count is None:
             return None
         readings = self._readings
@@ -115,14 +115,14 @@ class _CounterRate:
 
 
 class _LinkDowngrade:
-    """How often in a row the link of a GPU that works was read to run as an older generation."""
+    """Consecutive readings in which a working GPU's link ran at an older generation."""
 
     def __init__(self) -> None:
         self._time: float | None = None
         self._slow = 0
 
     def is_slow(self, gpu: GpuHealthFacts) -> bool:
-        """Takes in one look; a reading that was there at the last look says nothing anew."""
+        """Add a reading and return whether the link is slow. An unchanged reading does not count again."""
         if gpu.condition_time is None:
             self._slow = 0
         elif gpu.condition_time != self._time:
@@ -134,20 +134,20 @@ class _LinkDowngrade:
 
 
 class _GpuCounterHistory:
-    """What earlier looks have told of one GPU."""
+    """Counter history of one GPU."""
 
     def __init__(self) -> None:
         self.ecc, self.pcie, self.nvlink, self.link = _CounterRate(), _CounterRate(), _CounterRate(), _LinkDowngrade()
 
 
 class NodeHealthTracker:
-    """Judges a node by its GPUs at each look; remembers what it takes to know how fast their counters rise."""
+    """Determines the health of a node from its GPUs, keeping the history needed for rates."""
 
     def __init__(self) -> None:
         self._histories: dict[str, _GpuCounterHistory] = {}
 
     def update(self, now: float, driver: str, gpus: Sequence[GpuHealthFacts], words: str | None = None) -> HealthResult:
-        """Health at this look. ``driver``: whether GPUs can be read, ``ok`` and so on; ``words``: what it says."""
+        """Return the health now. ``driver``: driver state, such as ``ok``; ``words``: the driver's message."""
         self._histories = {gpu.index: self._histories.get(gpu.index) or _GpuCounterHistory() for gpu in gpus}
         reasons: list[HealthReason] = []
         if driver in DRIVER_WORDS:
@@ -164,7 +164,7 @@ class NodeHealthTracker:
 
 
 def _recent_reasons(now: float, gpu: GpuHealthFacts, history: _GpuCounterHistory) -> Iterator[HealthReason]:
-    """What is only seen over several looks."""
+    """Reasons that need several readings."""
     for rate, count, limit, what in (
         (history.ecc, gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
         (history.pcie, gpu.pcie_replays, REPLAYS_PER_MINUTE, "repeats on PCIe"),

@@ -1,4 +1,4 @@
-"""What the status of a node says of its GPUs, put together: whose they are, what ails them, what they did in all."""
+"""GPU part of a node's status, evaluated: assignment, problems and totals."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,54 +10,54 @@ from typing import Any
 from exporter.gpus.analysis.xid import LASTING, NOISE
 from exporter.gpus.records import GIB, STATE_WORDS
 
-PREFIX = "GPU "  # begins the name of every event that is about GPUs
+PREFIX = "GPU "  # start of the name of every GPU event
 MOST_EVENTS = 200
-_RECOVERIES = ("GPU works again", "GPU driver")  # told although they are good news: they say how long something lasted
+_RECOVERIES = ("GPU works again", "GPU driver")  # good news, yet reported: they show how long a problem lasted
 _KEYS = ("level", "event", "worker", "detail")
 
 
 def gpu_events(events: Iterable[Mapping[str, Any]], node: str | None = None) -> dict[str, Any]:
-    """``events`` in the order in which they happened, the first of too many, and ``events_total``, how many there were.
+    """Return GPU ``events`` in order, at most `MOST_EVENTS`, and their number as ``events_total``.
 
-    Warnings and worse, and that something works again. ``node`` is that of events that name none.
+    Keeps warnings, errors and recoveries. ``node`` is used for events that name none.
     """
     found: list[dict[str, Any]] = [
         {"time": moment, "node": event.get("node") or node, **{key: event.get(key) for key in _KEYS}}
         for event in events
         if str(event.get("event")).startswith(PREFIX)
         and (event.get("level") != "info" or event.get("event") in _RECOVERIES)
-        # in a line of a log ``time`` is when it was written
+        # In a log line, ``time`` is when it was written.
         and isinstance(moment := event.get("happened", event.get("time")), int | float)
     ]
     found.sort(key=itemgetter("time"))
     return {"events": found[:MOST_EVENTS], "events_total": len(found)}
 
 
-FOREIGN = "foreign"  # word that begins the key of a trouble with processes that are not of the job
+FOREIGN = "foreign"  # start of the key of a problem with processes of another job
 JOULES_PER_KWH = 3.6e6
 NODES_TOLD = 4
 
-Told = Mapping[str, Any]  # the `gpus` of a node's status; empty where the job has none
+Told = Mapping[str, Any]  # `gpus` of a node's status; empty for a job without GPUs
 
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """Something wrong with the GPUs of a worker or of a node."""
+    """A problem with the GPUs of a worker or a node."""
 
-    key: str  # the same as long as it is the same trouble, whatever its words say by now
+    key: str  # identifies the problem while its text changes
     words: str
-    over: str  # what to say once it is gone; nothing as long as another trouble would have it said too
-    time: float | None = None  # of an Xid: when the driver told of it last
+    over: str  # message when the problem is gone; problems with the same message share one
+    time: float | None = None  # time of the last report, for an Xid
 
 
 _USE_KEYS = ("memory_bytes", "sm_ratio", "attribution")
 
 
 def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
-    """The GPUs that the plan gives to a worker, then others that it uses, out of its entry in the status.
+    """GPUs that the plan gives to a worker, then others that it uses, from its status entry.
 
-    ``used`` is None where nobody can tell: before the first look, where the driver tells no processes, and of a GPU
-    that cannot be read. Of a position of the plan for which there is no GPU the ``uuid`` is None, too.
+    ``used`` is None if unknown: before the first reading, without a process list, or if the GPU cannot be read.
+    ``uuid`` is None for a planned position without a GPU.
     """
     known = {device["uuid"]: device for device in told.get("gpus") or ()}
     plan, use = entry.get("gpu_plan") or (), entry.get("gpu_use")
@@ -80,14 +80,14 @@ def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]
 
 
 def find_device(uuid: str | None, told: Told) -> Mapping[str, Any]:
-    """What is known of one GPU; empty where it is not among those of the node."""
+    """Status entry of one GPU; empty if the node does not have it."""
     return next((device for device in told.get("gpus") or () if device["uuid"] == uuid), {})
 
 
 def worker_gpu_problems(entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], told: Told) -> list[GpuProblem]:
-    """What is wrong with a worker on its GPUs, by its entry in the status and its ``worker_devices``.
+    """GPU problems of a worker, from its status entry and its ``worker_devices``.
 
-    What a program has done to a GPU before this run of the worker is no trouble of this run.
+    Program errors on a GPU from before this run of the worker do not count.
     """
     found = []
     if entry.get("gpu_misplaced"):
@@ -102,10 +102,10 @@ def worker_gpu_problems(entry: Mapping[str, Any], devices: Sequence[Mapping[str,
 
 
 def device_problems(device: Mapping[str, Any], since: float | None = None) -> Iterator[GpuProblem]:
-    """What is wrong with one GPU: it is lost, the driver has told of errors, or others use it."""
+    """Problems of one GPU: lost, errors from the driver, or foreign processes."""
     gpu, state = device["gpu"], device.get("state") or "ok"
     if state != "ok":
-        # of a lost device the library says the same in other words
+        # For a lost device, the library's message only repeats the state.
         words = f": {device['words']}" if device.get("words") and state == "hanging" else ""
         yield GpuProblem(
             f"{state} {gpu}", f"GPU {gpu} {STATE_WORDS.get(state, state)}{words}", f"GPU {gpu} works again"
@@ -125,18 +125,18 @@ def device_problems(device: Mapping[str, Any], since: float | None = None) -> It
 
 
 def xid_text(xid: Mapping[str, Any]) -> str:
-    """``Xid 79, GPU has fallen off the bus``, and how often it was told."""
+    """Text such as ``Xid 79, GPU has fallen off the bus``, with the count if more than one."""
     words = f", {xid['words']}" if xid.get("words") else ""
     return f"Xid {xid['xid']}{words}" + (f" ({xid['count']} times)" if xid["count"] > 1 else "")
 
 
 def reason_text(reason: Mapping[str, Any]) -> str:
-    """Why a node is not healthy, with the GPU that it is about if there is one."""
+    """Text of a reason, with its GPU if it has one."""
     return f"GPU {reason['gpu']}: {reason['words']}" if reason.get("gpu") is not None else str(reason["words"])
 
 
 def node_gpu_problems(told: Told) -> list[GpuProblem]:
-    """Why the GPUs of a node are not what they should be: they cannot be read, are too few, or are not healthy."""
+    """GPU problems of a node: unreadable, too few, or not healthy."""
     state, health = told.get("driver_state"), told.get("health")
     if state not in (None, "ok") and told.get("allocated"):
         words = f": {told['words']}" if told.get("words") else ""
@@ -154,7 +154,7 @@ def node_gpu_problems(told: Told) -> list[GpuProblem]:
 
 
 def missing_gpus_text(told: Told) -> str | None:
-    """That the driver shows fewer GPUs than the plan gives away on this node; None where it shows enough, or none."""
+    """Message that the driver shows fewer GPUs than the plan needs on this node; None if there are enough."""
     needed, shown = told.get("allocated") or 0, told.get("visible") or 0
     if told.get("driver_state") != "ok" or needed <= shown:
         return None
@@ -162,7 +162,7 @@ def missing_gpus_text(told: Told) -> str | None:
 
 
 def _with_parents(devices: Iterable[Mapping[str, Any]], told: Told) -> list[Mapping[str, Any]]:
-    """What is known of GPUs; behind a MIG instance the GPU that it is a part of, whose faults are its own."""
+    """Status entries of GPUs; a MIG instance is followed by its GPU, whose faults affect it."""
     found = {}
     for device in devices:
         known = find_device(device["uuid"], told)
@@ -175,10 +175,10 @@ def _with_parents(devices: Iterable[Mapping[str, Any]], told: Told) -> list[Mapp
 def account_gpus(
     statuses: Mapping[str, Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, Any] | None:
-    """What the GPUs of a job did and what happened to them, by node and in all; None of a job without GPUs.
+    """Totals and events of a job's GPUs, by node and overall; None for a job without GPUs.
 
-    Sums are of the GPUs that tell. Of a GPU divided into MIG instances these count, and the energy is that of the
-    whole. ``events`` are those of the job; one that names no node is of the only one.
+    Sums cover the GPUs with known values. For a divided GPU, its MIG instances count, except that energy is known only
+    for the whole GPU. Events without a node belong to the only node.
     """
     nodes = [_node(node, told) for node, status in sorted(statuses.items()) if (told := status.get("gpus"))]
     if not nodes:
@@ -214,12 +214,12 @@ def _node(node: str, told: Told) -> dict[str, Any]:
 
 
 def divided_gpus(devices: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Indices of the GPUs of which there are MIG instances."""
+    """Indices of the GPUs that are divided into MIG instances."""
     return {str(device["gpu"]).partition(":")[0] for device in devices if ":" in str(device["gpu"])}
 
 
 def assignable_gpus(devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that can be given to a worker: GPUs that are not divided, and MIG instances."""
+    """GPUs that a worker can get: undivided GPUs and MIG instances."""
     wholes = divided_gpus(devices)
     return [device for device in devices if device["gpu"] not in wholes]
 
@@ -236,7 +236,7 @@ def _sums(devices: Sequence[Mapping[str, Any]], units: Sequence[Mapping[str, Any
 
 
 def account_text(found: Mapping[str, Any]) -> str:
-    """``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, or why they could not be read."""
+    """Summary such as ``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, with the nodes that could not be read."""
     words = [", ".join(f"{count} x {name}" for name, count in found["names"].items())]
     if found["utilization_mean_ratio"] is not None:
         words.append(f"{100 * found['utilization_mean_ratio']:.0f} % busy")
@@ -251,9 +251,9 @@ def account_text(found: Mapping[str, Any]) -> str:
 
 
 def energy_words(joules: float | None, *, whole: bool = False) -> str:
-    """In kWh, with three digits that count; a dash when it is not known.
+    """Energy in kWh with three significant digits; a dash if unknown.
 
-    ``whole`` says that it is of a GPU with all of its MIG instances, those of other jobs among them.
+    ``whole``: it covers a GPU with all its MIG instances, including those of other jobs.
     """
     if joules is None:
         return "-"

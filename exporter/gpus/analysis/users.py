@@ -1,23 +1,22 @@
-"""Who uses which GPU: processes on GPUs and those of workers brought together, against what the plan says."""
+"""Attribution of GPU processes to workers, compared with the plan."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+# By pid, or inferred from the plan if the GPU's pids are of another pid namespace.
 Attribution = Literal["process", "inferred"]
-"""By the pid; or since nobody else is planned there, where pids on the GPU are of another pid namespace."""
 
 _UUID_FORMS = ("GPU-", "MIG-")
 _NUMBER = re.compile(r"\+?(\d{1,9})")
 
 
 def parse_visible_devices(text: str) -> tuple[str, ...]:
-    """Devices that ``CUDA_VISIBLE_DEVICES`` names, as CUDA reads it: numbers, or UUIDs and their beginnings.
+    """Devices in ``CUDA_VISIBLE_DEVICES`` as CUDA parses it: numbers, or UUIDs and their prefixes.
 
-    It ends at the first word that is none, as ``-1`` and ``NoDevFiles`` are, or that is not of the form of the first:
-    either numbers, GPUs or MIG instances. A device that comes twice leaves none at all. What follows a number in its
-    word does not count.
+    Parsing ends at a word that is not a device (``-1``, ``NoDevFiles``) or whose form differs from the first: number,
+    GPU or MIG instance. A duplicate makes the list empty. Text after a number in a word is ignored.
     """
     words = [word.strip() for word in text.split(",")]
     form = next((form for form in _UUID_FORMS if words[0].startswith(form)), None)
@@ -37,9 +36,9 @@ def parse_visible_devices(text: str) -> tuple[str, ...]:
 
 
 def visible_gpu_positions(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` gives a program that starts now.
+    """Positions in ``uuids`` that ``CUDA_VISIBLE_DEVICES`` gives to a program that starts now.
 
-    The list ends at what fits none, or several; a GPU that comes twice leaves none at all.
+    The list ends at a device that matches none or several. A duplicate makes it empty.
     """
     found = []
     for at in listed_gpu_positions(text, uuids):
@@ -50,11 +49,11 @@ def visible_gpu_positions(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
 
 
 def listed_gpu_positions(text: str, uuids: Sequence[str]) -> tuple[int | None, ...]:
-    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` names, in its order; numbers are such positions.
+    """Positions in ``uuids`` of the devices in ``CUDA_VISIBLE_DEVICES``, in its order.
 
-    None for a UUID that fits none of them, or several, as of a GPU that has been lost: those behind it keep their
-    places. A number that fits none ends the list. A beginning of a UUID names the one GPU that it fits. MIG instances
-    are named as the driver names them, ``MIG-UUID``, or ``MIG-GPU-UUID/3/0`` before version 470.
+    A number is a position; one out of range ends the list. A UUID may be a prefix. None for a UUID that matches none or
+    several, such as a lost GPU, so later devices keep their places. MIG instances are ``MIG-UUID``, or
+    ``MIG-GPU-UUID/3/0`` before driver 470.
     """
     found: list[int | None] = []
     for device in parse_visible_devices(text):
@@ -76,39 +75,39 @@ def _position(device: str, uuids: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOnGpu:
-    """One process on a GPU, its pid as the driver tells it."""
+    """One process on a GPU, with the pid that the driver reports."""
 
     pid: int
     memory_bytes: int | None = None
     sm_ratio: float | None = None
-    kind: str = "compute"  # compute, graphics or mps
+    kind: str = "compute"
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """A GPU or MIG instance that can be seen here, whether the job's or not."""
+    """A GPU or MIG instance visible on this node, also one of another job."""
 
     uuid: str
     index: str
-    parent: str | None = None  # of a MIG instance the UUID of its GPU
-    processes: tuple[ProcessOnGpu, ...] | None = ()  # none where nobody tells
+    parent: str | None = None  # UUID of the GPU of a MIG instance
+    processes: tuple[ProcessOnGpu, ...] | None = ()  # None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAssignment:
-    """A worker of this node."""
+    """A worker on this node."""
 
     rank: int
-    positions: tuple[int, ...] = ()  # what the plan gives it, by position among the job's GPUs
+    positions: tuple[int, ...] = ()  # planned GPUs, as positions among the job's GPUs
     pids: frozenset[int] = frozenset()  # its process and all descendants
+    # ``CUDA_VISIBLE_DEVICES`` of its process. Only UUIDs count: numbers may refer to its own device cgroup.
     devices: str | None = None
-    """``CUDA_VISIBLE_DEVICES`` of its process. Only UUIDs count: numbers may be those of its own device cgroup."""
     up: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What one worker uses of one GPU: memory and share of time of all its processes; None where none tells."""
+    """Use of one GPU by all processes of one worker: memory and share of time, None if unknown."""
 
     rank: int
     uuid: str
@@ -121,44 +120,41 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsers:
-    """Who is on one of the job's GPUs."""
+    """Processes on one of the job's GPUs."""
 
     uuid: str
     index: str
-    workers: tuple[int, ...] = ()  # Ranks, in order; several share it
-    foreign: tuple[ProcessOnGpu, ...] | None = ()
-    """Processes that are not the job's, the display's left out; None where that cannot be told."""
+    workers: tuple[int, ...] = ()  # ranks, in order; several share it
+    foreign: tuple[ProcessOnGpu, ...] | None = ()  # without those of the display; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """How a worker stands to the plan."""
+    """GPUs that a worker uses, compared with its plan."""
 
     rank: int
-    misplaced: bool | None = None
-    """Whether it uses a GPU that the plan does not give to it; None where that cannot be told."""
-    words: str = ""  # of a misplaced one what it uses
-    unused: tuple[str, ...] | None = None
-    """Indices of the GPUs of its plan on which it has no process; None where that cannot be told."""
+    misplaced: bool | None = None  # whether it uses a GPU outside its plan; None if unknown
+    words: str = ""  # the GPUs that it uses, if misplaced
+    unused: tuple[str, ...] | None = None  # indices of planned GPUs without a process of it; None if unknown
 
 
 @dataclass(frozen=True)
 class NodeGpuUsage:
-    """Everybody on the GPUs of one node."""
+    """All use of the GPUs of one node."""
 
-    uses: tuple[GpuUse, ...] = ()  # by rank, then in the order of the GPUs; also on GPUs that are not the job's
-    gpus: tuple[GpuUsers, ...] = ()  # the job's, in the order of the plan's positions
+    uses: tuple[GpuUse, ...] = ()  # by rank, then in GPU order; also on GPUs of other jobs
+    gpus: tuple[GpuUsers, ...] = ()  # the job's GPUs, in the order of the plan's positions
     workers: tuple[WorkerPlacement, ...] = ()
 
 
 @dataclass(slots=True)
 class _GpuOccupants:
-    """What is found on one GPU."""
+    """Processes found on one GPU."""
 
     by_rank: dict[int, list[ProcessOnGpu]] = field(default_factory=dict)
     attribution: dict[int, Attribution] = field(default_factory=dict)
     foreign: list[ProcessOnGpu] = field(default_factory=list)
-    unknown: bool = False  # whether there are processes that may be anybody's
+    unknown: bool = False  # whether it has processes of unknown owners
 
     def add(self, rank: int, process: ProcessOnGpu, attribution: Attribution) -> None:
         self.by_rank.setdefault(rank, []).append(process)
@@ -167,13 +163,12 @@ class _GpuOccupants:
 
 
 class _NodeUsage:
-    """The GPUs of a node, the processes on each, and what belongs to what."""
+    """GPUs of a node with their processes and MIG instances."""
 
     def __init__(self, gpus: Sequence[VisibleGpu], here: Mapping[int, int], ignored: Collection[int]) -> None:
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
         self.found = {gpu.uuid: _GpuOccupants() for gpu in gpus}
-        self.parts: dict[str, list[str]] = {}
-        """UUIDs of its MIG instances, of a GPU that has any."""
+        self.parts: dict[str, list[str]] = {}  # UUIDs of the MIG instances of each divided GPU
         for gpu in gpus:
             if gpu.parent is not None:
                 self.parts.setdefault(gpu.parent, []).append(gpu.uuid)
@@ -181,26 +176,26 @@ class _NodeUsage:
             gpu.uuid: _deduplicated(gpu, here, ignored) for gpu in gpus
         }
         for whole, parts in self.parts.items():
-            # what is in a MIG instance is on the list of its GPU too, and counts on the instance
+            # The list of a divided GPU repeats the processes of its instances: count them there only.
             inside = {process.pid for part in parts for process in self.processes[part] or ()}
             listed = self.processes.get(whole)
             if listed:
                 self.processes[whole] = [process for process in listed if process.pid not in inside]
 
     def fits(self, uuid: str, others: Collection[str]) -> bool:
-        """Whether a GPU is one of these, or the whole or a part of one."""
+        """Whether a GPU is among ``others``, or contains or is part of one of them."""
         if uuid in others or not self.parts:
             return uuid in others
         return self.gpus[uuid].parent in others or any(part in others for part in self.parts.get(uuid, ()))
 
     def fitting(self, others: Collection[str]) -> list[str]:
-        """All GPUs that are one of these, or the whole or a part of one."""
+        """All GPUs that fit ``others``."""
         if not self.parts:
             return [uuid for uuid in others if uuid in self.gpus]
         return [uuid for uuid in self.gpus if self.fits(uuid, others)]
 
     def used(self) -> dict[int, list[str]]:
-        """By rank the GPUs on which its processes are, in the order of the GPUs."""
+        """GPUs with processes of each rank, in GPU order."""
         found: dict[int, list[str]] = {}
         for uuid, on_it in self.found.items():
             for rank in on_it.by_rank:
@@ -208,7 +203,7 @@ class _NodeUsage:
         return found
 
     def told(self, worker: WorkerAssignment) -> frozenset[str]:
-        """GPUs that its environment names by UUID; none where it does not."""
+        """GPUs that the worker's environment names by UUID; empty if it names none."""
         if worker.devices is None or not worker.devices.strip().startswith(_UUID_FORMS):
             return frozenset()
         uuids = tuple(self.gpus)
@@ -217,9 +212,9 @@ class _NodeUsage:
     def add(
         self, uuid: str, worker: WorkerAssignment, planned: Collection[str], process: ProcessOnGpu, how: Attribution
     ) -> None:
-        """Note a worker's process on the list of this GPU.
+        """Record a process of a worker on this GPU.
 
-        On a divided GPU it is in an instance, and where the list does not say in which, in the one of its plan.
+        On a divided GPU without details, it counts for the instance in the worker's plan, if there is exactly one.
         """
         parts = [part for part in self.parts.get(uuid, ()) if part in planned]
         if len(parts) == 1:
@@ -228,7 +223,7 @@ class _NodeUsage:
             self.found[uuid].add(worker.rank, process, how)
 
     def use(self, uuid: str, rank: int, planned: Collection[str]) -> GpuUse:
-        """What a worker uses of a GPU on which it is."""
+        """Use of a GPU by a worker that has processes on it."""
         gpu, found = self.gpus[uuid], self.found[uuid]
         memory = [p.memory_bytes for p in found.by_rank[rank] if p.memory_bytes is not None]
         shares = [p.sm_ratio for p in found.by_rank[rank] if p.sm_ratio is not None]
@@ -243,7 +238,7 @@ class _NodeUsage:
         )
 
     def users(self, uuid: str) -> GpuUsers:
-        """Who is on this GPU."""
+        """Processes on this GPU."""
         found, processes = self.found[uuid], self.processes[uuid]
         return GpuUsers(
             uuid,
@@ -253,10 +248,10 @@ class _NodeUsage:
         )
 
     def standing(self, worker: WorkerAssignment, planned: tuple[str, ...], used: Sequence[str]) -> WorkerPlacement:
-        """How a worker stands to the plan, once all processes have their place; ``used``: the GPUs of its own."""
+        """Compare a worker's GPUs (``used``) with its plan, after all processes have been assigned."""
         if not worker.up:
             return WorkerPlacement(worker.rank)
-        as_planned = tuple(used) == planned  # so it is as a rule, and nothing need be compared
+        as_planned = tuple(used) == planned  # the usual case, which skips the comparison
         wrong = [] if as_planned else [uuid for uuid in used if not self.fits(uuid, planned)]
         whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
         known = whole and all(map(self._is_known, self.fitting(planned)))
@@ -269,7 +264,7 @@ class _NodeUsage:
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
             words = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
             return WorkerPlacement(worker.rank, True, words, unused)
-        # An inference from the plan puts everybody in the right place, and so says nothing of that.
+        # Inferred processes always match the plan, so they prove nothing.
         sure = any(self.found[uuid].attribution[worker.rank] == "process" for uuid in used) or (
             bool(used) and bool(self.told(worker))
         )
@@ -289,15 +284,15 @@ def gpu_usage(
     pid_here: Mapping[int, int] | None = None,
     ignored: Collection[int] = (),
 ) -> NodeGpuUsage:
-    """Who uses which GPU.
+    """Attribute the processes on GPUs to workers.
 
-    ``ours``: UUIDs of the job's GPUs by position, empty where there is none. ``visible``: pids of all processes that
-    can be seen here. ``pid_here``: the pid here of those that the driver tells by another one. ``ignored``: pids here
-    that are nobody's, such as the MPS server and ourselves.
+    ``ours``: UUIDs of the job's GPUs by position, empty where one is missing. ``visible``: pids of all visible
+    processes. ``pid_here``: local pids of processes that the driver reports with another pid. ``ignored``: local pids
+    to skip, such as the MPS server and our own.
 
-    A process that cannot be seen here is of another pid namespace, or hidden. Where one on any GPU is found to be a
-    worker's, pids are those of here, and it is somebody else's. Else, where none on its GPU can be seen, all there are
-    those of the one running worker that belongs there; several, or none, leave it open.
+    A process that is not visible is hidden or in another pid namespace. If any GPU process matches a worker, pids are
+    local, and unmatched ones are foreign. Otherwise, on a GPU without visible processes, all belong to the one running
+    worker expected there. With several such workers, or none, the owner is unknown.
     """
     node = _NodeUsage(gpus, pid_here or {}, ignored)
     workers = sorted(workers, key=lambda worker: worker.rank)
@@ -335,7 +330,7 @@ def gpu_usage(
 
 
 def _deduplicated(gpu: VisibleGpu, here: Mapping[int, int], ignored: Collection[int]) -> list[ProcessOnGpu] | None:
-    """Processes with their pids here; one that uses a GPU in two ways is on two lists of the driver."""
+    """Processes with local pids. The driver lists a process twice if it uses the GPU in two ways."""
     if gpu.processes is None:
         return None
     found: dict[int, ProcessOnGpu] = {}

@@ -1,32 +1,30 @@
-"""What NVIDIA's Xid codes mean: whether the device, its firmware, or the program is at fault, or nobody."""
+"""Meaning of NVIDIA's Xid codes: a fault of the device, its firmware, the program, or none."""
 
 from typing import Literal, NamedTuple
 
+# ``hardware``: fault of memory, bus or links. ``reset``: the device stopped, and a reset helps. ``application``: fault
+# of a program, which ends with it. ``noise``: harmless, or a side effect of another error.
 XidClass = Literal["hardware", "reset", "application", "noise"]
-"""``hardware``: memory, bus or links of the device are at fault. ``reset``: it has stopped, and a reset helps.
-``application``: what the program did, over once it has ended. ``noise``: a by-product of another error, or nothing
-that calls for anything."""
 
+# The device stays suspect; other errors end with the program that caused them.
 LASTING: tuple[XidClass, ...] = ("hardware", "reset")
-"""Classes after which the device stays suspect; others are over with the program that caused them."""
 NOISE: XidClass = "noise"
 
-CATALOG = "NVIDIA Xid catalogue"
-"""https://docs.nvidia.com/deploy/xid-errors: the action that it advises, by code, for Ampere and later."""
+CATALOG = "NVIDIA Xid catalogue"  # https://docs.nvidia.com/deploy/xid-errors: advised action by code, Ampere and later
 GUIDE = "NVIDIA GPU debug guidelines"  # https://docs.nvidia.com/deploy/gpu-debug-guidelines
-HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"  # names alone: what follows from them is ours
+HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"  # gives names only; the classes are ours
 RETIREMENT = "NVIDIA dynamic page retirement"  # https://docs.nvidia.com/deploy/dynamic-page-retirement
 
 
 class XidCode(NamedTuple):
-    """One code, in words of our own, and whose word the class is."""
+    """One code: class, our description, and the source of the class."""
 
     kind: XidClass
     words: str
     source: str = CATALOG
+    # Why no program can continue on the device. Empty if one may, as after a recovered NVLink error: then an end may
+    # have another cause.
     fatal: str = ""
-    """Why a program cannot go on with a device after it; empty where it may, as after an NVLink error that was made up
-    for, so that its end may have another reason."""
 
 
 _UNANSWERED = "no call to it comes back"
@@ -93,7 +91,7 @@ XIDS: dict[int, XidCode] = {
     149: XidCode("hardware", "NVLink error: a link is down or loses data"),
     150: XidCode("hardware", "NVLink error"),
     151: XidCode("reset", "keys of confidential computing could not be renewed"),
-    # Also told when the action is again none, so that the code says nothing: the driver tells the action itself.
+    # Also sent when the action returns to none. The driver reports the action itself elsewhere.
     154: XidCode("noise", "another recovery action is asked for than before"),
     155: XidCode("reset", "NVLink error that the driver has found"),
     156: XidCode("reset", "a faulty part of it was retired; in force after the next reset"),
@@ -104,50 +102,50 @@ XIDS: dict[int, XidCode] = {
     167: XidCode("hardware", "PCIe does not answer in time", HEADER),
     171: XidCode("hardware", "uncorrectable error of its memory", HEADER),
     172: XidCode("hardware", "uncorrectable error of its caches", HEADER),
-}  # the codes that matter; of engines of one kind see below
+}  # the relevant codes; engines with many codes follow below
 
 _COPIES = XidCode("application", "error of a copy engine")
 _VIDEO = XidCode("application", "error of a video or image engine")
 XIDS |= dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), _COPIES)
 XIDS |= dict.fromkeys((83, 84, 86, 88, 89, *range(96, 106), 139), _VIDEO)
 
+# Code missing from the table: counted and shown, but never a failure, as it may be a harmless new message. A faulty
+# device shows in other values too.
 UNKNOWN = XidCode("noise", "error that this version of gpujob does not know", "none")
-"""A code that is not in the table blames nobody: it is counted and told, but wakes no one at night for what may be a
-driver's new way to say something harmless. If the device is at fault, other facts say so too."""
 
+# Codes after which a GPU is unusable until someone acts. Others of ``hardware`` and ``reset`` are rare or show
+# elsewhere.
 PAGING_XIDS = (46, 48, 62, 64, 74, 79, 95, 119, 120)
-"""Those after which a GPU is of no use until somebody does something; the rest of ``hardware`` and ``reset`` is rare,
-or tells of itself otherwise."""
+# Counted from 0, because ``increase()`` misses the first value of a new series.
 KNOWN_XIDS = tuple(sorted({*PAGING_XIDS, 13, 31, 43, 45, 94}))
-"""Codes that are counted from 0 on, since ``increase()`` does not see the first of a series that was not there."""
 
+# Hardware errors that the driver confined to one program: other programs can continue.
 CONTAINED_XIDS = frozenset({94})
-"""Hardware's, but the driver has kept the error within one program: others go on, and so may the GPU."""
+# Codes of ``application`` that the catalogue attributes to the program. Errors of copy and video engines may come from
+# any program.
 BLAMED_ON_PROGRAMS = frozenset({11, 13, 25, 31, 32, 69, 80})
-"""Of ``application`` those which the catalogue has looked for in the program; errors of copy and video engines are over
-with it too, but may be anybody's."""
 
 
 def xid_code(code: int) -> XidCode:
-    """What a code means; UNKNOWN for one that is not in the table."""
+    """Entry of a code; UNKNOWN if it is not in the table."""
     return XIDS.get(code, UNKNOWN)
 
 
 def xid_class(code: int) -> XidClass:
-    """Class of a code; ``noise`` for one that is not known."""
+    """Class of a code; ``noise`` if it is unknown."""
     return xid_code(code).kind
 
 
 def xid_meaning(code: int) -> str:
-    """What a code says, such as ``fallen off the bus``."""
+    """Description of a code, such as ``fallen off the bus``."""
     return xid_code(code).words
 
 
 def blames_device(code: int) -> bool:
-    """Whether the device, or its firmware, is at fault."""
+    """Whether the device or its firmware is at fault."""
     return xid_class(code) in LASTING
 
 
 def fatal_xid_text(code: int) -> str:
-    """Why no program goes on after it; empty where one may."""
+    """Why no program can continue after this code; empty if one may."""
     return xid_code(code).fatal

@@ -1,4 +1,4 @@
-"""``gpu_metrics.csv`` in the output directory: a line for each of the job's GPUs, for people and tools that read it."""
+"""``gpu_metrics.csv`` in the output directory: one line per GPU of the job and reading."""
 
 import os
 import time
@@ -13,17 +13,17 @@ from exporter.gpus.records import GpuActivity, GpuReading, GpuState
 from exporter.machine.file_host import WatchHandle, WatchHanging
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
-GROUP = "output"  # path group in whose directory the file is
+GROUP = "output"  # path group whose directory gets the file
 LEAST_INTERVAL_S = 1.0
-NOT_ASKED_FOR_S = 3600.0  # between two reads that have nothing to do
-WAIT_S = 5.0  # a write that takes longer fails, although it may still be done
-GB = 1 << 30  # as the makers of GPUs count memory: one that is sold with 80 GB has so many of these
+NOT_ASKED_FOR_S = 3600.0  # nothing to write, so hardly ever run
+WAIT_S = 5.0  # a write that takes longer fails, although it may still complete
+GB = 1 << 30  # GPU vendors call 1 GiB a GB: an 80 GB GPU has 80 of these
 
 
 class GpuMetricsCollector:
-    """Appends what another collector has read of the GPUs; without series of its own.
+    """Appends the GPU readings of another collector to a CSV file; has no series.
 
-    The file is written where looks at files are made: one that hangs holds up neither GPUs nor the end of the sidecar.
+    The file helper writes the file, so a hanging mount blocks neither the GPU collectors nor the end of the sidecar.
     """
 
     name = NAME
@@ -34,12 +34,9 @@ class GpuMetricsCollector:
         self._clock, self._board, self._files = context.clock, context.board, context.files
         self._node = safe_label(identity.node)
         self._file: WatchHandle | None = None
-        self._lines = -1
-        """Descriptor of what the lines of one look stand in,"""
-        self._taken = True
-        """and whether these have been written, so that others may."""
-        self._last: float | None = None
-        """Moment of the look at the GPUs that was written last."""
+        self._lines = -1  # descriptor of the lines of one reading
+        self._taken = True  # whether those were written, so that the buffer is free
+        self._last: float | None = None  # time of the reading that was written last
         self.interval_s = NOT_ASKED_FOR_S
         group = next((group for group in manifest.groups if group.name == GROUP), None)
         if manifest.gpu_metrics and group is not None:
@@ -65,29 +62,29 @@ class GpuMetricsCollector:
         self._take(self._file)
 
     def _take(self, file: WatchHandle) -> None:
-        """Have the lines written, and wait for it; raises what has gone wrong."""
+        """Have the lines written and wait for it. Raises the error of the write."""
         (answer,) = self._files.look([file], self._clock.time(), WAIT_S)
         self._taken = not isinstance(answer, WatchHanging)
         if isinstance(answer, Exception):
             raise answer
 
     def render(self, _snapshot: None, _out: Samples) -> None:
-        """Nothing to show beyond whether writing works."""
+        """Add nothing: the collector has no series."""
 
     def describe(self, _snapshot: None, _status: NodeStatus) -> None:
-        """Nothing to add."""
+        """Add nothing."""
 
 
 def csv_lines(look: GpuReading, uuids: tuple[str, ...], node: str) -> str:
-    """The lines of these GPUs in this order; of one that cannot be read no value but its memory in all."""
+    """Lines for these GPUs, in this order. A GPU that cannot be read has only its total memory."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(look.time))
     states = {state.gpu.uuid: state for state in look.gpus}
     return "".join(f"{moment},{node},{_values(states[uuid])}\n" for uuid in uuids if uuid in states)
 
 
 def _values(state: GpuState) -> str:
-    """The fields of one GPU, empty where they are not known."""
-    # what was last read of one that is lost is of another moment
+    """Fields of one GPU, empty if unknown."""
+    # The last activity of a lost GPU is from an earlier time.
     found = state.activity if state.state == "ok" and state.activity is not None else GpuActivity()
     total = state.gpu.memory_total_bytes if found.memory_total_bytes is None else found.memory_total_bytes
     power = found.power_instant_w if found.power_average_w is None else found.power_average_w

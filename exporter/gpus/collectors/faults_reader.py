@@ -1,4 +1,4 @@
-"""Faults of GPUs since the job's start: Xids from the driver and the kernel's log, and memory errors."""
+"""GPU faults since the start of the job: Xids from the driver and the kernel log, and memory errors."""
 
 import logging
 from collections import Counter
@@ -14,7 +14,7 @@ from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
 from exporter.machine.kernel_log import KernelEvent, KernelXid
 
 KIND = "gpus"
-UNCONTAINED_XIDS = (95,)  # named for one instance, and still an error of all
+UNCONTAINED_XIDS = (95,)  # reported for one instance, but affect the whole GPU
 
 Entry = TypeVar("Entry", GpuEvent, KernelEvent)
 
@@ -23,44 +23,41 @@ log = logging.getLogger("gpujob.gpus")
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """How often a GPU had one Xid since the job's start, and when last."""
+    """Count of one Xid on a GPU since the start of the job, and its last time."""
 
     count: int
     last: float
 
 
 class GpuFaultCounts:
-    """What has happened to this node's GPUs since the job's start, kept in the run directory for the next sidecar.
+    """Faults of this node's GPUs since the start of the job, saved in the run directory for the next sidecar.
 
-    The driver and the kernel's log tell of the same errors, and each may miss some: the larger count holds.
+    Driver and kernel log report the same errors, and either may miss some, so the larger count is used.
     """
 
     def __init__(self, context: CollectorContext) -> None:
         identity, run_dir = context.identity, context.manifest.run_dir
         self._kernel = context.kernel
         self._place = (run_dir, identity.node, identity.job_id, identity.attempt)
+        # From earlier sidecars. None until loaded: not in the constructor, because the run directory may hang.
         self._kept: dict[tuple[str, int], XidCount] | None = None
-        """Of sidecars before this one; None until it was read, since the run directory may hang."""
-        self._ecc: dict[str, list[dict[str, int]]] = {}
-        """By UUID the memory errors by type: those that do not count, and those at the last look."""
-        self._conditions: dict[str, GpuCondition] = {}
-        """By UUID, what these were counted from."""
+        self._ecc: dict[str, list[dict[str, int]]] = {}  # by UUID: offsets and last readings of memory errors by type
+        self._conditions: dict[str, GpuCondition] = {}  # by UUID: the last reading counted
         self._told: Counter[tuple[str, int]] = Counter()
         self._logged: Counter[tuple[str, int]] = Counter()
         self._last: dict[tuple[str, int], float] = {}
         self._last_event: GpuEvent | None = None
         self._last_line: KernelEvent | None = None
         self._xids: Mapping[str, Mapping[int, XidCount]] = {}
-        self.changes = 0
-        """How often anything was new, so that nobody need compare."""
+        self.changes = 0  # number of changes, so that users need not compare values
 
     def look(self, look: GpuReading, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
-        """Take in what is new; gives the Xids that count anew."""
+        """Count new errors and return the Xids that raised a count."""
         if self._kept is None:
             self._restore()
         ours = {gpu.uuid: gpu for gpu in gpus}
         if not ours:
-            return ()  # whose the lines of the kernel's log are will be known once the driver has told its GPUs
+            return ()  # kernel log lines can be matched only when the GPUs are known
         risen = self._take_in(look.events, ours)
         counted = False
         for state in look.gpus:
@@ -75,19 +72,22 @@ class GpuFaultCounts:
         return risen
 
     def _take_in(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
-        """Count the Xids that are new, and give those that raise a count."""
+        """Count new Xids and return those that raised a count."""
         told = _new_lines(self._last_event, events)
         logged = _new_lines(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
         if not told and not logged:
             return ()
-        # the address of a MIG instance is that of its GPU, which is what has the error
+        # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
         whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
         places = {normal_pci_address(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
         instances = {(gpu.parent, gpu.gpu_instance) for gpu in ours.values() if gpu.parent is not None}
         divided = {parent for parent, _ in instances}
 
         def counts(event: GpuEvent) -> bool:
-            """Whether it is the job's: of a GPU that is divided only what is of the whole, or of its own parts."""
+            """Whether an error concerns the job.
+
+            On a divided GPU: only errors of the whole GPU or of the job's instances.
+            """
             if event.uuid not in divided or event.gpu_instance is None or event.xid in UNCONTAINED_XIDS:
                 return event.uuid in ours
             return (event.uuid, event.gpu_instance) in instances
@@ -121,11 +121,11 @@ class GpuFaultCounts:
         )
 
     def xids(self, uuid: str) -> Mapping[int, XidCount]:
-        """Counts of a GPU by code, in order."""
+        """Counts of a GPU, ordered by code."""
         return self._xids.get(uuid, {})
 
     def _sum_up(self) -> None:
-        """Bring the counts together."""
+        """Merge saved, driver and kernel log counts."""
         kept = self._kept or {}
         found: dict[str, dict[int, XidCount]] = {}
         for key in sorted({*kept, *self._told, *self._logged}):
@@ -137,12 +137,12 @@ class GpuFaultCounts:
         self.changes += 1
 
     def job_errors(self, uuid: str) -> Mapping[str, int]:
-        """Memory errors of a GPU since the job's start, by type."""
+        """Memory errors of a GPU since the start of the job, by type."""
         base, now = self._ecc.get(uuid, ({}, {}))
         return {kind: max(0, now[kind] - base.get(kind, 0)) for kind in now}
 
     def _count_memory_errors(self, uuid: str, condition: GpuCondition) -> bool:
-        """Whether there is anything new."""
+        """Count memory errors; return whether anything changed."""
         told = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
         counts = {kind: count for kind, count in told.items() if count is not None}
         before = self._ecc.get(uuid, [{}, {}])
@@ -178,7 +178,7 @@ class GpuFaultCounts:
 
 
 def _new_lines(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Those that came after the last one that was taken; all when that has been dropped meanwhile."""
+    """Entries after ``last``; all entries if it has been dropped meanwhile."""
     for at in range(len(entries) - 1, -1, -1):
         if entries[at] is last:
             return entries[at + 1 :]

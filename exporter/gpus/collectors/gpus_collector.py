@@ -1,4 +1,4 @@
-"""The job's GPUs on this node: what they do, how they are, and what the driver has told of them."""
+"""The job's GPUs on this node: activity, condition, health and driver errors."""
 
 import os
 from collections import deque
@@ -39,46 +39,46 @@ XIDS = Family(
 )
 
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 1.0, 5.0
-NOTHING_TO_READ_S = 60.0  # between two looks at a job without GPUs
-WAIT_S = 1.5  # how long a look at the GPUs may take before what is known is shown
+NOTHING_TO_READ_S = 60.0  # interval for a job without GPUs
+WAIT_S = 1.5  # longest wait for a reading before earlier values are shown
+# Health is calculated again after this time even without changes: rates fall, and old errors expire.
 JUDGED_S = 15.0
-"""The node is judged anew after so long where nothing has changed: rates fall, and old errors count no more."""
 MOST_EVENTS = 50
+# Variables that list the job's GPUs, by vendor.
 DEVICE_LISTS = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
-"""Variables by which a job is told its GPUs, by vendor."""
 EVENT_LEVELS = {"hardware": "critical", "reset": "critical", "application": "warning"}
 
 
 @dataclass(frozen=True)
 class GpusSnapshot:
-    """The job's GPUs at one look; no state where the job has none."""
+    """The job's GPUs at one reading; the state is None for a job without GPUs."""
 
     state: DriverState | None = None
     words: str | None = None
     driver: GpuDriver | None = None
     allocated: int = 0
     visible: int = 0
-    missing: tuple[int, ...] = ()  # positions of the plan for which there is no GPU
+    missing: tuple[int, ...] = ()  # planned positions without a GPU
     lost_since: Mapping[str, float] = field(default_factory=dict)  # by UUID
     gpus: tuple[GpuEntry, ...] = ()
     health: str | None = None
     reasons: tuple[HealthReason, ...] = ()
-    xids: Mapping[int, int] | None = None  # errors of all of them by code
+    xids: Mapping[int, int] | None = None  # total of all GPUs, by code
     absent: Mapping[str, str] | None = None
     events: tuple[dict[str, Any], ...] = ()
 
 
 class NodeGpuResult(NamedTuple):
-    """What follows from states, conditions and errors of the GPUs, and is the same as long as these are."""
+    """Result of the health calculation, reused while its inputs are unchanged."""
 
-    known: tuple[object, ...]  # all that it was judged by,
-    time: float  # and when
+    known: tuple[object, ...]  # inputs of the calculation
+    time: float
     judgement: HealthResult
-    xids: Mapping[int, int]  # errors of all GPUs by code
+    xids: Mapping[int, int]  # total of all GPUs, by code
 
 
 class GpusCollector:
-    """Looks at the GPUs that the job has on this node, and at no others."""
+    """Reads the GPUs of the job on this node, and no others."""
 
     name = "gpus"
     families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *page.FAMILIES)
@@ -104,7 +104,7 @@ class GpusCollector:
 
     @property
     def _wanted(self) -> bool:
-        """Whether the job has GPUs here: of another job's the page says nothing."""
+        """Whether the job has GPUs on this node; GPUs of other jobs are not shown."""
         if self._context.gpus is None:
             return False
         if self._positions:
@@ -118,7 +118,7 @@ class GpusCollector:
             return GpusSnapshot()
         look = host.look(WAIT_S)
         if not look.ready and look.state == "ok":
-            return GpusSnapshot()  # the driver has not said yet which there are
+            return GpusSnapshot()  # the driver has not listed its GPUs yet
         own = job_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
         shown = _with_parents(own.values(), look)
         risen = self._faults.look(look, [state.gpu for state in shown])
@@ -154,14 +154,14 @@ class GpusCollector:
         )
 
     def _tells_xids(self, look: GpuReading) -> bool:
-        """Whether an Xid would be heard of: without a word from anybody a count of 0 would be a guess."""
+        """Whether Xids can be detected. If not, a count of 0 would be a guess."""
         kernel = self._context.kernel
         if look.driver is None or look.driver.vendor != "nvidia":
             return False
         return look.tells_events or (kernel is not None and kernel.unavailable is None)
 
     def _judge(self, now: float, look: GpuReading, entries: Sequence[GpuEntry]) -> NodeGpuResult:
-        """Health and errors at this look; those of the last one where nothing is new."""
+        """Health and error counts; the previous result if nothing changed."""
         tells = self._tells_xids(look)
         states = [entry.state for entry in entries]
         parts = [(s.gpu.uuid, s.gpu.index, s.state, s.words, s.condition_time, s.condition) for s in states]
@@ -189,7 +189,7 @@ class GpusCollector:
         )
 
     def _note_lost(self, now: float, entries: Sequence[GpuEntry]) -> None:
-        """Tell who judges ends which GPUs are lost, and since when."""
+        """Publish the lost GPUs and when they were lost, for the search for exit reasons."""
         before = self._context.board.gpus_lost
         self._context.board.gpus_lost = {
             entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.words or entry.state.state))
@@ -207,7 +207,7 @@ class GpusCollector:
         health: str | None,
         reasons: Sequence[HealthReason],
     ) -> None:
-        """Events of what has changed."""
+        """Add events for changes."""
         if look.state != self._told_driver:
             if look.state == "ok":
                 self._event(now, "info", "GPU driver", "GPUs can be read again")
@@ -281,10 +281,7 @@ class GpusCollector:
 
 
 def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
-    """The list of devices that the environment gives to this job, for one vendor or any; None without one.
-
-    An empty list is none, as the launcher takes it.
-    """
+    """Device list in the environment of this job, for one vendor or any; None if missing or empty."""
     names = DEVICE_LISTS.get(vendor, ()) if vendor is not None else sum(DEVICE_LISTS.values(), ())
     return next((environ[name] for name in names if environ.get(name)), None)
 
@@ -292,11 +289,11 @@ def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) 
 def job_gpus(
     look: GpuReading, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
 ) -> dict[int, Gpu]:
-    """GPUs of the job on this node by the plan's positions, in their order.
+    """GPUs of the job on this node by planned position, in order.
 
-    A job that others have started names them as the driver numbers them. Where this machine plays several nodes, each
-    has its share of the list; elsewhere all that the job is given are its own, used by the plan or not. One that is
-    given and not there any more leaves its position empty: workers that run keep theirs.
+    An attached job uses the driver's numbers. A machine that acts as several nodes gives each its share of the list.
+    Otherwise all GPUs in the list belong to the job, planned or not. A lost GPU leaves its position empty, so the other
+    positions do not shift.
     """
     units: list[Gpu | None] = [state.gpu for state in look.gpus if not state.gpu.mig]
     if manifest.attached:
@@ -314,13 +311,13 @@ def job_gpus(
 
 
 def _with_parents(own: Collection[Gpu], look: GpuReading) -> tuple[GpuState, ...]:
-    """What is looked at: the job's units, each MIG instance behind the GPU whose faults it shares."""
+    """The job's GPUs and MIG instances, and the GPUs that contain these instances and share their faults."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
     return tuple(state for state in look.gpus if state.gpu.uuid in uuids)
 
 
 def _facts(entry: GpuEntry) -> GpuHealthFacts:
-    """What is known of one GPU, for the judgement of the node."""
+    """Facts about one GPU for the health of the node."""
     state, activity = entry.state, entry.state.activity
     condition = state.condition or GpuCondition()
     return GpuHealthFacts(

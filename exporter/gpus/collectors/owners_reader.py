@@ -1,4 +1,4 @@
-"""Whose the processes on GPUs are: those of workers, by their trees, environments and pid namespaces, or others."""
+"""Owners of GPU processes: workers, found by process tree, environment and pid namespace, or other jobs."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -9,31 +9,28 @@ from exporter.gpus.holder_reader import GpuProcessInfo, read_gpu_process, read_n
 from exporter.gpus.records import GpuReading
 from exporter.machine.procfs import read_environment
 
-MPS = "nvidia-cuda-mps"
-"""Beginning of the names of MPS's own processes, cut as the kernel does: they hold GPUs for their clients."""
+MPS = "nvidia-cuda-mps"  # start of the names of MPS processes, as cut by the kernel; they use GPUs for their clients
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class GpuProcessOwners:
-    """Looks at the processes that the driver names, and remembers whose those were that have ended since."""
+    """Finds the owners of GPU processes, and remembers which ended processes were the job's."""
 
     def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._tasks = context.tasks
+        # By rank: pid of the worker and the devices in its environment.
         self._devices: dict[int, tuple[int, str | None]] = {}
-        """By rank the process of the worker, and the devices that its environment names."""
-        self._holders: dict[int, GpuProcessInfo | None] = {}
-        """Processes on GPUs that are in no worker's tree, by pid."""
-        self._known: set[int] = set()
-        """Processes that were the job's at the last look."""
+        self._holders: dict[int, GpuProcessInfo | None] = {}  # by pid: GPU processes outside all worker trees
+        self._known: set[int] = set()  # pids that belonged to the job at the last reading
 
     @property
     def holders(self) -> Mapping[int, GpuProcessInfo]:
-        """Processes on GPUs that are in no worker's tree, by pid, as far as they can be looked at."""
+        """Readable GPU processes outside all worker trees, by pid."""
         return {pid: holder for pid, holder in self._holders.items() if holder is not None}
 
     def usage(self, look: GpuReading) -> NodeGpuUsage:
-        """Who uses which GPU at this look."""
+        """Attribute the GPU processes of this reading."""
         board, own = self._context.board, self._context.board.gpu_positions
         gpus = [
             VisibleGpu(
@@ -58,7 +55,7 @@ class GpuProcessOwners:
             if holder.name.startswith(MPS):
                 ignored.add(pid)
             elif holder.job_id == self._context.identity.job_id:
-                # in the background, of a container, or younger than the last look at the tree
+                # Background process, in a container, or newer than the last reading of the tree.
                 if holder.rank in pids:
                     pids[holder.rank] |= {pid}
                 else:
@@ -83,15 +80,15 @@ class GpuProcessOwners:
         )
 
     def _left(self, strangers: Collection[int]) -> set[int]:
-        """Those that were the job's and say no more whose they are.
+        """Processes that belonged to the job and can no longer be identified.
 
-        Most have ended, and the driver's list is some seconds older than that; some have left the tree.
+        Most have ended: the driver's list is some seconds old. Others have left the tree.
         """
         holders = {pid: self._holders[pid] for pid in self._known.intersection(strangers)}
         return {pid for pid, holder in holders.items() if holder is None or holder.job_id is None}
 
     def _pids_here(self, unknown: Collection[int], owners: Collection[int]) -> dict[int, int]:
-        """Of pids that are nobody's here those that a worker's process has in a pid namespace of its own."""
+        """Map unknown pids to workers' processes that have these pids in their own pid namespace."""
         proc = self._context.proc
         unknown = {pid for pid in unknown if not os.path.exists(f"{proc}/{pid}")}
         if not unknown:
@@ -103,14 +100,14 @@ class GpuProcessOwners:
         return {pid: inner[pid][0] for pid in unknown if len(inner.get(pid, ())) == 1}
 
     def _look_at(self, strangers: Collection[int]) -> None:
-        """Look once at each process on a GPU that is in no worker's tree."""
+        """Read each GPU process outside all worker trees once."""
         self._holders = {
             pid: self._holders[pid] if self._holders.get(pid) is not None else read_gpu_process(pid, self._context.proc)
             for pid in strangers
         }
 
     def _devices_of(self, rank: int) -> str | None:
-        """The devices that the environment of a worker's process names."""
+        """Devices in the environment of a worker's process."""
         pids = self._context.board.pids.get(rank)
         if not pids:
             return None

@@ -1,4 +1,4 @@
-"""One GPU on the page and in the status: what it does, how it is, and what the driver has told of it."""
+"""Series and status entry of one GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class GpuEntry:
-    """One GPU, with what is known of it beside the look."""
+    """One GPU, with values beyond the reading itself."""
 
     state: GpuState
     job_errors: Mapping[str, int] = field(default_factory=dict)
@@ -98,9 +98,9 @@ class GpuEntry:
 
 
 def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, readable: bool) -> None:
-    """All series of a GPU; one that does not answer has those of its faults alone.
+    """Add all series of a GPU; one that does not answer has only its faults.
 
-    ``readable``: whether the driver answers at all; else nobody knows whether a GPU would that did last time.
+    ``readable``: whether the driver answers. If not, ``gpu_up`` is unknown for a GPU that last answered.
     """
     state = entry.state
     _add_info(row, state.gpu, driver)
@@ -117,7 +117,6 @@ def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, read
 
 
 def _add_info(row: SeriesGroup, gpu: Gpu, driver: GpuDriver | None) -> None:
-    """What the GPU is."""
     row.add(
         INFO,
         1,
@@ -133,7 +132,6 @@ def _add_info(row: SeriesGroup, gpu: Gpu, driver: GpuDriver | None) -> None:
 
 
 def _add_activity(row: SeriesGroup, activity: GpuActivity) -> None:
-    """What the GPU does."""
     row.add(UTILIZATION, activity.utilization_ratio)
     row.add(MEMORY_UTILIZATION, activity.memory_utilization_ratio)
     row.add(MEMORY_USED, activity.memory_used_bytes)
@@ -158,7 +156,7 @@ def _add_activity(row: SeriesGroup, activity: GpuActivity) -> None:
 
 
 def _add_condition(row: SeriesGroup, condition: GpuCondition, job_errors: Mapping[str, int]) -> None:
-    """How the GPU is; ``job_errors`` are the memory errors since the job's start, by type."""
+    """Add the condition; ``job_errors``: memory errors since the start of the job, by type."""
     row.add(ECC, condition.ecc_corrected, type="corrected")
     row.add(ECC, condition.ecc_uncorrected, type="uncorrected")
     for kind, count in job_errors.items():
@@ -182,7 +180,7 @@ def _add_condition(row: SeriesGroup, condition: GpuCondition, job_errors: Mappin
 
 
 def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
-    """Its entry in the status, None where something is not known; who uses it is added by another collector."""
+    """Status entry of a GPU; None for unknown values. Another collector adds its users."""
     gpu, activity = entry.state.gpu, entry.state.activity or GpuActivity()
     power = activity.power_instant_w if activity.power_average_w is None else activity.power_average_w
     memory = gpu.memory_total_bytes if activity.memory_total_bytes is None else activity.memory_total_bytes

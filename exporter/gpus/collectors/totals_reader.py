@@ -1,4 +1,4 @@
-"""What each of the job's GPUs has come to since the job's start: mean use, most memory, energy."""
+"""Totals of each GPU since the start of the job: mean utilization, peak memory and energy."""
 
 import logging
 from dataclasses import dataclass
@@ -8,30 +8,31 @@ from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.gpus.records import GpuState
 
 KIND = "gpu_totals"
-SAVE_INTERVAL_S = 15.0  # what a restart of the sidecar costs at most of the mean use; the counter of energy bridges it
-GAP_S = 30.0  # between two looks so far apart nothing is known of the use
+# Utilization lost at most by a restart of the sidecar; energy loses nothing, as the counter continues.
+SAVE_INTERVAL_S = 15.0
+GAP_S = 30.0  # utilization is unknown between readings further apart
 
 log = logging.getLogger("gpujob.gpus")
 
 
 @dataclass
 class GpuTotal:
-    """What one GPU has come to."""
+    """Totals of one GPU."""
 
     busy_s: float = 0.0
     known_s: float = 0.0
     memory_peak_bytes: int | None = None
-    energy_j: float | None = None  # used since it was first looked at
-    counter_j: float | None = None  # the driver's counter at the last look
-    last: float | None = None  # when its use was known last
+    energy_j: float | None = None  # since its first reading
+    counter_j: float | None = None  # the driver's counter at the last reading
+    last: float | None = None  # time of the last known utilization
 
     @property
     def utilization_mean_ratio(self) -> float | None:
-        """Mean over time."""
+        """Mean over the known time."""
         return self.busy_s / self.known_s if self.known_s else None
 
     def update(self, now: float, state: GpuState) -> None:
-        """Take in one look."""
+        """Add a reading."""
         activity = state.activity
         if activity is None:
             self.last = None
@@ -45,25 +46,25 @@ class GpuTotal:
         if activity.memory_used_bytes is not None:
             self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)
         if activity.energy_j is not None:
-            if self.counter_j is not None:  # a counter that has fallen began anew
+            if self.counter_j is not None:  # a fallen counter was reset
                 self.energy_j = (self.energy_j or 0.0) + max(0.0, activity.energy_j - self.counter_j)
             self.counter_j = activity.energy_j
 
 
 class GpuTotals:
-    """Totals by UUID, kept in the run directory for the next sidecar."""
+    """Totals by UUID, saved in the run directory for the next sidecar."""
 
     def __init__(self, context: CollectorContext) -> None:
         identity = context.identity
         self._clock = context.clock
         self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        # None until loaded: not in the constructor, because the run directory may hang.
         self._totals: dict[str, GpuTotal] | None = None
-        """None until it was read what an earlier sidecar has left: the run directory may hang."""
         self._saved_at: float | None = None
         self._unsaved: str | None = None
 
     def update(self, now: float, state: GpuState, *, over: bool = False) -> GpuTotal:
-        """The total of one GPU after this look at it; once the job is ``over`` it stays."""
+        """Add a reading of one GPU and return its total, which no longer changes when the job is ``over``."""
         if self._totals is None:
             self._totals = self._restore()
         total = self._totals.get(state.gpu.uuid)
@@ -74,7 +75,7 @@ class GpuTotals:
         return total
 
     def save(self) -> None:
-        """Leave it for the next sidecar of this node, now and then."""
+        """Save the totals for the next sidecar, at most every `SAVE_INTERVAL_S`."""
         now = self._clock.monotonic()
         if self._totals is None or (self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S):
             return

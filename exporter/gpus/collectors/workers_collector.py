@@ -1,4 +1,4 @@
-"""Who uses the job's GPUs on this node: workers, as the plan says or not, and processes that are not the job's."""
+"""Users of the job's GPUs on this node: workers, compared with the plan, and foreign processes."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -45,15 +45,15 @@ FULL = Family(
 FOREIGN = Family("gpu_foreign_processes", "Processes on the GPU that are not of this job.", ("gpu",))
 WORKERS = Family("gpu_workers", "Workers of the job that use the GPU.", ("gpu",))
 
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0  # what lasts is judged by looks that are not too far apart
-STALE_S = 30.0  # a look at the GPUs that is older tells nothing of now
-LATELY_S = 60.0  # for so long a worker counts as one that was on a GPU: whose an error was is asked once it has ended
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0  # conditions need readings that are not too far apart
+STALE_S = 30.0  # an older GPU reading says nothing about the present
+LATELY_S = 60.0  # time for which a worker counts as a user of a GPU, because errors are attributed after its end
 MOST_EVENTS = 50
-SETTLED_S = 30.0  # programs load for so long before they use a GPU, and the driver's list is some seconds old
+SETTLED_S = 30.0  # programs load before they use a GPU, and the driver's list is some seconds old
 
 
 class LastGpuUse(NamedTuple):
-    """What a worker was last seen to use, and what was wrong with that."""
+    """Last known GPU use of a worker, and whether it was misplaced."""
 
     uses: tuple[GpuUse, ...]
     misplaced: str | None
@@ -61,21 +61,19 @@ class LastGpuUse(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuWorkersSnapshot:
-    """Who is on the GPUs at one look, what that looks like, and what happened lately."""
+    """Users of the GPUs at one reading, with conditions and recent events."""
 
     usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
     conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None  # by rank
-    planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs that the plan gives, by rank
-    holders: Mapping[int, GpuProcessInfo] | None = None
-    """Whose the foreign processes are, by pid, as far as that can be seen."""
-    ended: Mapping[int, LastGpuUse] = field(default_factory=dict)
-    """What workers that do not run any more were last seen to use, by rank."""
-    young: frozenset[int] = frozenset()  # ranks of those that have just begun: that they use nothing yet tells nothing
+    planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs by rank
+    holders: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
+    ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
+    young: frozenset[int] = frozenset()  # ranks that have just started: not using a GPU yet means nothing
     events: tuple[dict[str, Any], ...] = ()
 
 
 class GpuWorkersCollector:
-    """Brings together the processes on GPUs, those of workers, the plan, and the progress of the work."""
+    """Combines GPU processes, worker processes, the plan and progress."""
 
     name = "gpu_workers"
     families = (USE, MEMORY, SM, MISPLACED, CONDITION, FULL, FOREIGN, WORKERS)
@@ -88,12 +86,10 @@ class GpuWorkersCollector:
             stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s
         )
         self._owners = GpuProcessOwners(context)
-        self._lately: dict[tuple[str, int], float] = {}
-        """When a worker was seen on a GPU last, by UUID and rank."""
-        self._last_uses: dict[int, LastGpuUse] = {}
-        """By rank."""
+        self._lately: dict[tuple[str, int], float] = {}  # last time of a worker on a GPU, by UUID and rank
+        self._last_uses: dict[int, LastGpuUse] = {}  # by rank
+        # By UUID and pid: time of the list that first showed a foreign process.
         self._foreign: dict[tuple[str, int], float | None] = {}
-        """Moment of the list on which a foreign process was seen first, by UUID and pid."""
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._told: set[tuple[str, ...]] = set()
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
@@ -140,7 +136,7 @@ class GpuWorkersCollector:
         return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, young, tuple(self._events))
 
     def _users(self, now: float, usage: NodeGpuUsage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
-        """Ranks of the workers that were on a GPU lately, by UUID; those on a MIG instance were on its GPU too."""
+        """Ranks of recent users of each GPU, by UUID. Users of a MIG instance count for its GPU too."""
         self._lately |= {(gpu.uuid, rank): now for gpu in usage.gpus for rank in gpu.workers}
         self._lately = {key: seen for key, seen in self._lately.items() if now - seen <= LATELY_S}
         users: dict[str, set[int]] = {gpu.uuid: set() for gpu in usage.gpus}
@@ -150,10 +146,10 @@ class GpuWorkersCollector:
                     users.setdefault(place, set()).add(rank)
         return {uuid: frozenset(ranks) for uuid, ranks in users.items()}
 
-    # -- what it looks like ---------------------------------------------------------------------------
+    # -- conditions --------------------------------------------------------------------------------
 
     def _gpus_of(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
-        """UUIDs of the GPUs that a worker uses and of those that the plan gives to it."""
+        """UUIDs of the GPUs that a worker uses or that the plan gives to it."""
         own = self._context.board.gpu_positions
         return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
 
@@ -161,7 +157,7 @@ class GpuWorkersCollector:
     def _held(
         task: Task, state: GpuState, held: Collection[tuple[int, str]], standings: Mapping[int, WorkerPlacement]
     ) -> bool | None:
-        """Whether a process of the worker is on a GPU; None where that cannot be told."""
+        """Whether a worker has a process on a GPU; None if unknown."""
         if (task.rank, state.gpu.uuid) in held:
             return True
         standing = standings.get(task.rank)
@@ -189,7 +185,7 @@ class GpuWorkersCollector:
         states: Mapping[str, GpuState],
         conditions: Mapping[int, tuple[WorkerGpuCondition, ...]],
     ) -> None:
-        """Events of what has begun; each once, and again after it has ended."""
+        """Add an event for each new problem, and again if it returns."""
         present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
         for standing in usage.workers:
             if standing.misplaced:
@@ -214,7 +210,7 @@ class GpuWorkersCollector:
         self._told = set(present)
 
     def _lasting(self, usage: NodeGpuUsage, states: Mapping[str, GpuState]) -> list[tuple[GpuUsers, ProcessOnGpu]]:
-        """Foreign processes on two of the driver's lists: a child that a worker has just started or lost is on one."""
+        """Foreign processes on two of the driver's lists. A child that a worker just started or lost is on one only."""
         found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
         times = {key: states[key[0]].processes_time for key in found}
         self._foreign = {key: self._foreign.get(key, times[key]) for key in found}
@@ -225,7 +221,7 @@ class GpuWorkersCollector:
         memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
         return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
 
-    # -- what is shown --------------------------------------------------------------------------------
+    # -- page and status ---------------------------------------------------------------------------
 
     def render(self, snapshot: GpuWorkersSnapshot, out: Samples) -> None:
         for use in snapshot.usage.uses:
@@ -277,7 +273,7 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     conditions = (snapshot.conditions or {}).get(rank, ())
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
     if not uses and (standing is None or standing.unused is None or rank in snapshot.young):
-        uses = None  # nobody tells
+        uses = None  # unknown
     misplaced = standing.words if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
@@ -301,9 +297,9 @@ def _describe_use(use: GpuUse) -> dict[str, Any]:
 
 
 def _gpu_sample(state: GpuState, used: bool | None, *, alone: bool, use: GpuUse | None) -> GpuSample:
-    """One GPU of a worker, for the judgement of what it looks like.
+    """Reading of one GPU of a worker.
 
-    Where it is not ``alone`` there, what the GPU does says nothing of this worker: only what is its own counts.
+    If the worker is not ``alone`` on the GPU, only values of its own processes are used.
     """
     activity = state.activity or GpuActivity()
     if alone:

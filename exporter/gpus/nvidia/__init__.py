@@ -1,1 +1,1 @@
-"""NVIDIA GPUs, read by NVML."""
+"""NVIDIA GPUs, read through NVML."""

@@ -1,4 +1,4 @@
-"""What a GPU does at one moment, by NVML: cheap calls, made each second; of what changes slowly, each five seconds."""
+"""Activity of a GPU through NVML: cheap calls every second, slow values every five seconds."""
 
 import ctypes
 from ctypes import byref, c_int, c_void_p
@@ -17,12 +17,11 @@ from exporter.gpus.records import THROTTLE_REASONS, GpuActivity, GpuFailed, Thro
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 SENSOR_GPU = 0
+# Longest time between readings of temperature, memory clock and performance monitors. Each needs extra calls.
 SLOW_EVERY_S = 5.0
-"""At most between two readings of the temperature, of the memory's clock and of the activity of parts, a mean of the
-time in between. Each takes calls of its own."""
-UNEVEN_S = 0.3  # by so much the next look may come later than this one came after the last
-LIMIT_EVERY_S = 60.0  # the power limit is set by people
-LONGEST_GAP_S = 10.0  # between two looks, for which the state at the second is taken for that of the time between
+UNEVEN_S = 0.3  # tolerance for readings that come late
+LIMIT_EVERY_S = 60.0  # the limit changes only by hand
+LONGEST_GAP_S = 10.0  # longest gap between readings that is counted with the state at its end
 
 THERMAL_POLICY = "thermal_policy"
 FIELDS = {
@@ -36,7 +35,7 @@ FIELDS = {
     "hw_thermal": (270, 0),
     "hw_power_brake": (271, 0),
     THERMAL_POLICY: (75, 0),
-}  # by our name; throttle times are in nanoseconds, and that of the thermal policy is the one of older drivers
+}  # throttle times are in nanoseconds; older drivers have only the thermal policy for heat
 
 HW_SLOWDOWN = 0x8
 REASON_BITS: dict[ThrottleReason, int] = {
@@ -46,12 +45,12 @@ REASON_BITS: dict[ThrottleReason, int] = {
     "hw_thermal": 0x40,
     "hw_power_brake": 0x80,
 }
+# Compute capability above that of GA100 (8.0), from which ``nvmlDeviceGetPowerUsage`` is an average over a second.
 AVERAGES_POWER = (8, 6)
-"""Compute capability from which ``nvmlDeviceGetPowerUsage`` is an average over a second: GA100 has 8.0."""
 
 
 class GpuActivityReader:
-    """Activity of one GPU. What changes slowly is told between its readings as it was read last."""
+    """Activity of one GPU. Values that change slowly are repeated between their readings."""
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
@@ -62,23 +61,20 @@ class GpuActivityReader:
         self._fields = NvmlFieldReader(device, FIELDS)
         self._begun = False
         self._tells_power = False
-        self._counters: list[tuple[ThrottleReason, str]] = []
-        """Reasons whose time is told, and the field that tells it,"""
-        self._states: list[ThrottleReason] = []
-        """and those of which only the state is."""
+        self._counters: list[tuple[ThrottleReason, str]] = []  # reasons with a time counter, and its field
+        self._states: list[ThrottleReason] = []  # reasons with only a state
         self._capability: tuple[int, int] | None = None
         self._limit_w: float | None = None
         self._limit_due = float("-inf")
         self._throttle_s: dict[ThrottleReason, float] = {}
         self._looked: float | None = None
         self._read_at: float | None = None
-        self._slow_at: float | None = None
-        """When what changes slowly was read last; None where that was not all."""
+        self._slow_at: float | None = None  # last complete reading of the slow values; None if the last was incomplete
         self._slow: dict[str, Any] = {}
         self.gpm = GpmReader(device)
 
     def read(self, now: float) -> GpuActivity:
-        """All that it tells; ``now`` in monotonic seconds. Raises GpuFailed when nothing answers."""
+        """Return the activity; ``now`` in monotonic seconds. Raises GpuFailed if no call succeeds."""
         device = self._device
         answers, refusals = device.answers, device.refusals
         found = self._read(now)
@@ -110,14 +106,14 @@ class GpuActivityReader:
             power_instant_w=instant,
             power_limit_w=self._limit_w if now < self._limit_due else self._limit(now),
             energy_j=_thousandth(energy),
-            memory_temperature_c=fields.get("memory_temperature") or None,  # 0 is no temperature of one in use
+            memory_temperature_c=fields.get("memory_temperature") or None,  # a GPU in use is never at 0
             sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
             throttle_s=self._throttled(fields, now),
             **self._changing_slowly(now, used=used),
         )
 
     def _changing_slowly(self, now: float, *, used: bool) -> dict[str, Any]:
-        """``used``: whether the GPU tells its use, in place of which the activity of its multiprocessors is taken."""
+        """Slow values. If utilization is unavailable (not ``used``), SM activity replaces it and is read each time."""
         before, self._read_at = self._read_at, now
         if before is not None and self._slow_at is not None and used:
             next_look = now + (now - before) - UNEVEN_S
@@ -134,7 +130,7 @@ class GpuActivityReader:
         return self._slow
 
     def _power(self) -> tuple[float | None, float | None]:
-        """Average and instant, of a driver without these fields."""
+        """Average and instant power, for a driver without these fields."""
         watts = _thousandth(self._device.number("nvmlDeviceGetPowerUsage"))
         if watts is None:
             return None, None
@@ -159,7 +155,7 @@ class GpuActivityReader:
         return degrees
 
     def _begin(self) -> None:
-        """Find out what the fields tell."""
+        """Find out which fields the device supports."""
         told = self._fields.known()
         if "thermal" in told:
             self._fields.drop(THERMAL_POLICY)
@@ -180,7 +176,7 @@ class GpuActivityReader:
         return found
 
     def _accumulate(self, reasons: list[ThrottleReason], now: float) -> None:
-        """Add the time since the last look to the reasons of this one."""
+        """Add the time since the last reading to the reasons that are active now."""
         device = self._device
         newer = device.library.function("nvmlDeviceGetCurrentClocksEventReasons") is not None
         mask = device.long(
@@ -191,30 +187,30 @@ class GpuActivityReader:
             return
         elapsed_s = 0.0 if looked is None else min(now - looked, LONGEST_GAP_S)
         if mask & HW_SLOWDOWN and not mask & (REASON_BITS["hw_thermal"] | REASON_BITS["hw_power_brake"]):
-            mask |= REASON_BITS["hw_thermal"]  # older drivers do not tell which
+            mask |= REASON_BITS["hw_thermal"]  # older drivers do not specify which
         for reason in reasons:
             held = elapsed_s if mask & REASON_BITS[reason] else 0.0
             self._throttle_s[reason] = self._throttle_s.get(reason, 0.0) + held
 
 
 class MigActivityReader:
-    """Activity of one MIG instance: its memory, and how busy its parts are; the rest is its GPU's alone."""
+    """Activity of one MIG instance: memory and performance monitors. Other values exist only for the whole GPU."""
 
     def __init__(self, device: NvmlDevice, gpu_handle: c_void_p, instance: int | None) -> None:
         self._memory = GpuMemoryReader(device)
         self.gpm = None if instance is None else GpmReader(device, gpu_handle, instance)
 
     def read(self, now: float) -> GpuActivity:
-        """What it tells; ``now`` in monotonic seconds."""
+        """Return the activity; ``now`` in monotonic seconds."""
         used, total = self._memory.read()
         parts: dict[str, Any] = {} if self.gpm is None else self.gpm.read(now)
         return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, **parts)
 
 
 class GpuMemoryReader:
-    """Memory of a GPU or an instance, used and in all.
+    """Used and total memory of a GPU or MIG instance.
 
-    Used is what programs have, as ``nvidia-smi`` shows it; before driver 510 with what the driver keeps for itself.
+    Used is memory of programs, as in ``nvidia-smi``; before driver 510 it includes the driver's own.
     """
 
     def __init__(self, device: NvmlDevice) -> None:
@@ -225,7 +221,7 @@ class GpuMemoryReader:
         self._memory_at = byref(self._memory)
 
     def read(self) -> tuple[int | None, int | None]:
-        """Both in bytes; None of a device without memory of its own."""
+        """Used and total bytes; None for a device without its own memory."""
         if self._device.call(self._name, self._device.handle, self._memory_at):
             return None, None
         return self._memory.used, self._memory.total

@@ -1,9 +1,8 @@
-"""Functions of NVML called straight, what each device cannot tell, and the layouts of what it does tell.
+"""Direct NVML calls, unsupported calls of each device, and struct layouts.
 
-The binding finds the library and its functions; its wrappers are passed over. They make a struct for each call and
-read it through a method in Python: beside the time in the library eight fields take 11 us there and 3 here, a list of
-four processes 8 (and two calls) and 2, a pair of numbers 0.7 and 0.4. Also they do not tell how long a list that was
-too short would have been.
+The binding loads the library and its functions, but its wrappers are slow: they make a struct per call and read it in
+Python. Overhead of a wrapper and of a direct call: eight fields 11 and 3 us, four processes 8 (with a second call) and
+2 us, a pair of numbers 0.7 and 0.4 us. Wrappers also hide the needed length of a list that was too short.
 """
 
 import ctypes
@@ -39,16 +38,16 @@ UNKNOWN = 999
 
 FOR_GOOD = frozenset(
     {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH, DEPRECATED}
-)  # answers that stay the same as long as the driver is loaded; after any other one the call is made again
+)  # permanent while the driver is loaded; calls with other errors are repeated
+# Answers after a driver update; a single call may also return them for other reasons.
 REPLACED = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
-"""Answers of a driver that was replaced; one call may give them for a reason of its own."""
+# Without INVALID_ARGUMENT: an unbound device returns it, but so do stale MIG handles.
 LOST = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
-"""Invalid argument is not among them, though it is what a device that was unbound answers: so do stale MIG handles."""
 
 TEXT_BYTES = 96
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 
-Key = str | tuple[str | int, ...]  # a call, with what selects a part of what it tells
+Key = str | tuple[str | int, ...]  # a call, with the arguments that select a value
 
 
 class NvmlUtilization(ctypes.Structure):
@@ -58,13 +57,13 @@ class NvmlUtilization(ctypes.Structure):
 
 
 class NvmlMemory(ctypes.Structure):
-    """``nvmlMemory_t``; what the driver keeps for itself counts as used."""
+    """``nvmlMemory_t``; used includes the driver's own memory."""
 
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
 class NvmlMemoryV2(ctypes.Structure):
-    """``nvmlMemory_v2_t``; what the driver keeps for itself is apart, as in ``nvidia-smi``."""
+    """``nvmlMemory_v2_t``; the driver's own memory is separate, as in ``nvidia-smi``."""
 
     _fields_ = (
         ("version", c_uint),
@@ -97,9 +96,8 @@ class NvmlPciInfo(ctypes.Structure):
     )
 
 
-VALUE_FORMS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
-"""How a value is laid out in its eight bytes, by ``nvmlValueType_t``,"""
-OTHER_FORM = "Q"  # and one of a type that is not known
+VALUE_FORMS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")  # layout of a value in eight bytes, by `nvmlValueType_t`
+OTHER_FORM = "Q"  # layout of unknown types
 
 
 class NvmlFieldValue(ctypes.Structure):
@@ -112,33 +110,30 @@ class NvmlFieldValue(ctypes.Structure):
         ("latency", c_longlong),
         ("type", c_uint),
         ("code", c_uint),
-        ("value", c_ulonglong),  # nvmlValue_t, a union
+        ("value", c_ulonglong),  # `nvmlValue_t`, a union
     )
 
 
+# Bytes before the value, including type and code. All values are unpacked together, because ctypes attributes are slow.
 _BEFORE_VALUE = "24xII"
-"""What comes before the value, of which type and code are read. All values of a call are read at once: attributes of
-ctypes cost more than the call."""
 MOST_LAYOUTS = 64
 
 
 class CallTooLate(Exception):
-    """The call has come back after another thread took the place of this one."""
+    """The call returned after another thread had replaced this one."""
 
 
 class NvmlLibrary:
-    """The library's functions; a thread asks at a time, and one that was given up asks no more."""
+    """Functions of the library. One thread at a time may call; an abandoned thread may not."""
 
     def __init__(self, binding: Any) -> None:
         """``binding``: the module ``pynvml``, with the library loaded."""
         self._binding = binding
-        self.functions: dict[str, Callable[..., int] | None] = {}
-        """Those that were asked for, None where there is none; ``function`` looks others up."""
-        self.thread = get_ident()
-        """Who may ask."""
+        self.functions: dict[str, Callable[..., int] | None] = {}  # functions looked up so far; None for missing ones
+        self.thread = get_ident()  # the thread that may call
 
     def function(self, name: str) -> Callable[..., int] | None:
-        """A function; None when this version of the library has none."""
+        """Return a function; None if this version of the library does not have it."""
         try:
             return self.functions[name]
         except KeyError:
@@ -152,7 +147,7 @@ class NvmlLibrary:
         return found
 
     def call(self, name: str, *arguments: Any) -> int:
-        """What a call about no device returns."""
+        """Return code of a call that is not about a device."""
         self.check_turn()
         function = self.function(name)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
@@ -161,48 +156,43 @@ class NvmlLibrary:
         return code
 
     def confirm(self) -> None:
-        """Raise DriverReplaced where the driver as a whole says so; for any thread, whoever's turn it is."""
+        """Raise GpuDriverReplaced if the whole driver was replaced. Any thread may call this."""
         function, count = self.function("nvmlDeviceGetCount_v2"), c_uint()
         code = SUCCESS if function is None else function(byref(count))
         if code in REPLACED:
             raise GpuDriverReplaced(self.words(code))
 
     def check_turn(self) -> None:
-        """Stop a thread that has come back after another one took its place."""
+        """Raise CallTooLate in a thread that was replaced."""
         if self.thread != get_ident():
             raise CallTooLate
 
     def words(self, code: int) -> str:
-        """What a code means, for a person."""
+        """Message for a return code."""
         return str(self._binding.NVMLError(code))
 
 
 class NvmlDevice:
-    """One GPU or MIG instance: its handle, and which calls it does not answer.
+    """One GPU or MIG instance: its handle, and the calls that it does not support.
 
-    What is read of it goes into buffers of its own: a call that was given up may yet write into them.
+    Results go into buffers of its own, because an abandoned call may still write to them.
     """
 
     def __init__(self, library: NvmlLibrary, handle: c_void_p) -> None:
         self.library = library
         self.handle = handle
-        self.inside: str | None = None
-        """The call that is under way; for another thread: that has not come back."""
-        self.absent: dict[Key, int] = {}
-        """Calls that are not made again, and what they have returned."""
-        self.answers = 0
-        """Values that it has told."""
-        self.refusals = 0
-        """Calls that have failed, though not for good."""
-        self.refusal = SUCCESS
-        """What the last of them has returned."""
+        self.inside: str | None = None  # call in progress; seen by another thread, one that may hang
+        self.absent: dict[Key, int] = {}  # unsupported calls and their return codes
+        self.answers = 0  # values returned
+        self.refusals = 0  # calls that failed, though not permanently
+        self.refusal = SUCCESS  # code of the last of those
         self._uint, self._long = c_uint(), c_ulonglong()
         self._uint_at, self._long_at = byref(self._uint), byref(self._long)
 
     def call(self, name: str, *arguments: Any, key: Key | None = None) -> int:
-        """What a call returns that is not a fault of the whole device; one that is known to fail is not made.
+        """Return code of a call. Known unsupported calls are not made. Raises if the whole device failed.
 
-        ``key``: what is found to be absent when it fails for good; the name where none is given.
+        ``key`` identifies the call among unsupported ones; default is the name.
         """
         if self.absent:
             known = self.absent.get(key or name)
@@ -219,7 +209,7 @@ class NvmlDevice:
             code = function(*arguments)
             self.inside = None
             if not code:
-                self.answers += name != FIELD_VALUES  # which answers even where each field fails
+                self.answers += name != FIELD_VALUES  # that call succeeds even if each field fails
                 return code
             if code in REPLACED:
                 library.confirm()
@@ -230,7 +220,7 @@ class NvmlDevice:
         return code
 
     def judge(self, code: int) -> None:
-        """Note a failure that is not for good; raise where it is about the whole device."""
+        """Count a failure that is not permanent; raise GpuFailed if it affects the whole device."""
         self.refusals += 1
         self.refusal = code
         if code in LOST:
@@ -239,36 +229,36 @@ class NvmlDevice:
             raise GpuFailed("reset_required", self.library.words(code))
 
     def number(self, name: str, *selectors: int) -> int | None:
-        """What a call tells through a pointer to an ``unsigned int``."""
+        """Value of a call that returns an ``unsigned int``; None if it failed."""
         if self.call(name, self.handle, *selectors, self._uint_at, key=(name, *selectors)):
             return None
         return self._uint.value
 
     def long(self, name: str, *selectors: int) -> int | None:
-        """The same of an ``unsigned long long``."""
+        """Value of a call that returns an ``unsigned long long``; None if it failed."""
         if self.call(name, self.handle, *selectors, self._long_at, key=(name, *selectors)):
             return None
         return self._long.value
 
     def text(self, name: str) -> str | None:
-        """The same of a text."""
+        """Text of a call; None if it failed."""
         return self.told(name)[0]
 
     def told(self, name: str) -> tuple[str | None, int]:
-        """A text, and what the call for it returns."""
+        """Text of a call, or None, and the return code."""
         buffer = ctypes.create_string_buffer(TEXT_BYTES)
         code = self.call(name, self.handle, buffer, c_uint(TEXT_BYTES))
         return (None if code else buffer.value.decode("utf-8", "replace")), code
 
 
 class NvmlFieldReader:
-    """Values of fields, which one call brings together.
+    """Field values, read together in one call.
 
-    Each is asked for alone once, so that one that a driver does not know takes no other one with it.
+    Each field is first tried alone, so that one that the driver does not know cannot spoil the call for the others.
     """
 
     def __init__(self, device: NvmlDevice, wanted: Mapping[str, tuple[int, int]], *, noted: bool = True) -> None:
-        """``wanted``: by our name, the field and its scope. ``noted``: whether one that is absent is told of."""
+        """``wanted``: field and scope by our name. ``noted``: whether to report fields that are absent."""
         self._device = device
         self._noted = noted
         self._untried = dict(wanted)
@@ -276,18 +266,18 @@ class NvmlFieldReader:
         self._lay_out()
 
     def known(self) -> set[str]:
-        """Those that can be read."""
+        """Names of the fields that can be read."""
         if self._untried:
             self._try()
         return {name for name, _, _ in self._asked}
 
     def drop(self, name: str) -> None:
-        """Ask no more for one."""
+        """Stop reading a field."""
         self._asked = [field for field in self._asked if field[0] != name]
         self._lay_out()
 
     def read(self) -> dict[str, float]:
-        """By name, those that the device tells now."""
+        """Present values by name."""
         if self._untried:
             self._try()
         device, count = self._device, len(self._asked)
@@ -304,7 +294,7 @@ class NvmlFieldReader:
         return dict(zip(self._names, values, strict=True))
 
     def _those_told(self, codes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-        """What ``read`` gives where some fail."""
+        """Values, if some fields failed."""
         found: dict[str, float] = {}
         gone = []
         for (name, field, scope), code, value in zip(self._asked, codes, values, strict=True):
@@ -347,14 +337,14 @@ class NvmlFieldReader:
         self._expect((0,) * len(self._asked))
 
     def _expect(self, kinds: tuple[int, ...]) -> None:
-        """Take values to be of these types: a driver tells a field in the same one each time."""
+        """Expect values of these types. A driver returns a field in the same type each time."""
         self._kinds = kinds
         self._layout = _layout(kinds)
 
 
 @lru_cache(MOST_LAYOUTS)
 def _layout(kinds: tuple[int, ...]) -> struct.Struct:
-    """Types, codes and values of so many fields in turn; one for all GPUs, which are of a kind as a rule."""
+    """Layout of types, codes and values; shared, as the GPUs of a node are usually of one model."""
     forms = (VALUE_FORMS[kind] if kind < len(VALUE_FORMS) else OTHER_FORM for kind in kinds)
     return struct.Struct("@" + "".join(_BEFORE_VALUE + form for form in forms))
 

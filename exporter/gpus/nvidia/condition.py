@@ -1,4 +1,4 @@
-"""How a GPU is, by NVML: counters of faults and links, once a minute."""
+"""Condition of a GPU through NVML: counters of faults and links, once a minute."""
 
 from collections.abc import Iterable
 from ctypes import byref, c_uint
@@ -9,7 +9,7 @@ from exporter.gpus.records import GpuCondition, RecoveryAction
 CORRECTED, UNCORRECTED = 0, 1
 VOLATILE = 0
 ALL_LINKS = 0xFFFFFFFF
-MOST_LINKS = 18  # asked one by one where their number is not told
+MOST_LINKS = 18  # links tried one by one if their number is unknown
 
 RECOVERY = "recovery"
 FIELDS = {RECOVERY: (230, 0)}
@@ -21,16 +21,14 @@ RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
     4: "drain_and_reset",
     6: "reset",
     7: "reboot",
-}  # by `nvmlDeviceGpuRecoveryAction_t`: 6 resets the bus, 7 the system. 5 is about a domain of several nodes
-SINGLE_BIT, DOUBLE_BIT = 0, 1  # why a page was retired: several errors of one bit, or one of two
+}  # `nvmlDeviceGpuRecoveryAction_t`: 6 resets the bus, 7 the system; 5 concerns a domain of several nodes
+SINGLE_BIT, DOUBLE_BIT = 0, 1  # cause of a retired page: repeated single-bit errors, or one double-bit error
 LINK_COUNT = {"links": (91, 0)}
+# Fields for received and sent data, and unit: KiB before the fifth generation, then bytes.
 LINK_BYTES = ((139, 138, 1024), (204, 202, 1))
-"""Fields of what came in and what went out, and their unit: KiB before the fifth generation, bytes since."""
-LINK_TOTALS = (38, 45, 52, 59)
-"""Fields of errors of all links together: checksums, replays and recoveries, before the fourth generation."""
+LINK_TOTALS = (38, 45, 52, 59)  # checksum, replay and recovery errors of all links, before the fourth generation
+# Error fields by link, then those of the fifth generation. Fields may overlap; only a rising sum matters.
 LINK_ERRORS = ((163, 161, 162), (206, 207, 208, 211, 214))
-"""Fields of errors by link: the same, and those of the fifth generation. One fault may be in several of them: what
-matters is that the sum rises."""
 
 
 class GpuConditionReader:
@@ -44,12 +42,12 @@ class GpuConditionReader:
         self._links = _NvlinkReader(device)
 
     def read(self) -> GpuCondition:
-        """All that it tells."""
+        """Read all supported values."""
         device = self._device
         number, long = device.number, device.long
         rows_told = not device.call("nvmlDeviceGetRemappedRows", device.handle, *map(byref, self._rows))
         corrected, uncorrected, pending, failure = (row.value if rows_told else None for row in self._rows)
-        # Rows are remapped since Ampere; before that pages were retired.
+        # Ampere and later remap rows; earlier GPUs retire pages.
         retires = "nvmlDeviceGetRemappedRows" in device.absent
         fan = number("nvmlDeviceGetFanSpeed")
         received, sent = self._links.traffic()
@@ -76,7 +74,7 @@ class GpuConditionReader:
         )
 
     def _pages(self, cause: int) -> int | None:
-        """Number of retired pages: what is told of a list for which there is no room."""
+        """Number of retired pages, from a call without room for the list."""
         self._count.value = 0
         name, device = "nvmlDeviceGetRetiredPages", self._device
         code = device.call(name, device.handle, cause, byref(self._count), None, key=(name, cause))
@@ -84,7 +82,7 @@ class GpuConditionReader:
 
 
 class _NvlinkReader:
-    """NVLink of one GPU. Which fields tell it differs by generation, and is found out at the first look."""
+    """NVLink counters of one GPU. The first reading finds the fields that its generation supports."""
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
@@ -93,7 +91,7 @@ class _NvlinkReader:
         self._errors: NvmlFieldReader | None = None
 
     def traffic(self) -> tuple[int | None, int | None]:
-        """Bytes that came in and went out, since the driver was loaded."""
+        """Bytes received and sent since the driver was loaded."""
         if self._links is None:
             self._find()
         if self._traffic is None:
@@ -101,7 +99,7 @@ class _NvlinkReader:
         fields, unit = self._traffic
         told = fields.read()
         if len(told) < len(fields.known()):
-            return None, None  # a sum without some of the links would look like a counter that began anew
+            return None, None  # a sum without some links would look like a reset counter
         received, sent = (sum(value for name, value in told.items() if name.startswith(way)) for way in ("rx", "tx"))
         return int(received) * unit, int(sent) * unit
 
@@ -129,11 +127,11 @@ class _NvlinkReader:
                 for scope in ((ALL_LINKS,), each):
                     if errors is None:
                         errors = self._fields(scope, **{f"e{number}": number for number in numbers})
-        # All at once: a GPU that fails in between is asked anew.
+        # Set together: if the GPU fails before, the search runs again.
         self._links, self._traffic, self._errors = links, traffic, errors
 
     def _fields(self, links: Iterable[int], **numbers: int) -> NvmlFieldReader | None:
-        """Fields of these links; None where none of them is told."""
+        """Reader for fields of these links; None if the device supports none of them."""
         wanted = {f"{name} {link}": (number, link) for name, number in numbers.items() for link in links}
         fields = NvmlFieldReader(self._device, wanted, noted=False)
         return fields if fields.known() else None

@@ -1,4 +1,4 @@
-"""Errors that the driver tells of when they happen (Xid), by NVML, for a thread of their own."""
+"""Xid events of the driver through NVML, read on a separate thread."""
 
 import ctypes
 import threading
@@ -19,11 +19,10 @@ from exporter.gpus.nvidia.calls import (
 )
 from exporter.gpus.records import GpuEvent
 
+# ``nvmlEventTypeXidCriticalError``, the only type used: others repeat states, some with each clock change.
 XID = 0x8
-"""``nvmlEventTypeXidCriticalError``, the only ones that are asked for: what others tell is read as a state, and some
-come with each change of clocks."""
 MOST_AT_ONCE = 100
-MOST_SPOILED = 3  # sets that one GPU may spoil: what others would have told meanwhile is lost each time
+MOST_SPOILED = 3  # sets that one GPU may spoil; each time, pending events of other GPUs are lost
 NO_INSTANCE = 0xFFFFFFFF
 
 
@@ -40,31 +39,28 @@ class _NvmlEventData(ctypes.Structure):
 
 
 class XidEventSet:
-    """One set of events. Made on any thread, used on one; it never takes the turn of the thread that asks the rest."""
+    """A set of events, used on one thread only. It does not claim the turn of the thread that makes the other calls."""
 
     def __init__(self, library: NvmlLibrary, clock: Clock, handles: Callable[[], Mapping[str, c_void_p]]) -> None:
-        """``handles``: those of the GPUs by UUID."""
+        """``handles``: handles of the GPUs by UUID."""
         self._library = library
         self._clock = clock
         self._handles = handles
         self._set: c_void_p | None = None
-        self._registered: dict[int, str] = {}
-        """By the handle's value, the UUID."""
-        self.absent: dict[str, tuple[str, int]] = {}
-        """By UUID, GPUs whose events are not to be had: the call that says so, and what it has returned."""
-        self.unsupported: tuple[str, int] | None = None
-        """The same where it is so of all."""
-        self.tells = True
-        """Whether there was some GPU in the set when it was looked at last; True before that."""
-        self._later: set[str] = set()
-        """UUIDs of GPUs that may tell events and have failed."""
+        self._registered: dict[int, str] = {}  # UUIDs by handle value
+        self.absent: dict[str, tuple[str, int]] = {}  # GPUs without events by UUID: the failed call and its return code
+        self.unsupported: tuple[str, int] | None = None  # the same, if it concerns all GPUs
+        self.tells = True  # whether the set contained a GPU at the last check; True before that
+        self._later: set[str] = set()  # UUIDs of GPUs whose registration failed, to be tried again
         self._spoiled: Counter[str] = Counter()
-        self._listed = True
-        """Whether GPUs were listed since they were put into the set."""
+        self._listed = True  # whether GPUs were listed since the last registration
         self._pause = threading.Event()
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
-        """What was told since the last call, or nothing after that time. Only what happens after the first call is."""
+        """Events since the previous call, waiting at most ``timeout_s``.
+
+        Events before the first call are not reported.
+        """
         if self._listed or not self._registered:
             self._listed = False
             self.tells = self.unsupported is None and self._register()
@@ -74,12 +70,12 @@ class XidEventSet:
         found: list[GpuEvent] = []
         event = _NvmlEventData()
         while len(found) < MOST_AT_ONCE:
-            event.gpu_instance = NO_INSTANCE  # older drivers leave it as it is
+            event.gpu_instance = NO_INSTANCE  # older drivers do not set it
             code = self._wait(event, 0 if found else int(timeout_s * 1000))
             if code == TIMEOUT:
                 break
             if code:
-                # A GPU is lost: the set would answer so at once each time. The next one is made without it.
+                # A GPU is lost, and the set would fail every time. The next set is made without it.
                 self.free()
                 self._pause.wait(0 if found else timeout_s)
                 break
@@ -89,12 +85,12 @@ class XidEventSet:
         return tuple(found)
 
     def try_again(self) -> None:
-        """Ask those again at the next wait that have failed, and those that are new; on any thread."""
+        """Register failed and new GPUs at the next wait. Any thread may call this."""
         self._later = set()
         self._listed = True
 
     def free(self) -> None:
-        """Let go of the set."""
+        """Release the set."""
         if self._set is not None:
             self._call("nvmlEventSetFree", self._set)
         self._set = None
@@ -107,7 +103,7 @@ class XidEventSet:
         return self._call(name, self._set, byref(event), c_uint(timeout_ms))
 
     def _register(self) -> bool:
-        """Whether there is a set with some GPU in it; GPUs that were not there before are added."""
+        """Add new GPUs to the set; return whether it contains any."""
         known = {*self._registered.values(), *self.absent, *self._later}
         new = {uuid: handle for uuid, handle in self._handles().items() if uuid not in known}
         if self._set is None and (new or self._registered):
@@ -124,7 +120,7 @@ class XidEventSet:
         return bool(self._registered)
 
     def _add(self, uuid: str, handle: c_void_p) -> bool:
-        """Put a GPU into the set; False when the set cannot be used any more."""
+        """Add a GPU to the set; return False if the set is no longer usable."""
         types = c_ulonglong()
         name = "nvmlDeviceGetSupportedEventTypes"
         code = self._call(name, handle, byref(types))
@@ -136,7 +132,7 @@ class XidEventSet:
             if code == SUCCESS:
                 self._registered[handle.value or 0] = uuid
                 return True
-        # What is in the set is not known then: it is made anew without this one.
+        # The set may now contain anything: make a new one without this GPU.
         spoils = code == UNKNOWN and name == "nvmlDeviceRegisterEvents"
         self._spoiled[uuid] += spoils
         if code in FOR_GOOD or self._spoiled[uuid] == MOST_SPOILED:

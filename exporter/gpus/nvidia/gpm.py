@@ -1,4 +1,4 @@
-"""How busy the parts of a GPU are, from two samples of its performance monitors (GPM, Hopper and later)."""
+"""Activity of the parts of a GPU, from two samples of its performance monitors (GPM, Hopper and later)."""
 
 import ctypes
 from ctypes import byref, c_char_p, c_double, c_uint, c_void_p
@@ -15,7 +15,7 @@ METRICS = (
     (61, "nvlink_tx_bytes_per_s", MIB),
     (20, "pcie_tx_bytes_per_s", MIB),
     (21, "pcie_rx_bytes_per_s", MIB),
-)  # Number, our name, and by how much it is divided
+)  # number, our name, divisor
 
 
 class _NvmlGpmMetric(ctypes.Structure):
@@ -32,7 +32,7 @@ class _NvmlGpmMetric(ctypes.Structure):
 
 
 class _NvmlGpmMetricsGet(ctypes.Structure):
-    """``nvmlGpmMetricsGet_t``, which has grown with its versions: the library reads no more metrics than it is told."""
+    """``nvmlGpmMetricsGet_t``. Its array grew over versions, but the library reads only ``count`` metrics."""
 
     _fields_ = (
         ("version", c_uint),
@@ -50,10 +50,10 @@ class _NvmlGpmSupport(ctypes.Structure):
 
 
 class GpmReader:
-    """Activity of one GPU, or of one MIG instance, between the previous look and this one."""
+    """Activity of one GPU or MIG instance between the last two readings."""
 
     def __init__(self, device: NvmlDevice, gpu_handle: c_void_p | None = None, instance: int | None = None) -> None:
-        """``gpu_handle``, ``instance``: of a MIG instance the handle of its GPU, and its number."""
+        """``gpu_handle``, ``instance``: for a MIG instance, the handle of its GPU and its number."""
         self._device = device
         self._gpu_handle = gpu_handle or device.handle
         self._instance = instance
@@ -66,11 +66,11 @@ class GpmReader:
 
     @property
     def begins(self) -> bool:
-        """Whether it tells nothing yet, and may at the next look."""
+        """Whether there are no values yet, but may be at the next reading."""
         return self._supported is not False and bool(self._metrics) and not self._values
 
     def read(self, now: float) -> dict[str, float]:
-        """By name, ratios and bytes per second; ``now`` in monotonic seconds. Empty at the first look."""
+        """Ratios and bytes per second by name; ``now`` in monotonic seconds. Empty at the first reading."""
         if self._supported is None:
             self._begin()
         if not self._supported:
@@ -104,7 +104,7 @@ class GpmReader:
         for metric, (number, name, divisor) in zip(request.metrics, self._metrics, strict=False):
             if metric.code == SUCCESS:
                 value = metric.value / divisor
-                if 0 <= value < float("inf"):  # a sample of a GPU that sleeps can give no number
+                if 0 <= value < float("inf"):  # a sleeping GPU may return NaN
                     found[name] = min(value, 1.0) if divisor == PERCENT else value
             elif metric.code in FOR_GOOD:
                 self._metrics = tuple(other for other in self._metrics if other[0] != number)
@@ -117,7 +117,7 @@ class GpmReader:
         device, support = self._device, _NvmlGpmSupport(version=1)
         code = device.call("nvmlGpmQueryDeviceSupport", self._gpu_handle, byref(support))
         if code and code not in FOR_GOOD:
-            return  # asked again at the next look
+            return  # try again at the next reading
         if code or not support.supported:
             device.absent["nvmlGpmQueryDeviceSupport"] = code or NOT_SUPPORTED
             self._supported = False
@@ -132,7 +132,7 @@ class GpmReader:
         self._supported = True
 
     def free(self) -> None:
-        """Give the samples back."""
+        """Free the samples."""
         samples, self._samples, self._supported = self._samples, [], False
         for sample in samples:
             self._device.call("nvmlGpmSampleFree", sample)

@@ -1,4 +1,4 @@
-"""Which processes use a GPU, by NVML: their memory and their share of its time."""
+"""Processes on a GPU through NVML: memory and share of its time."""
 
 import ctypes
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ from typing import Any
 from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, NOT_FOUND, NvmlDevice
 from exporter.gpus.records import GpuProcess
 
+# PID_MAX_LIMIT. With a driver whose records are longer, wrong pids appear, such as 0 and 4294967295.
 LARGEST_PID = 1 << 22
-"""PID_MAX_LIMIT. A driver whose records are longer than these gives halves of other numbers, 0 and 4294967295."""
 NOT_AVAILABLE = (1 << 64) - 1
-TRIES = 4  # a list that has grown since its length was told is asked for again
+TRIES = 4  # the list may grow between learning its length and reading it
 FIRST_LENGTH = 16
-FIRST_WINDOW_S = 5.0  # a first look at the use of time goes back so far, not over all that the driver keeps
+FIRST_WINDOW_S = 5.0  # period of the first utilization reading, instead of everything the driver keeps
+# Interval for graphics processes on a GPU without any: a list takes the driver milliseconds under its lock.
 NONE_EVERY_S = 60.0
-"""Graphics are looked for so often on a GPU that has none: a list takes the driver milliseconds, and its lock."""
 
 
 class _NvmlProcessV2(ctypes.Structure):
-    """``nvmlProcessInfo_v2_t``, which is that of version 3 too."""
+    """``nvmlProcessInfo_v2_t``, which version 3 also uses."""
 
     _fields_ = (("pid", c_uint), ("memory", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
 
@@ -31,7 +31,7 @@ class _NvmlProcessV1(ctypes.Structure):
 
 
 class _NvmlUtilizationSample(ctypes.Structure):
-    """``nvmlProcessUtilizationSample_t``; percents, and microseconds since 1970."""
+    """``nvmlProcessUtilizationSample_t``; percent, and microseconds since 1970."""
 
     _fields_ = (
         ("pid", c_uint),
@@ -44,7 +44,7 @@ class _NvmlUtilizationSample(ctypes.Structure):
 
 
 class _ProcessList:
-    """One of the lists of processes, in the newest form that the driver has."""
+    """One list of processes, in the newest version that the driver supports."""
 
     def __init__(self, device: NvmlDevice, name: str) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class _ProcessList:
         self._count_at = byref(self._count)
 
     def read(self) -> list[tuple[int, int | None]] | None:
-        """Pids and bytes; None when it is not told."""
+        """Pids and bytes; None if unavailable."""
         device, count = self._device, self._count
         for _ in range(TRIES):
             count.value = len(self._records)
@@ -74,7 +74,7 @@ class GpuProcessReader:
     """Processes on one GPU or MIG instance."""
 
     def __init__(self, device: NvmlDevice, *, shares: bool = True) -> None:
-        """``shares``: whether it can tell the use of its time, which MIG instances cannot."""
+        """``shares``: whether to read shares of time, which MIG instances do not have."""
         self._device = device
         self._shares = shares
         self._compute = _ProcessList(device, "nvmlDeviceGetComputeRunningProcesses")
@@ -86,7 +86,7 @@ class GpuProcessReader:
         self._seen: int | None = None
 
     def read(self, now: float, time: float) -> tuple[GpuProcess, ...] | None:
-        """By pid; None when the driver does not tell. ``now`` in monotonic, ``time`` in epoch seconds."""
+        """Return processes by pid; None if unavailable. ``now`` is monotonic, ``time`` is epoch seconds."""
         compute = self._compute.read()
         if compute is None:
             return None
@@ -112,10 +112,10 @@ class GpuProcessReader:
         return found
 
     def _ratios(self, time: float) -> dict[int, float] | None:
-        """By pid, of those that have used some; None when it is not told."""
+        """Shares of time by pid, without idle processes; None if unavailable."""
         device, count = self._device, self._count
         now_us = int(time * 1e6)
-        if self._seen is None or self._seen > now_us:  # later than now: the clock was set back
+        if self._seen is None or self._seen > now_us:  # in the future: the clock was set back
             self._seen = now_us - int(FIRST_WINDOW_S * 1e6)
         seen = self._seen
         for _ in range(TRIES):
@@ -138,7 +138,7 @@ class GpuProcessReader:
         return {pid: ratio for pid, (_, ratio) in newest.items()}
 
     def _told(self, seen: int) -> Iterator[tuple[int, int, int]]:
-        """Samples that make sense: some drivers fill the list up with old ones, and with numbers above 100."""
+        """Valid samples: some drivers also return old ones, and values above 100."""
         for position in range(min(self._count.value, len(self._samples))):
             sample = self._samples[position]
             if sample.time > seen and sample.sm <= 100 and 0 < sample.pid <= LARGEST_PID:
@@ -146,11 +146,11 @@ class GpuProcessReader:
 
 
 def _longer(length: int, told: int) -> int:
-    """Length of a list that was too short, with room for some that begin before it is asked for again."""
+    """New length for a list that was too short, with room for processes that start before the next call."""
     return max(2 * length, min(told, LARGEST_PID) + FIRST_LENGTH)
 
 
 def _more(memory: int | None, other: GpuProcess | None) -> int | None:
-    """Of a process that is on two lists the larger memory: both tell that of the process, not of a part."""
+    """The larger memory of a process on two lists. Both report all its memory."""
     known = None if other is None else other.memory_bytes
     return memory if known is None else max(known, memory or 0)

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs through NVML: see ``GpuReader`` for what it promises.
+"""The ``GpuReader`` for NVIDIA GPUs, through NVML.
 
-A device is known by its UUID and keeps its handle; only MIG instances, whose handles go stale when they are divided
-anew, are looked up at each listing.
+Devices are identified by UUID and keep their handle. MIG instances are looked up at each listing, because
+repartitioning makes their handles stale.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ UNAVAILABLE: dict[int, DriverState] = {
     NO_PERMISSION: "no_permission",
     LIB_RM_VERSION_MISMATCH: "version_mismatch",
 }
+# Answers about a GPU that a cgroup hides from us. After any other error its ordinal is kept, even without a UUID, so
+# that later GPUs keep theirs.
 HIDDEN = frozenset({NO_PERMISSION, OPERATING_SYSTEM, NOT_SUPPORTED})
-"""Answers about a GPU that a control group keeps from us. After any other one its place is kept, though it does not
-even tell its UUID: those after it would seem to be other GPUs."""
 
 
 class _NvmlUnit:
@@ -73,13 +73,13 @@ class _NvmlUnit:
         self.processes = GpuProcessReader(device, shares=parent is None)
 
     def free(self) -> None:
-        """Give back what the library keeps for it."""
+        """Free its resources in the library."""
         if self.activity.gpm is not None and self.device.inside is None:
             self.activity.gpm.free()
 
 
 class NvmlReader:
-    """The driver's library, through the binding ``pynvml``."""
+    """Reads NVIDIA GPUs through the binding ``pynvml``."""
 
     vendor = "nvidia"
 
@@ -90,15 +90,13 @@ class NvmlReader:
         self._events: XidEventSet | None = None
         self._ordinals: dict[int, _NvmlUnit] = {}
         self._units: dict[str, _NvmlUnit] = {}
-        self._failed: dict[int, tuple[DeviceState, str]] = {}
-        """By ordinal, GPUs that cannot even tell their UUID."""
+        self._failed: dict[int, tuple[DeviceState, str]] = {}  # by ordinal: GPUs without a readable UUID
         self._asking: set[int] = set()
-        self._unseen: dict[int, int] = {}
-        """By ordinal, what GPUs have returned that are left out."""
+        self._unseen: dict[int, int] = {}  # by ordinal: return codes of hidden GPUs
 
     def open(self) -> GpuDriver:
         try:
-            ctypes.CDLL(LIBRARY)  # before the binding, which costs memory, and is of no use without it
+            ctypes.CDLL(LIBRARY)  # first, because the binding costs memory and is useless without the library
         except OSError as error:
             raise GpuUnavailable("no_library", str(error)) from error
         try:
@@ -118,7 +116,7 @@ class NvmlReader:
             raise GpuUnavailable("version_mismatch", str(error)) from error
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """``GpuReader.gpus``. One that is lost from the beginning is there under a UUID that is no UUID."""
+        """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID."""
         library = self._turn()
         count = c_uint()
         if library.call("nvmlDeviceGetCount_v2", byref(count)) == SUCCESS:
@@ -145,7 +143,7 @@ class NvmlReader:
     def processes(self, gpu: Gpu) -> tuple[GpuProcess, ...] | None:
         unit = self._unit(gpu)
         if unit.gpu.mig:
-            return ()  # they are at its instances; to list those of all needs rights
+            return ()  # its instances report them; the full list needs privileges
         return unit.processes.read(self._clock.monotonic(), self._clock.time())
 
     def condition(self, gpu: Gpu) -> GpuCondition:
@@ -159,7 +157,7 @@ class NvmlReader:
         return self._events is not None and self._events.tells
 
     def absent(self) -> Mapping[str, str]:
-        """``GpuReader.absent``: by call, the answer and the GPUs that gave it."""
+        """See ``GpuReader.absent``: by call, the answer and its GPUs."""
         if self._library is None:
             return {}
         places: dict[tuple[str, int], list[str]] = {}
@@ -182,11 +180,11 @@ class NvmlReader:
         return told
 
     def close(self) -> None:
-        """Let go of the library, once no other thread is in it."""
+        """Close the library. No other thread may be in a call."""
         if self._library is None:
             return
         self._turn()
-        with contextlib.suppress(GpuDriverReplaced, GpuFailed):  # the driver has let go of all that by itself then
+        with contextlib.suppress(GpuDriverReplaced, GpuFailed):  # the driver has already released everything
             if self._events is not None:
                 self._events.free()
             for unit in self._units.values():
@@ -196,14 +194,14 @@ class NvmlReader:
         self._library = self._events = None
 
     def _turn(self) -> NvmlLibrary:
-        """Have this thread ask: one that has hung in a call, and comes back after this, asks no more."""
+        """Make this the thread that may call; a thread still hanging in a call can no longer make others."""
         if self._library is None:
             raise RuntimeError("NVML is not open")
         self._library.thread = get_ident()
         return self._library
 
     def _unit(self, gpu: Gpu) -> _NvmlUnit:
-        """The unit of a GPU; raises GpuFailed when there is none that answers."""
+        """Return the unit of a GPU; raises GpuFailed if it does not answer."""
         self._turn()
         unit = self._units.get(gpu.uuid)
         if unit is not None:
@@ -214,11 +212,11 @@ class NvmlReader:
         raise GpuFailed("lost", "it is not there any more")
 
     def _handles(self) -> Mapping[str, c_void_p]:
-        """Handles of whole GPUs by UUID; for the thread that waits for events."""
+        """Handles of whole GPUs by UUID, for the event thread."""
         return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
 
     def _meet(self, library: NvmlLibrary, ordinal: int) -> None:
-        """Find out which GPU this is; the first call about one can take seconds, or never come back."""
+        """Identify a GPU. The first call to it can take seconds or never return."""
         if ordinal in self._asking:
             self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not come back")
             return
@@ -256,13 +254,13 @@ class NvmlReader:
                 memory_total_bytes=GpuMemoryReader(device).read()[1],
             )
         except GpuFailed:
-            return gpu  # its UUID is what it is known by
+            return gpu  # the UUID is enough to identify it
 
     def _divide(self, unit: _NvmlUnit) -> None:
-        """Look its MIG instances up."""
+        """Update its MIG instances."""
         device = unit.device
         if device.inside is not None:
-            return  # a call about it hangs
+            return  # a call to it hangs
         try:
             current, pending = c_uint(), c_uint()
             if device.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending)):
@@ -274,7 +272,7 @@ class NvmlReader:
                 handle = c_void_p()
                 key: Key = ("nvmlDeviceGetMigDeviceHandleByIndex", position)
                 if device.call(str(key[0]), device.handle, c_uint(position), byref(handle), key=key):
-                    continue  # numbers of instances have holes
+                    continue  # instance numbers may have gaps
                 instance = self._instance(unit, position, handle)
                 if instance is not None:
                     found[instance.gpu.uuid] = instance
@@ -282,7 +280,7 @@ class NvmlReader:
                 unit.instances[uuid].free()
             unit.instances = found
         except GpuFailed:
-            pass  # what was known stays, and the next look says what it has
+            pass  # keep the known instances; the next reading reports the failure
 
     def _instance(self, parent: _NvmlUnit, position: int, handle: c_void_p) -> _NvmlUnit | None:
         device = NvmlDevice(parent.device.library, handle)
@@ -326,12 +324,12 @@ def _pci_bus_id(device: NvmlDevice) -> str | None:
 
 
 def _placeholder_uuid(ordinal: int) -> str:
-    """What a GPU is called that does not tell its UUID."""
+    """Name of a GPU whose UUID cannot be read."""
     return f"GPU-unknown-{ordinal}"
 
 
 def _name(key: Key) -> str:
-    """A call as a person writes it, with what selects a part of what it tells."""
+    """Readable name of a call, with its arguments if any."""
     if isinstance(key, str):
         return key
     name, *selectors = (str(part) for part in key)
