@@ -1,1 +1,1 @@
-"""Jobs that others have started: find their processes and files, and watch them."""
+"""Attached jobs: find their processes and files, and watch them."""

@@ -1,7 +1,7 @@
-"""Finds the workers of a job that others have started, writes their records, and says which phase the job is in.
+"""Finds the workers of an attached job, writes their start records and publishes its phase.
 
-It stands in a slot like a collector, on a thread of its own. For each worker that it finds it writes
-the start record that a wrapper would have written, so that all who read records need not know.
+It runs in a slot like a collector, on its own thread. It writes the start records that a wrapper would write, so
+readers of records need no special case.
 """
 
 import logging
@@ -25,12 +25,12 @@ from exporter.machine.procfs import read_pid_namespace
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersCollector
 
-SETTLE_S = 2.0  # a process that carries no number counts once it is this old: then those before it have been seen too
-COME_BACK_S = 3.0  # how long all workers must have ended for the job to be over: scripts start them again
-TICK_SLACK_S = 1.0  # how much a start may seem earlier than an end that came before it
+SETTLE_S = 2.0  # minimum age of a process without a number, so that earlier ones have been found before it
+COME_BACK_S = 3.0  # all workers must have ended for this long before the job is over, because scripts may restart them
+TICK_SLACK_S = 1.0  # tolerance for a start that seems to be earlier than the end before it
 
+# Events that also go to our log, with the verb used there.
 _ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
-"""Events that are told in the log too, in its words."""
 
 log = logging.getLogger("gpujob.finder")
 
@@ -48,7 +48,7 @@ class _FoundRun:
 
 
 class WorkerFinder:
-    """Looks every second until all workers are found, then every check interval for those that come back."""
+    """Searches every second until all workers are found, then every check interval for restarted ones."""
 
     name = "finder"
     interval_s = 1.0
@@ -56,8 +56,7 @@ class WorkerFinder:
 
     def __init__(self, sidecar: Sidecar, search: WorkerSearch) -> None:
         context = sidecar.context
-        self.outcome: outcome.AttachedOutcome | None = None
-        """How the job has ended, once it has and the last values are in."""
+        self.outcome: outcome.AttachedOutcome | None = None  # result of the job, set when the last values are in
         self._sidecar = sidecar
         self._search = search
         self._context = context
@@ -73,8 +72,7 @@ class WorkerFinder:
         self._gone: Mapping[int, str] = {}
         self._problems: tuple[str, ...] = ()
         self._surplus_told = False
-        self._missing: str | None = None
-        """Which workers were not found in time, as a sentence."""
+        self._missing: str | None = None  # workers not found in time, as a sentence
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
         self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
@@ -94,7 +92,7 @@ class WorkerFinder:
         return tuple(self._events)
 
     def _keep(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write down the events of the status that are new."""
+        """Log new events of the status."""
         for event in events:
             key = (event["time"], event["event"], event.get("worker"), event["detail"])
             if key not in self._logged:
@@ -105,7 +103,7 @@ class WorkerFinder:
                 self._log.write(event["event"], **facts)
 
     def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
-        """Nothing beyond whether looking works: workers have series of their own."""
+        """Add nothing: workers have their own series."""
 
     def describe(self, snapshot: tuple[dict[str, Any], ...], status: NodeStatus) -> None:
         status.events.extend(snapshot)
@@ -117,7 +115,7 @@ class WorkerFinder:
         return self._folder / f"{stem}.start.json"
 
     def _read_runs(self, task: Task) -> list[_FoundRun]:
-        """Runs that an earlier sidecar of this directory has found."""
+        """Runs recorded by an earlier sidecar of this directory."""
         runs: list[_FoundRun] = []
         while (record := run_files.read_json(self._path(task, len(runs)))) is not None:
             directory, session = record.get("directory"), record.get("session")
@@ -169,12 +167,12 @@ class WorkerFinder:
         log.info("%s is process %d (found by %s)", task.worker, sighting.pid, sighting.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
-                slot.request()  # watched from now on, an end within the next second is seen too
+                slot.request()  # read immediately, so that an end within the next second is noticed
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- search ------------------------------------------------------------------------------------
 
     def _end(self, rank: int, entry: Mapping[str, Any]) -> float | None:
-        """When the latest run of a worker ended; None while it runs, and before there is one."""
+        """End of a worker's latest run; None if it runs or was never found."""
         latest = len(self._runs[rank]) - 1
         return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
 
@@ -186,7 +184,7 @@ class WorkerFinder:
 
     def _look(self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float) -> None:
         running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
-        # a worker that has gone into the background runs under another pid than its record says
+        # A daemonised worker has another pid than its record.
         running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
         found = self._search.look(running, by_name=not self._has_pid_file())
         self._gone = found.gone
@@ -214,7 +212,7 @@ class WorkerFinder:
             self._tell(now, "warning", "surplus", detail)
 
     def _place(self, sighting: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:
-        """The worker that this process is, if that one is missing or has ended."""
+        """Rank of the worker that this process is, if that worker is missing or has ended; else None."""
         if sighting.number is not None:
             ranks = [sighting.number] if sighting.number in self._tasks else []
         elif now - sighting.start < SETTLE_S:
@@ -227,7 +225,7 @@ class WorkerFinder:
             end, before = ends[rank], self._runs[rank][-1]
             if end is None or not _may_follow(before, sighting):
                 continue
-            # what a worker has left behind is older than its end; a file says outright who is who
+            # Leftover processes are older than the end of their worker. A pid file is explicit.
             if sighting.start >= end - TICK_SLACK_S or (
                 sighting.found_by == "pid_file" and sighting.start > before.start
             ):
@@ -235,7 +233,7 @@ class WorkerFinder:
         return None
 
     def _has_pid_file(self) -> bool:
-        """Whether a file of pids has told of a worker: then names tell of none."""
+        """Whether a worker was found by pid file; names are then ignored."""
         return any(run.found_by == "pid_file" for runs in self._runs.values() for run in runs)
 
     def _all_found(self) -> bool:
@@ -271,7 +269,7 @@ class WorkerFinder:
         return self._context.clock.monotonic() - self._began
 
     def _enter(self, phase: str) -> None:
-        """Publish a phase; ``ended`` is completing with no worker left."""
+        """Publish a phase; ``ended`` is ``completing`` without any worker left."""
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
             run_files.write_job_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
@@ -296,7 +294,7 @@ class WorkerFinder:
         self._tell(now, "critical", "launch incomplete", self._missing)
 
     def _conclude(self, now: float) -> None:
-        status = self._sidecar.status()  # the last values are in it by now
+        status = self._sidecar.status()  # includes the last values
         self._keep(status["events"])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
@@ -316,7 +314,7 @@ class WorkerFinder:
         self._enter("finished")
 
     def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:
-        """What there is of diagnoses, by worker."""
+        """Existing diagnoses by worker."""
         run_dir, found = self._manifest.run_dir, dict[str, outcome.DiagnosisRef]()
         for task in self._tasks.values():
             place = f"{run_files.DIAGNOSTICS_DIR}/{task.worker}"
@@ -326,7 +324,7 @@ class WorkerFinder:
         return found
 
     def leave(self) -> None:
-        """Write down that the watching has ended before the job: the workers as they were last seen."""
+        """Write a report for a watch that ends before the job, with the last state of the workers."""
         now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
         clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
         try:
@@ -344,10 +342,10 @@ class WorkerFinder:
 
 
 def _may_follow(before: _FoundRun, sighting: WorkerCandidate) -> bool:
-    """Whether a process can be the next run of a worker: another program may have the name of the job as well.
+    """Whether a process can be the next run of a worker; other programs may also contain the job's name.
 
-    A worker comes back by what it was found by. One that was found by its name may come back by
-    what is surer, and by its name only from the same directory or session.
+    A worker returns by the method that found it. One found by name may return by a more certain method, or by name in
+    the same directory or session.
     """
     if before.found_by != "name":
         return sighting.found_by == before.found_by

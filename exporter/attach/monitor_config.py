@@ -1,4 +1,4 @@
-"""``monitor_config.yaml`` into settings, with every problem at once: its place, what was found, and the cure."""
+"""Parser of ``monitor_config.yaml`` that reports all problems at once: place, value and fix."""
 
 import difflib
 import math
@@ -16,18 +16,18 @@ from exporter.logs.patterns import PatternKind, pattern_problems
 MOST_BYTES = 1 << 20
 SEVERITIES = ("critical", "warning", "info")
 
+# Pattern names that the exporter calls differently.
 _EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
-"""Common names of patterns that the exporter has under its own."""
 
-Check = Callable[[Any], Any]  # gives the value to use, or raises _Wrong or _WrongParts
+Check = Callable[[Any], Any]  # returns the value to use; raises _InvalidValue or _InvalidParts
 
 
 class _InvalidValue(Exception):
-    """Why a value cannot be used, in words that follow it."""
+    """Why a value is unusable, phrased to follow the value."""
 
 
 class _InvalidParts(Exception):
-    """What is wrong within a value, each with its place behind that of the value."""
+    """Problems within a value, each starting with its place in that value."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _InvalidParts(Exception):
 
 
 def read_monitor_config(path: str, given: Collection[str] = ()) -> dict[str, Any]:
-    """The settings in a file, by the name of the flag that overrides each; those ``given`` may be missing."""
+    """Settings in a file, by flag name. Required settings in ``given`` may be missing."""
     try:
         with Path(path).open("rb") as source:
             text = source.read(MOST_BYTES + 1)
@@ -50,7 +50,7 @@ def read_monitor_config(path: str, given: Collection[str] = ()) -> dict[str, Any
 
 
 def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) -> dict[str, Any]:
-    """The settings in a text; raises ExporterError with every problem."""
+    """Settings in a text; raises ExporterError with every problem."""
     try:
         body = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
@@ -74,7 +74,7 @@ def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) ->
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML whose mappings say a key once: of two, the library would keep the last without a word."""
+    """YAML loader that rejects duplicate keys; the library would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -91,7 +91,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _walk(
     body: Mapping[Any, Any], keys: Mapping[str, Any], place: str, found: dict[str, Any], problems: list[str]
 ) -> None:
-    """Check the values of one mapping; ``keys`` are nested mappings, or (setting or None, check) at their ends."""
+    """Check a mapping. ``keys`` are nested mappings with (setting or None, check) as leaves."""
     for key, value in body.items():
         here = f"{place}.{key}" if place else str(key)
         kind = keys.get(key) if isinstance(key, str) else None
@@ -119,7 +119,7 @@ def _walk(
 
 
 def _suggestion(key: str, keys: Collection[str]) -> str | None:
-    """What may have been meant by a key that is not among these ones: one of another place, or one of them."""
+    """Likely meaning of an unknown key: a key of this mapping, or the place of a key of another."""
     name = key.replace("-", "_")
     if name in _PLACES:
         return _PLACES[name]
@@ -137,7 +137,7 @@ def _is_absent(body: Mapping[Any, Any], place: str) -> bool:
 
 def _shown(value: object, place: str) -> str:
     if place.partition(".")[0] == "alerts":
-        return "the value"  # a webhook or a password
+        return "the value"  # may be a webhook or password
     text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -154,7 +154,7 @@ def _text(value: Any) -> str:
 
 def _secret(value: Any) -> str:
     _text(value)
-    return "given"  # nothing needs the value, and what is not kept cannot be shown
+    return "given"  # the value is unused, and what is not kept cannot leak
 
 
 def _glob(value: Any) -> str:
@@ -202,7 +202,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...]:
 
 
 def _pattern_problems(name: str, text: Any, kind: PatternKind | None = None) -> list[str]:
-    """What is wrong with one pattern."""
+    """Problems of one pattern."""
     if not isinstance(text, str) or not text:
         return [f"{_shown(text, '')} is not a regular expression"]
     return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
@@ -300,14 +300,14 @@ _MAPPINGS = {
     "alerts.email": '{address: "user@example.com"}',
     "alerts.slack": '{webhook: "https://hooks.slack.com/services/..."}',
     "alerts.terminal": "{enabled: true}",
-}  # what may stand where a mapping is wanted
+}  # examples for places that need a mapping
 
 
 def _places() -> dict[str, str]:
-    """Where a key has its place, by its own name and by that of the setting; those with several places have none."""
+    """Place of each key, by its name and its setting; without keys that have several places."""
     found: dict[str, set[str]] = {}
     sections = [(name, kind) for name, kind in _KEYS.items() if isinstance(kind, dict)]
-    for place, keys in sections:  # grows while it is walked
+    for place, keys in sections:  # grows during the loop
         for key, kind in keys.items():
             here = f"{place}.{key}"
             if isinstance(kind, dict):

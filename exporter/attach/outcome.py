@@ -1,4 +1,4 @@
-"""How a job has ended that others have started, out of the last status: state, summary and report."""
+"""Result of an attached job from its last status: state, summary and report."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from exporter.gpus.analysis.node_status import Told, account_gpus, account_text,
 from exporter.progress.work import JobWork, job_work, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, first_failure
 
-COMPLETE_SHARE = 0.99  # share of the work that counts as all of it
+COMPLETE_SHARE = 0.99  # share of the work that counts as complete
 REPORT_SCHEMA = 1
+# The same as those of `gpujob report`, which shows the report.
 EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
-"""As those of ``gpujob report``, which shows the report."""
 
 
 @dataclass(frozen=True)
 class AttachedOutcome:
-    """The state of the job, and sentences that say why."""
+    """State of the job, and the reasons as sentences."""
 
     state: str
     why: tuple[str, ...]
@@ -28,19 +28,18 @@ class AttachedOutcome:
 
 @dataclass(frozen=True)
 class DiagnosisRef:
-    """What has been written of the failure of a worker: where, relative to the run directory, and its facts."""
+    """A diagnosis of a worker: path relative to the run directory, and facts."""
 
     place: str
     body: Mapping[str, Any]
 
 
 def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> AttachedOutcome:
-    """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
+    """Derive the result from the ends of the workers. ``critical``: error patterns that indicate a failure.
 
-    Where nobody knows a worker's exit status, the items or steps that its log counts decide: all of them is a
-    completed worker, fewer a failed one. Where all have exited with 0, fewer items than the job has are an incomplete
-    job; fewer steps than a log tells are none: training stops early, and logs skip lines.
-    ``missing`` tells which workers were never found.
+    If an exit status is unknown, the items or steps in the worker's log decide: complete work means completed, less
+    means failed. If all workers exited with 0, too few items mean an incomplete job. Too few steps do not, because
+    training may stop early and logs skip lines. ``missing`` lists workers that were never found.
     """
     workers: Sequence[Mapping[str, Any]] = status["workers"]
     not_found = [missing] if missing else []
@@ -81,13 +80,13 @@ def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: 
 
 
 def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
-    """Warnings of workers that have exited with 0 before the total of their own logs, where no other is known."""
+    """Warnings for workers that exited with 0 before the total of their logs, if the job's total is unknown."""
     work = job_work(status["workers"])
     counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
     known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
     totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
     whole = max(totals, default=0)
-    # each log may tell the total of the job
+    # Each log may show the total of the job.
     of_the_job = work.unit is not None and len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole
     if (work.counts_items and _total(status, work)) or of_the_job:
         return []
@@ -100,7 +99,7 @@ def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
 
 
 def has_unknown_end(worker: Mapping[str, Any]) -> bool:
-    """Whether a worker has ended without anybody knowing its status, or a reason in its stead."""
+    """Whether a worker has ended and neither its exit status nor another reason is known."""
     ended = worker["exit"]
     return (
         ended is not None
@@ -111,7 +110,7 @@ def has_unknown_end(worker: Mapping[str, Any]) -> bool:
 
 
 def _total(status: Mapping[str, Any], work: JobWork) -> int | None:
-    """What the job has to do, as far as that is sure: its own total of items, or that of workers in step."""
+    """Total work of the job if certain: its own total of items, or that of workers in step."""
     total: int | None = status["job"].get("total_items")
     if work.counts_items_of(total):
         return total
@@ -119,7 +118,7 @@ def _total(status: Mapping[str, Any], work: JobWork) -> int | None:
 
 
 def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str) -> str:
-    """The end of the job for people: a line for each worker."""
+    """Summary of the end of the job as text, with a line per worker."""
     job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
     lines = [f"job {job['job_id']} {_plain(job['job_name'])}: {outcome.state}"]
     lines += [
@@ -133,7 +132,7 @@ def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: st
 
 
 def _gpu_words(status: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the GPUs of workers that have not ended well."""
+    """GPU problems of workers that did not complete."""
     told = status.get("gpus") or {}
     return [
         f"{worker['worker']}: {trouble.words}"
@@ -161,15 +160,15 @@ def _item_words(worker: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """One line without what moves the cursor of a terminal."""
+    """Replace control characters, so that the text is safe for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def unfinished_report(
     status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, DiagnosisRef]
 ) -> dict[str, Any]:
-    """The report of a job whose watching has ended before it; ``clock`` is the time of the day."""
-    seen = [worker for worker in status["workers"] if "rank" in worker]  # others have not been looked at yet
+    """Report of a job that was still running when the watch ended; ``clock`` is the time of day."""
+    seen = [worker for worker in status["workers"] if "rank" in worker]  # the others have not been read yet
     status, running = {**status, "workers": seen}, sum(bool(worker["up"]) for worker in seen)
     words = f"{running} worker was" if running == 1 else f"{running} workers were"
     why = f"the watching was ended at {clock}; {words} running then"
@@ -181,7 +180,7 @@ def unfinished_report(
 def build_attached_report(
     status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str, end: float, diagnoses: Mapping[str, DiagnosisRef]
 ) -> dict[str, Any]:
-    """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
+    """Report for ``gpujob report`` and ``gpujob watch`` on a finished job; ``diagnoses`` by worker."""
     job, node, launch = status["job"], status["node"]["name"], status["launch"]
     workers = [_report_worker(worker, status.get("gpus") or {}) for worker in status["workers"]]
     work = job_work(workers)
@@ -213,8 +212,8 @@ def build_attached_report(
         "verification": {"verified": False, "checks": checks},
         "gpus": account_gpus({node: status}, status.get("events") or ()),
         "launch": launch if launch.get("final") else None,
-        "tolerated": [],  # nobody says of these workers that the job can do without them
-        "restarted": [],  # nor does anybody start them again
+        "tolerated": [],  # no worker is known to be optional
+        "restarted": [],  # and gpujob restarts none
         "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
         "nodes": [node],
@@ -248,7 +247,7 @@ def _failed(workers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _diagnosis(found: DiagnosisRef | None, cause: Mapping[str, Any], attempt: int) -> str | None:
-    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    """Path of the diagnosis, if it is for this run and attempt."""
     if found is None or found.body.get("attempt") != attempt:
         return None
     return found.place if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None

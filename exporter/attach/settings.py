@@ -1,7 +1,7 @@
-"""Watch a job that others have started: a run directory, a manifest and an identity made from settings.
+"""Run directory, manifest and identity of an attached job, made from settings.
 
-What a launcher would have written is written here, so that the sidecar, ``gpujob watch`` and
-``gpujob report`` find what they know. The workers themselves are the finder's matter.
+These files replace those of a launcher, so the sidecar, ``gpujob watch`` and ``gpujob report`` work as usual. The
+finder adds the workers.
 """
 
 import logging
@@ -39,15 +39,15 @@ log = logging.getLogger("gpujob.attach")
 
 @dataclass(frozen=True)
 class AttachSettings:
-    """What is known of the job, by the names of the flags; paths are absolute, times in seconds."""
+    """Settings of an attached job, by flag name. Paths are absolute, times in seconds."""
 
     job_name: str
     num_workers: int
     output_dir: str
     log_dir: str
-    gpu_ids: tuple[int, ...] = ()  # empty where the job uses no GPUs
-    checkpoint_dir: str | None = None  # None: where the outputs are
-    total_items: int = 0  # 0: not known
+    gpu_ids: tuple[int, ...] = ()  # empty if the job uses no GPUs
+    checkpoint_dir: str | None = None  # None: the output directory
+    total_items: int = 0  # 0: unknown
     check_interval: float = 10
     launch_timeout: float = 60
     stall_timeout: float = 300
@@ -73,7 +73,7 @@ FLAGS = tuple(item.name for item in fields(AttachSettings) if item.name not in _
 
 
 def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> AttachSettings:
-    """Flags over what a file gives; raises ExporterError for all that is missing."""
+    """Combine flags and file; flags win. Raises ExporterError that lists all missing settings."""
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     missing = [flag_of(name) for name in REQUIRED if name not in given]
     if missing:
@@ -88,12 +88,12 @@ def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Attac
 
 
 def flag_of(setting: str) -> str:
-    """The flag that gives a setting."""
+    """Flag of a setting."""
     return "--" + setting.replace("_", "-")
 
 
 def setting_notices(settings: AttachSettings) -> list[str]:
-    """What a person must know who expects the settings to do more than they do; no secrets."""
+    """Notices about settings that do less than one may expect, without secrets."""
     found = []
     place = "alertmanager/alertmanager.yml"
     routed = "alerts are rules of Prometheus (alertmanager/rules/) that Alertmanager routes; "
@@ -117,7 +117,7 @@ def setting_notices(settings: AttachSettings) -> list[str]:
 
 
 def gpus_of_workers(gpu_ids: tuple[int, ...], workers: int) -> tuple[tuple[int, ...], ...]:
-    """GPUs of each worker: spread evenly when there are more of them than workers, shared when there are fewer."""
+    """GPUs of each worker: divided evenly, or shared if there are fewer GPUs than workers."""
     count = len(gpu_ids)
     if count < workers:
         return tuple(gpu_ids[index * count // workers : index * count // workers + 1] for index in range(workers))
@@ -134,7 +134,7 @@ class AttachedJob:
 
 
 def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_address: str) -> AttachedJob:
-    """Look for the job, and make its run directory or go on with one that an earlier sidecar has left."""
+    """Search for the job, and create its run directory or reuse that of an earlier sidecar."""
     job = settings.slurm_job_id or environ.get("SLURM_JOB_ID")
     gpus = gpus_of_workers(settings.gpu_ids, settings.num_workers)
     pid_file = Path(settings.pid_file or Path(settings.log_dir, PID_FILE_NAME))
@@ -152,7 +152,7 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
     if earlier:
         attempt = int(str(earlier.get("attempt", 0)))
         if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
-            attempt += 1  # the job in this directory is over, so this is its next launch
+            attempt += 1  # the recorded job is over, so this is its next launch
         else:
             start = float(str(earlier.get("start", start)))
     manifest = _manifest(settings, run_dir, gpus, facts, _owner(sightings), listen_address, on_slurm=job is not None)
@@ -194,7 +194,7 @@ def _run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
 
 
 def _earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
-    """What an earlier sidecar has written of itself; empty for a new directory."""
+    """Record of an earlier sidecar; empty for a new directory."""
     if not (run_dir / run_files.MANIFEST_FILE).exists():
         return {}
     manifest = read_manifest(run_dir)
@@ -213,7 +213,7 @@ def _earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
 
 
 def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[WorkerCandidate, ...]) -> dict[str, str]:
-    """Cluster, partition, user and time limit of a Slurm job, from our environment or else a worker's."""
+    """Cluster, partition, user and time limit of a Slurm job, from our environment or a worker's."""
     told: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
     for sighting in sightings:
         if told is None and sighting.found_by == "slurm_step":
@@ -227,7 +227,7 @@ def _owner(sightings: tuple[WorkerCandidate, ...]) -> str:
         try:
             uid = os.stat(f"/proc/{sightings[0].pid}").st_uid
         except OSError:
-            pass  # it has ended in between
+            pass  # it has just ended
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -271,12 +271,12 @@ def _manifest(
 
 
 def _write(manifest: Manifest, identity: Identity, hostname: str) -> None:
-    """The files of a run directory, as a launcher leaves them."""
+    """Write the run directory's files, as a launcher would."""
     run_dir, own = manifest.run_dir, read_process(os.getpid())
     try:
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
             (run_dir / folder).mkdir(exist_ok=True)
-        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of the launch before
+        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of the previous launch
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
         run_files.write_job_state(str(run_dir), "launching")
         run_files.write_json(

@@ -1,8 +1,7 @@
-"""The worker processes of a job that others have started: by a file of pids, by Slurm's variables, by the job's name.
+"""Search for worker processes of an attached job: by pid file, Slurm variables or job name.
 
-Only processes of this user are looked for, never this one or a parent of it. A process is named by
-its pid and the moment it started, so that a pid which is used again is another process. Of
-environments the few variables named here are read, and nothing of them is kept but a number.
+It considers processes of this user, except this one and its ancestors. A process is identified by pid and start time,
+because pids are reused. It reads only the environment variables named here, and keeps only numbers from them.
 """
 
 import os
@@ -18,9 +17,9 @@ MOST_PROCESSES = 65536
 MOST_ARGUMENT_BYTES = 65536
 MOST_PID_FILE_BYTES = 65536
 LARGEST_PID = 1 << 22
-UNFINISHED_S = 2.0  # a last pid without a separator behind it may be half of one while its file is this young
-CLOCK_SLACK_S = 10.0  # how far the clock of a file server may be behind
-FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's numbers of the batch, extern and interactive steps begin here (slurm.h)
+UNFINISHED_S = 2.0  # age below which a last pid without separator may be incomplete
+CLOCK_SLACK_S = 10.0  # how far the clock of a file server may lag behind
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's batch, extern and interactive steps have numbers from here on (slurm.h)
 
 PID_FILE_NAME = "worker_pids.txt"
 
@@ -37,7 +36,7 @@ _STARTERS = _words(
     parallel podman poetry prted prterun setsid singularity stdbuf strace su sudo taskset time timeout torchrun
     torch.distributed.launch torch.distributed.run uv xargs
     """
-)  # programs that start others and stay beside them: they name the job, and what they have started does the work
+)  # programs that start workers and wait: they have the job's name, but do no work
 _BYSTANDERS = _words(
     """
     ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
@@ -47,7 +46,7 @@ _BYSTANDERS = _words(
     sbatch scancel scontrol scp screen script sed sftp sleep squeue srun ssh sshd sshfs sstat stat tail tar tee
     tensorboard tmux top touch vi view vim vimdiff visidata watch wc wget xxd zip zstd
     """
-)  # programs whose command line may hold the name of a job that they only look at, copy or submit
+)  # programs whose command line may contain a job's name because they view, copy or submit something
 
 _NUMBER_FLAGS = _words("--worker-id --worker_id --worker --rank --shard --local_rank --local-rank")
 _NUMBER_VARIABLES = ("RANK", "LOCAL_RANK", "GPUJOB_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -57,7 +56,7 @@ _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """One process at one look; ``words`` is its command line, empty for processes of others and zombies."""
+    """A process at one reading; ``words``: command line, empty for other users and zombies."""
 
     pid: int
     parent: int
@@ -67,41 +66,40 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCandidate:
-    """A process that is, as far as one can tell, a worker."""
+    """A process that is probably a worker."""
 
     pid: int
     start_ticks: int
     start: float  # epoch seconds
     found_by: str  # `pid_file`, `slurm_step` or `name`
-    number: int | None  # which worker it is, from 0; None when only its place among the others tells
-    directory: str | None = None  # where it works; None when that cannot be read
-    session: int | None = None  # the session that it was started in
-    command: str = ""  # the first words of its command line, for people
+    number: int | None  # worker number from 0; None if only the order of candidates decides
+    directory: str | None = None  # working directory; None if unreadable
+    session: int | None = None  # session that started it
+    command: str = ""  # program and first argument, for display
 
     def is_akin(self, directory: str | None, session: int | None) -> bool:
-        """Whether it works in this directory or comes from this session."""
+        """Whether it has this working directory or session."""
         same_directory = directory is not None and self.directory == directory
         return same_directory or (session is not None and self.session == session)
 
 
 @dataclass(frozen=True)
 class WorkerSearchResult:
-    """What one look has found, those of one finder in the order of the workers."""
+    """Result of one search; candidates of one method are in the order of the workers."""
 
     sightings: tuple[WorkerCandidate, ...] = ()
-    gone: Mapping[int, str] = field(default_factory=dict)
-    """Why the process that a file names for a worker is not it, by worker."""
-    problems: tuple[str, ...] = ()  # what is wrong with a file of pids
+    gone: Mapping[int, str] = field(default_factory=dict)  # by worker: why its process in the pid file is not usable
+    problems: tuple[str, ...] = ()  # problems of the pid file
 
 
 @dataclass(frozen=True)
 class WorkerSearchCriteria:
-    """Which workers are looked for."""
+    """Criteria for the workers of a job."""
 
     job_name: str
-    gpus: tuple[tuple[int, ...], ...]  # GPUs of each worker, as many entries as there are workers
+    gpus: tuple[tuple[int, ...], ...]  # one entry per worker
     pid_file: Path
-    must_exist: bool = False  # whether it is worth a word that there is no such file
+    must_exist: bool = False  # whether a missing pid file is a problem
     slurm_job_id: str | None = None
 
     @property
@@ -110,12 +108,12 @@ class WorkerSearchCriteria:
 
 
 def read_boot_time() -> float:
-    """When this machine was started, epoch seconds, finer than the whole seconds of ``/proc/stat``."""
+    """Boot time in epoch seconds, more precise than the whole seconds of ``/proc/stat``."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def read_processes(proc: str = "/proc") -> dict[int, ProcessInfo]:
-    """All processes that can be seen, by pid; command lines of this user's alone."""
+    """All visible processes by pid; command lines only for this user."""
     own, found = os.getuid(), dict[int, ProcessInfo]()
     with os.scandir(proc) as entries:
         for entry in entries:
@@ -135,7 +133,7 @@ def read_processes(proc: str = "/proc") -> dict[int, ProcessInfo]:
 
 
 def read_process(pid: int, proc: str = "/proc") -> ProcessInfo | None:
-    """One process, or None when it is not there."""
+    """Read one process; None if it does not exist."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as source:
             stat = parse_process_stat(source.read(4096))
@@ -151,7 +149,7 @@ def read_process(pid: int, proc: str = "/proc") -> ProcessInfo | None:
 
 
 def ancestors(pid: int, processes: Mapping[int, ProcessInfo]) -> set[int]:
-    """The parents of a process, up to the first."""
+    """All ancestors of a process."""
     found: set[int] = set()
     while pid in processes and (pid := processes[pid].parent) not in found and pid > 0:
         found.add(pid)
@@ -159,7 +157,7 @@ def ancestors(pid: int, processes: Mapping[int, ProcessInfo]) -> set[int]:
 
 
 class WorkerSearch:
-    """Looks for the workers of one job, again and again."""
+    """Search for the workers of one job, to be repeated."""
 
     def __init__(
         self, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str = "/proc", own_pid: int | None = None
@@ -170,9 +168,9 @@ class WorkerSearch:
         self._own_pid = own_pid if own_pid is not None else os.getpid()
 
     def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> WorkerSearchResult:
-        """What is there now. ``known`` are workers that run: they and their relatives are passed over.
+        """Search now. ``known``: running workers, which are skipped with their ancestors and descendants.
 
-        The name of the job is not looked for when a file of pids tells of a worker.
+        Names are ignored if a pid file names a worker.
         """
         boot, processes = read_boot_time(), read_processes(self._proc)
         barred = ancestors(self._own_pid, processes) | {self._own_pid}
@@ -205,7 +203,7 @@ def _sighting(process: ProcessInfo, found_by: str, number: int | None, boot: flo
 
 
 def _session(process: ProcessInfo, proc: str) -> int | None:
-    """The session that a process was started in: that of its parent where it leads one of its own."""
+    """Session that started a process: that of its parent if it leads its own."""
     session = _read_session(process.pid, proc)
     if session != process.pid:
         return session
@@ -219,11 +217,11 @@ def _read_session(pid: int, proc: str) -> int | None:
         session = int(text[text.rindex(b")") + 2 :].split(None, 4)[3])
     except (OSError, ValueError, IndexError):
         return None
-    return session if session > 1 else None  # one that was begun outside of this container, or by its first process
+    return session if session > 1 else None  # started outside this container, or by its first process
 
 
 def _shown(words: Sequence[str]) -> str:
-    """A program and its script or first argument: what follows may be a secret."""
+    """Program with its script or first argument; later arguments may be secret."""
     if not words:
         return ""
     base, program = os.path.basename(words[0]), _program(words)
@@ -231,13 +229,13 @@ def _shown(words: Sequence[str]) -> str:
     return "".join(character if character.isprintable() else "?" for character in f"{base} {second}".strip())[:60]
 
 
-# -- a file of pids ----------------------------------------------------------------------------------
+# -- pid file --------------------------------------------------------------------------------------
 
 
 def parse_pids(text: str, *, finished: bool) -> list[int]:
-    """Pids in the order of the workers, between blanks, newlines or commas; raises ValueError for anything else.
+    """Pids in worker order, separated by blanks, newlines or commas; raises ValueError otherwise.
 
-    A last one without a separator behind it is left out unless the file is ``finished``.
+    A last pid without separator is ignored unless the file is ``finished``.
     """
     words = re.split(r"[\s,]+", text)
     if not finished:
@@ -253,9 +251,9 @@ def parse_pids(text: str, *, finished: bool) -> list[int]:
 def read_pid_file(
     wanted: WorkerSearchCriteria, barred: set[int], boot: float, proc: str = "/proc"
 ) -> WorkerSearchResult:
-    """The processes that the file names, by their place in it; nothing while there is no such file.
+    """Processes named by the pid file, by position; none while the file is missing.
 
-    A process that started after the file was last written is not the one that was written down.
+    A process that started after the last write to the file is not the one it means.
     """
     path, name = wanted.pid_file, wanted.pid_file.name
     try:
@@ -283,7 +281,7 @@ def read_pid_file(
     return WorkerSearchResult(tuple(sightings), gone)
 
 
-# -- steps of a Slurm job ------------------------------------------------------------------------------
+# -- steps of a Slurm job --------------------------------------------------------------------------
 
 
 def find_by_slurm_step(
@@ -294,9 +292,9 @@ def find_by_slurm_step(
     boot: float,
     proc: str = "/proc",
 ) -> list[WorkerCandidate]:
-    """The topmost process of each task of the job's ordinary steps on this node, but those of our own step.
+    """Topmost process of each task of the job's ordinary steps on this node, without our own step.
 
-    A task is a worker whatever it runs: a shell around the program is watched with what it starts.
+    Every task is a worker: a shell is watched with everything it starts.
     """
     if wanted.slurm_job_id is None:
         return []
@@ -318,7 +316,7 @@ def find_by_slurm_step(
         ):
             first[task_of] = process
     numbers = [task for _, task in first]
-    # several steps count from 0 each, and a node in the middle of a job from somewhere above
+    # Each step counts from 0, and on a later node of a job the numbers start above 0.
     numbered = len(set(numbers)) == len(numbers) and all(number < wanted.count for number in numbers)
     return [
         _sighting(first[step, task], "slurm_step", task if numbered else None, boot, proc)
@@ -326,7 +324,7 @@ def find_by_slurm_step(
     ]
 
 
-# -- the name of the job -------------------------------------------------------------------------------
+# -- name of the job -------------------------------------------------------------------------------
 
 
 def find_by_name(
@@ -337,13 +335,12 @@ def find_by_name(
     boot: float,
     proc: str = "/proc",
 ) -> list[WorkerCandidate]:
-    """Processes whose command line holds the job's name as a word, oldest first.
+    """Processes with the job's name as a word of their command line, oldest first.
 
-    Of a process and its descendants the topmost counts: loaders and the like are part of it. Editors,
-    pagers, clients of Slurm and the like never count. What has started two workers or more with
-    numbers of their own (a script, ``torchrun``, ``mpirun``) is none itself; nor is a shell or starter
-    without a number. What such a one has started counts, with a number, even if it does not hold the
-    name: ``bash launch.sh --job-name X`` and its ``python worker.py --worker-id 0``.
+    Of a process and its descendants, the topmost counts: loaders are part of their worker. Editors, pagers, Slurm
+    clients and similar programs never count. A process that started two or more numbered workers (a script,
+    ``torchrun``, ``mpirun``) does not count, nor does an unnumbered shell or starter. Their numbered descendants count
+    even without the name: ``bash launch.sh --job-name X`` and its ``python worker.py --worker-id 0``.
     """
     pattern = re.compile(rf"(?<![\w-]){re.escape(wanted.job_name)}(?![\w-])")
     children: dict[int, list[int]] = {}
@@ -351,9 +348,8 @@ def find_by_name(
         children.setdefault(process.parent, []).append(pid)
     order = [pid for pid, process in processes.items() if process.parent not in processes]
     named: dict[int, bool] = {}
-    under: set[int] = set()
-    """Below a process that names the job and may have started its workers."""
-    for pid in order:  # grows while it is walked: parents before their children
+    under: set[int] = set()  # processes with the name, and their descendants, which may be workers
+    for pid in order:  # grows during the loop: parents before children
         process = processes[pid]
         order += children.get(pid, ())
         program = _program(process.words)
@@ -379,7 +375,7 @@ def find_by_name(
 
 
 def _program(words: Sequence[str]) -> str:
-    """Name of the program: for Python that of its script or module."""
+    """Name of a program; for Python, its script or module."""
     if not words or not words[0].strip():
         return ""
     base = os.path.basename(words[0].split()[0]).lstrip("-")
@@ -401,9 +397,9 @@ def _program(words: Sequence[str]) -> str:
 def _numbers(
     process: ProcessInfo, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str
 ) -> dict[str, int]:
-    """Which worker the arguments and the environment of a process say that it is, by source.
+    """Worker numbers in arguments and environment of a process, by source.
 
-    A variable that this process has with the same value was there before any worker.
+    Variables that we have with the same value are ignored: they do not identify a worker.
     """
     found: dict[str, int] = {}
     for at, word in enumerate(process.words):
@@ -414,7 +410,7 @@ def _numbers(
                 found.setdefault("arguments", number)
     values = read_environment(process.pid, (*_NUMBER_VARIABLES, _GPUS, "SLURM_STEP_ID"), proc) or {}
     if _whole(values.get("SLURM_STEP_ID")) is None:
-        values.pop("SLURM_PROCID", None)  # of a batch script: 0 for all that it starts
+        values.pop("SLURM_PROCID", None)  # of a batch script: 0 for everything it starts
     for name in _NUMBER_VARIABLES:
         number = _whole(values.get(name))
         if number is not None and number < wanted.count and values[name] != environ.get(name):
@@ -429,13 +425,13 @@ def _numbers(
 
 
 def _whole(text: str | None) -> int | None:
-    """A number without a sign; ``0/8`` of a shard is 0."""
+    """A number without a sign; ``0/8``, as for a shard, is 0."""
     head = (text or "").partition("/")[0]
     return int(head) if head.isascii() and head.isdigit() and len(head) <= 10 else None
 
 
 def _are_distinguished(pids: Sequence[int], numbers: Mapping[int, Mapping[str, int]]) -> bool:
-    """Whether one source gives these processes two numbers at least."""
+    """Whether some source gives these processes at least two different numbers."""
     given: dict[str, set[int]] = {}
     for pid in pids:
         for source, number in numbers[pid].items():
@@ -444,7 +440,7 @@ def _are_distinguished(pids: Sequence[int], numbers: Mapping[int, Mapping[str, i
 
 
 def _most_distinguishing_source(numbers: Sequence[Mapping[str, int]]) -> str:
-    """The source that tells most of them apart; one that says the same of all of them tells nothing."""
+    """Source that distinguishes most processes; a source with one number for all is useless."""
     best, most = "", 0
     for source in ("arguments", *_NUMBER_VARIABLES, _GPUS):
         said = [given[source] for given in numbers if source in given]
