@@ -1,1 +1,1 @@
-"""The plan of a job as a value: placeholders, ports, container words."""
+"""The plan of a job as a value, its placeholders, its ports and its container commands."""

@@ -1,7 +1,7 @@
-"""Containers: what srun, Apptainer or enroot are told so that a task runs in one. Pure.
+"""Command lines that run a task in a container of pyxis, Apptainer or enroot. Pure.
 
-With pyxis the step itself is in the container, the wrapper too; the other runtimes
-are a program that the wrapper starts in place of the worker's own.
+With pyxis the whole step runs in the container, including the wrapper. The other runtimes are a program that the
+wrapper starts instead of the worker's command.
 """
 
 import os
@@ -14,21 +14,20 @@ from launcher.plan.placeholders import fill_placeholders, placeholder_values, ta
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
-OURS = "/opt/gpujob-launcher"
-"""Where our packages are in a container: nothing of an image is there, and nothing of it is hidden."""
-PACKAGES = Path(__file__).resolve().parents[2]  # the folder of our packages here
+OURS = "/opt/gpujob-launcher"  # our packages in a container; chosen so that it hides nothing of the image
+PACKAGES = Path(__file__).resolve().parents[2]  # directory of our packages on this machine
+# starts the wrapper, which needs only the standard library, where our packages are not installed
 BOOT = f"import sys; sys.path.insert(0, {OURS!r}); from launcher.programs.wrapper import main; main(sys.argv[1:])"
-"""Program of an interpreter that knows nothing of us. The wrapper needs the standard library alone."""
 
 _ENROOT_OF_STEP = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
-)  # text for sh that starts a rank of MPI with the variables by which Slurm tells it where the others are
+)  # starts an MPI rank with the variables by which Slurm connects the ranks
 
 
 @dataclass(frozen=True)
 class ContainerMount:
-    """A directory or file of the node, and where it is in the container."""
+    """A directory or file of the node, and its path in the container."""
 
     source: str
     target: str
@@ -39,24 +38,24 @@ class ContainerMount:
 
 
 def parse_mount(text: str) -> ContainerMount:
-    """``source:target[:flags]``, as ``spec_slurm.ContainerMount`` has let it pass."""
+    """Parse ``source:target[:flags]``, already checked as ``launcher.jobfile.slurm.Mount``."""
     source, _, rest = text.partition(":")
     target, _, flags = rest.partition(":")
     return ContainerMount(os.path.expanduser(source), target, flags)
 
 
 def runtime_of(plan: Plan, planned: TaskPlan) -> str | None:
-    """What puts a task into its container, or None for one outside."""
+    """Runtime of the container that a task runs in, or None if it runs in none."""
     return plan.container.runtime if plan.container is not None and planned.contained else None
 
 
 def container_mounts(
     plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES
 ) -> tuple[ContainerMount, ...]:
-    """What a task's container sees of its node: ours, what the job reads and writes, the cluster's, the job's.
+    """Mounts of a task's container: our packages, the job's directories, those of the cluster and job files.
 
-    Of two with the same target the later one counts. The run directory comes last: whatever is mounted where it
-    lies, the records of the job must get there.
+    Of mounts with the same target, the last counts. The run directory comes last, so that the job's records always
+    reach it.
     """
     values = placeholder_values(plan, planned, facts)
     own = (plan.workdir, plan.job_dir, *(values[name] for name in ("output_dir", "checkpoint_dir", "log_dir")))
@@ -69,7 +68,7 @@ def container_mounts(
 def _mounts(
     packages: Path | None, own: tuple[str, ...], asked: tuple[ContainerMount, ...], run_dir: str
 ) -> tuple[ContainerMount, ...]:
-    """Made once for all tasks for which they are the same."""
+    """Mounts without duplicate targets; cached, because most tasks have the same."""
     found: dict[str, ContainerMount] = {}
     for mount in (
         *(
@@ -88,12 +87,12 @@ def _mounts(
 
 
 def _lies_in(path: str, folders: Iterable[str]) -> bool:
-    """Whether a path lies within another one of these, which brings it along."""
+    """Whether a path lies within another of these folders and so is mounted with it."""
     return any(path != folder and path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def pyxis_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES) -> list[str]:
-    """Options of srun for a step in a container of pyxis; none for any other task."""
+    """Options of srun for a step in a pyxis container; empty for other tasks."""
     if plan.container is None or runtime_of(plan, planned) != PYXIS:
         return []
     seen = container_mounts(plan, planned, facts, packages)
@@ -106,14 +105,14 @@ def pyxis_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path
 
 
 def wrapper_words(plan: Plan, planned: TaskPlan) -> list[str]:
-    """The words that start a task's wrapper within its image; none where our own interpreter starts it."""
+    """Words that start a task's wrapper in its image; empty when our own interpreter starts it."""
     if plan.container is None or runtime_of(plan, planned) != PYXIS:
         return []
     return [plan.container.python, "-I", "-B", "-c", BOOT]
 
 
 def worker_words(plan: Plan, planned: TaskPlan, facts: RunFacts, words: Sequence[str]) -> list[str]:
-    """The words that a task's wrapper starts: those of the task, or the runtime that has them as its command."""
+    """Words that a task's wrapper starts: the task's own, behind those of Apptainer or enroot if it uses them."""
     runtime = runtime_of(plan, planned)
     if plan.container is None or runtime not in (APPTAINER, ENROOT):
         return list(words)
@@ -125,17 +124,17 @@ def worker_words(plan: Plan, planned: TaskPlan, facts: RunFacts, words: Sequence
             argv += ["--bind", str(mount)]
         return [*argv, "--pwd", workdir, plan.container.image, *words]
     argv = ["sh", "-c", _ENROOT_OF_STEP, "sh"] if planned.step else ["enroot", "start"]
-    for mount in seen:  # the fields of fstab(5), with colons (enroot's doc/cmd/start.md)
+    for mount in seen:  # fields of fstab(5), separated by colons (enroot's doc/cmd/start.md)
         flags = f"x-create=auto,rbind,{mount.flags or 'rw'}"
         argv += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
     for name in _passed_on(plan, planned, facts):
         argv += ["--env", name]
-    # it has no option for the directory to start in
+    # enroot has no option for the working directory
     return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *words]
 
 
 def _passed_on(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
-    """Variables that enroot hands on by name: it takes nothing else of its environment along."""
+    """Names of variables to pass on explicitly: enroot drops the rest of its environment."""
     given: Mapping[str, str] = task_environment(plan, planned, facts, 0)
     resume = {"GPUJOB_RESUME"} if facts.attempt else set()
     return sorted({*given, *plan.secrets, *resume, "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"})

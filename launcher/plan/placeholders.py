@@ -1,4 +1,4 @@
-"""Placeholders of commands, files and variables, and the environment of a task. Pure."""
+"""Placeholders in commands, files and variables, and the environment of a task. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ VARIABLES = {
     "output_dir": "GPUJOB_OUTPUT_DIR",
     "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
     "log_dir": "GPUJOB_LOG_DIR",
-}  # variable of a task that holds the value of each placeholder
+}  # variable in the task's environment for each placeholder
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
+# placeholders of a node's address and of a port, by number
 NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
-"""Placeholders of a node's address and of a port, by a number."""
-_SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # Hosts, addresses and ports: text that means nothing to a shell
-_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # the job whose tasks were filled last, and its values
+_SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # hosts, addresses and ports: text without meaning to a shell
+_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # cache of `job_placeholder_values`
 
 
 class PlaceholderValues(dict[str, str]):
-    """Values of placeholders; those with a number, ``host_N`` and ``port_N``, are made when they are asked for."""
+    """Values of placeholders. The numbered ones, ``host_N`` and ``port_N``, are made on demand."""
 
     def __init__(self, plain: Mapping[str, str], facts: RunFacts) -> None:
         super().__init__(plain)
@@ -52,20 +52,20 @@ class PlaceholderValues(dict[str, str]):
         return self._facts.address(number)
 
     def places(self) -> "PlaceholderValues":
-        """Hosts and ports alone, which a shell's text may hold as they are."""
+        """Only the hosts and ports, which are safe to insert into a shell's text."""
         plain = {name: value for name, value in self.items() if name not in VARIABLES and _SAFE.fullmatch(value)}
         return PlaceholderValues(plain, self._facts)
 
 
 def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
-    """The words that start one task. A placeholder's value is data: it is never split or evaluated.
+    """Words that start one task. A placeholder's value is data: it is never split or evaluated.
 
-    In the text of ``bash -c`` it becomes the variable that holds the value: a shell never takes for
-    code what comes out of a variable, whatever quotes, comments or here documents are around it.
-    Hosts and ports, which a shell takes for nothing else, stand there themselves. Braces that are no placeholder stay.
+    In the text of ``bash -c``, a placeholder becomes the variable with its value: a shell never treats that as code,
+    whatever quotes, comments or here documents surround it. Hosts and ports are safe and inserted directly. Other
+    braces are kept.
     """
     values = placeholder_values(plan, planned, facts)
-    # of thousands of tasks with twenty words each: most have no brace, and a call for each would take most of the time
+    # most words have no brace; calling for each word of thousands of tasks would be slow
     words = [fill_placeholders(word, values) if "{" in word else word for word in planned.argv]
     text = shell_text_index(planned.argv)
     if text is not None:
@@ -81,12 +81,12 @@ def shell_text_index(words: Sequence[str]) -> int | None:
                 if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", words[index]):
                     return index + 1
                 if not words[index].startswith(("-", "+")) and not re.fullmatch(r"-[A-Za-z]*o", words[index - 1]):
-                    return None  # a script, not a text
+                    return None  # a script file
     return None
 
 
 def fill_placeholders(word: str, values: Mapping[str, str]) -> str:
-    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
+    """Replace each ``{name}`` that is in ``values``; ``{{name}}`` gives a literal ``{name}``."""
     if "{" not in word:
         return word
 
@@ -102,21 +102,21 @@ def fill_placeholders(word: str, values: Mapping[str, str]) -> str:
 
 
 def escape_placeholders(text: str) -> str:
-    """A text that has no placeholders, as it must stand where they are filled in so as to stay as it is."""
+    """Escape a text so that `fill_placeholders` gives it back unchanged."""
     return re.sub(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", r"{{\1}}", text)
 
 
 def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
-    """``text`` with each placeholder replaced by its variable in double quotes, so that it stays one word.
+    """Replace each placeholder by its variable in double quotes, so that it stays one word.
 
-    ``places`` are values that mean nothing to a shell: they stand there themselves.
+    ``places`` are values without meaning to a shell; they are inserted directly.
     """
     quote = ""
 
     def part(match: re.Match[str]) -> str:
         nonlocal quote
         token = match[0]
-        if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash means nothing in single quotes
+        if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash is literal in single quotes
             quote = token[-1] if not quote else "" if quote == token[-1] else quote
         if match["literal"]:
             return f"{{{match['literal']}}}"
@@ -129,12 +129,12 @@ def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
 
 
 def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:
-    """A file of ``plan.templates`` with what holds for the whole job: directories, hosts and ports by their numbers."""
+    """Fill in a file of ``plan.templates`` with values of the whole job: directories, and numbered hosts and ports."""
     return fill_placeholders(text, PlaceholderValues(job_placeholder_values(plan, facts), facts))
 
 
 def job_placeholder_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
-    """Values of the placeholders that are the same for all of a job, made once for its thousands of tasks."""
+    """Values of the placeholders that are the same for all tasks, cached for one job."""
     global _latest
     if _latest is None or _latest[0] is not plan or _latest[1] is not facts:
         _latest = (plan, facts, _job_values(plan, facts))
@@ -157,7 +157,6 @@ def _job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
 
 
 def placeholder_values(plan: Plan, planned: TaskPlan, facts: RunFacts) -> PlaceholderValues:
-    """Values of the placeholders of a command."""
     task = planned.task
     values = {
         **job_placeholder_values(plan, facts),
@@ -178,7 +177,7 @@ def placeholder_values(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Placeh
 
 
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
-    """Variables that one task gets beside the user's own environment."""
+    """Variables that one task gets in addition to the user's environment."""
     values = placeholder_values(plan, planned, facts)
     hosts, node = facts.hosts, facts.hosts[planned.task.node_index]
     progress = progress_path(planned.task, facts.run_dir, node, facts.attempt, restart)

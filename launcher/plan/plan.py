@@ -1,4 +1,4 @@
-"""The plan: everything that `submit` and `run` carry out, as one value, and as JSON for the orchestrator."""
+"""The plan of a job as one value, and as JSON for the orchestrator."""
 
 import dataclasses
 import re
@@ -11,33 +11,33 @@ from exporter.contract.manifest import Manifest, Task
 
 PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"
-DEFAULT_KILL_WAIT_S = 30.0  # Slurm's own default of KillWait
+DEFAULT_KILL_WAIT_S = 30.0  # Slurm's default for KillWait (slurm.conf(5))
 
-MOST_NAME_BYTES = 100  # of a job's name in the name of its run directory, which has 255 in all
+MOST_NAME_BYTES = 100  # of the job name within the run directory's name; file names are limited to 255 bytes
 
+# stages of a job, in starting order
 INFRA, WORKERS, FRONTENDS, BALANCER, BENCHMARK = STAGES = ("infra", "workers", "frontends", "balancer", "benchmark")
-"""Stages of a job, in the order in which they start."""
-PREFILL, DECODE = "prefill", "decode"  # roles of disaggregated serving: each is of no use without the other
-COUNTING = ("dynamo", "sglang")  # kinds of readiness whose answers count the registered workers
+PREFILL, DECODE = "prefill", "decode"  # roles of disaggregated serving; neither works without the other
+COUNTING = ("dynamo", "sglang")  # readiness kinds whose answers count the registered workers
 
 
 @dataclass(frozen=True)
 class ReadyRule:
-    """How to ask whether a process, or all that a front end knows of, is ready."""
+    """How to ask whether one process is ready, or every worker that a front end knows."""
 
-    subject: str  # the worker that is asked for; empty for the model as a whole
+    subject: str  # worker that is asked; empty for the model as a whole
     kind: str  # dynamo, sglang, vllm, http (status 200) or tcp (accepts)
     node: int  # index of the node that is asked
     port: int  # before the job's offset
     path: str = ""
+    # workers by role that must have registered; empty if any successful answer will do
     expected: Mapping[str, int] = field(default_factory=dict)
-    """Workers by role that must have registered; empty when the answer alone counts."""
-    before: str = "benchmark"  # stage that does not begin before it holds
+    before: str = "benchmark"  # stage that waits for this rule
 
 
 @dataclass(frozen=True)
 class ReadinessPlan:
-    """How readiness is waited for."""
+    """How the job waits for readiness."""
 
     rules: tuple[ReadyRule, ...]
     timeout_s: float = 1800.0
@@ -46,19 +46,18 @@ class ReadinessPlan:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """The container of the tasks that are ``contained``."""
+    """Container of the tasks that are ``contained``."""
 
     image: str
     runtime: str
-    mounts: tuple[str, ...] = ()
-    """``host:container[:flags]`` with placeholders, in the order of precedence, the last one wins."""
+    mounts: tuple[str, ...] = ()  # ``host:container[:flags]`` with placeholders; a later mount wins
     workdir: str | None = None
     python: str = "python3"
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task with what it runs and what happens when it fails. ``argv`` holds placeholders."""
+    """One task: command, environment, and handling of failure. ``argv`` may contain placeholders."""
 
     task: Task
     argv: tuple[str, ...]
@@ -66,25 +65,23 @@ class TaskPlan:
     critical: bool = True
     restart_max: int = 0
     restart_backoff_s: float = 10.0
-    stage: str = WORKERS  # when it is started: a stage begins once all of the one before it are ready
-    service: bool = False  # whether it serves until the job is over: an end of its own is a failure, whatever its code
-    step: str = ""  # name of its Slurm step; tasks of one name are started together as one step (MPI)
-    leader_node: int = 0  # index of the first node of its worker
-    worker_size: int = 1  # processes of its worker
-    worker_nodes: int = 1  # nodes of its worker
+    stage: str = WORKERS  # starts when every earlier stage is ready
+    service: bool = False  # serves until the job ends; ending earlier is a failure, whatever its exit status
+    step: str = ""  # Slurm step name; tasks with the same name start together as one step (MPI)
+    leader_node: int = 0  # index of its worker's first node
+    worker_size: int = 1  # number of its worker's processes
+    worker_nodes: int = 1  # number of its worker's nodes
+    # by name, before the job's offset; ``{NAME_port}`` in commands
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Ports by what they are for, before the job's offset; ``{NAME_port}`` in commands."""
-    narrowed: bool = True  # whether it sees the GPUs of the plan alone; else all of its node
-    visible: tuple[int, ...] = ()
-    """GPUs of its node that it sees where they are more than its own: all of its worker there."""
-    metrics: str | None = None
-    """``NAME_port/path`` where its program serves metrics of its own, as in ``http_port/metrics``."""
-    contained: bool = False  # whether it runs in the job's container
+    narrowed: bool = True  # sees only the GPUs that the plan gives it, not all of its node
+    visible: tuple[int, ...] = ()  # GPUs that it sees on its node, if more than its own: all those of its worker
+    metrics: str | None = None  # ``NAME_port/path`` of the metrics its program serves, such as ``http_port/metrics``
+    contained: bool = False  # runs in the job's container
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job, ready to be carried out."""
+    """A job, ready to start."""
 
     job_name: str
     nodes: int
@@ -96,7 +93,7 @@ class Plan:
     job_dir: str
     workdir: str
     logs_dir: str
-    run_dir_name: str  # name of the run directory with `{job_id}` in it
+    run_dir_name: str  # contains `{job_id}`
     target_dir: str | None
     slurm: Mapping[str, Any]
     monitoring: bool
@@ -104,33 +101,31 @@ class Plan:
     linger_s: float
     kill_wait_s: float
     python: str
-    resolved: Mapping[str, Any]  # the job file as it was understood, secrets left out
-    world_size: int = 0  # processes of the workers
+    resolved: Mapping[str, Any]  # the job file as understood, without secrets
+    world_size: int = 0  # number of processes of all workers
     readiness: ReadinessPlan | None = None
+    # files of the run directory by name; the orchestrator fills in their placeholders
     templates: Mapping[str, str] = field(default_factory=dict)
-    """Files of the run directory by name, with placeholders that only the orchestrator can fill."""
     container: ContainerPlan | None = None
-    setup: Mapping[str, Any] = field(default_factory=dict)  # Modules, script and preamble of the batch script
-    secrets: tuple[str, ...] = ()  # names of variables whose values are in a file of their own, for the owner alone
-    network_interface: str | None = None
-    """Interface whose addresses the workers use for each other; host names without one."""
+    setup: Mapping[str, Any] = field(default_factory=dict)  # modules, script and preamble of the batch script
+    secrets: tuple[str, ...] = ()  # names of variables whose values are in a file readable only by the owner
+    network_interface: str | None = None  # workers reach each other at its addresses; None: at their host names
 
     def run_dir(self, job_id: str) -> Path:
-        """The run directory of this job."""
         return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id, 1))
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a job once it runs."""
+    """Facts that are known only when the job runs."""
 
     job_id: str
     run_dir: Path
-    hosts: tuple[str, ...]  # host names in the order of the plan's nodes
+    hosts: tuple[str, ...]  # host names, in the order of the plan's nodes
     attempt: int = 0
     start: float = 0.0
-    addresses: tuple[str, ...] = ()  # by which the nodes reach each other, where that is not by their host names
-    port_offset: int = 0  # added to every port of the plan: another job may be on the same node
+    addresses: tuple[str, ...] = ()  # addresses at which nodes reach each other; empty if their host names serve
+    port_offset: int = 0  # added to every port of the plan, because another job may share the node
 
     def address(self, node_index: int) -> str:
         """Host name or IP address of a node."""
@@ -138,16 +133,16 @@ class RunFacts:
 
 
 def safe_file_word(text: str) -> str:
-    """A name reduced to what is safe and pleasant in a file name."""
+    """Reduce a name to characters that are safe in a file name."""
     word = re.sub(r"[^\w.-]+", "_", text).strip("._")[:64]
     return word.encode("utf-8", "replace")[:MOST_NAME_BYTES].decode("utf-8", "ignore") or "job"
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
-    """The plan as a JSON object for the orchestrator; without the manifest, which is a file of its own."""
+    """Render the plan as a JSON object for the orchestrator. The manifest is a separate file."""
     body = {item.name: getattr(plan, item.name) for item in dataclasses.fields(plan)}
     del body["manifest"], body["resolved"]
-    # not by ``asdict``, which copies every value of thousands of tasks
+    # ``asdict`` would copy every value of thousands of tasks
     body["tasks"] = [{**vars(planned), "task": {**vars(planned.task)}} for planned in plan.tasks]
     for name in ("readiness", "container"):
         body[name] = dataclasses.asdict(body[name]) if body[name] is not None else None
@@ -155,7 +150,7 @@ def dump_plan(plan: Plan) -> dict[str, Any]:
 
 
 def parse_plan(body: Mapping[str, Any], manifest: Manifest) -> Plan:
-    """The plan that ``dump_plan`` wrote."""
+    """Parse the output of ``dump_plan``."""
     values = {item.name: body[item.name] for item in dataclasses.fields(Plan) if item.name in body}
     values["tasks"] = tuple(_parse_task(planned) for planned in body["tasks"])
     values["secrets"] = tuple(values["secrets"])

@@ -1,8 +1,8 @@
-"""Ports of a job: one table, and who gets which. Pure.
+"""Table of a job's ports, and their assignment to processes. Pure.
 
-A plan's ports are those of the table, counted up on each node. Everything of a job is moved by one offset
-when it starts, so that two jobs on a node do not meet and a port that somebody has taken costs nothing:
-the nodes look for it (``launcher.run.before.node_facts``), and ``ports.json`` tells what came of it.
+A plan takes ports from the table, counting up on each node. At the start, one offset is chosen for the whole job, so
+that jobs on a node do not collide and busy ports do no harm. The nodes search for it
+(``launcher.run.before.node_facts``); ``ports.json`` records the result.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from launcher.plan.plan import Plan, RunFacts
 
 
 class PortKind(NamedTuple):
-    """What one kind of port begins with, and how many ports its program may take from there on."""
+    """First port of a kind, and how many consecutive ports its program may take."""
 
     base: int
     width: int
@@ -36,25 +36,24 @@ TABLE: Mapping[str, PortKind] = {
     "dp_rpc": PortKind(8650, 1, "calls between the ranks of data parallelism"),
     "nccl": PortKind(17500, 1, "NCCL of a worker"),
     "vllm": PortKind(20000, 50, "VLLM_PORT: what vLLM takes by itself"),
-}  # bases are those that the engines and srtctl use, so that what people know by heart stays true
+}  # the bases are those of the engines and srtctl, because people know them by heart
 
+# request to the nodes before the start, and the ports that the job was given
 SURVEY_FILE, PORTS_FILE = "survey.json", "ports.json"
-"""What the nodes are asked for before the start, ports as they are in the plan, and which ports the job has."""
-EPHEMERAL = 32768  # where Linux begins to hand out ports by itself (ip_local_port_range)
+EPHEMERAL = 32768  # first port that Linux assigns by itself (ip_local_port_range)
 END = 65536
 
+# Tried in turn. With up to 16 workers on a node, two offsets never assign the same port. Only the further ports that
+# a program may take can collide; programs then try the next one.
 OFFSETS = (0, 17, 34, 544, 561, 578, 4046, 4063, 4080, 4590, 4607, 4624, 8092, 8109, 8126, 8636)
-"""Tried in turn. With up to 16 workers on a node, jobs of two offsets are given no port in common.
-
-The ports behind a given one, which its program may take, can meet those of another job: programs try the next then.
-"""
 
 
 def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine: bool) -> list[dict[str, int]]:
-    """Ports of each process before the offset: ``requests`` are its node and what it needs ports for.
+    """Assign ports, before the offset, to each process.
 
-    No port, and none of the ports behind it that the table keeps for its program, is given away twice on a
-    node, or at all where ``one_machine`` plays all nodes. Raises TopologyError when a node has no more.
+    A request is a node and the names of the ports needed there. No port is assigned twice on a node, nor are the
+    further ports that the table reserves for its program. With ``one_machine``, one machine plays all nodes. Raises
+    TopologyError when a node runs out of ports.
     """
     by_place: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
     for node, names in requests:
@@ -63,14 +62,14 @@ def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine
     alike: dict[tuple[tuple[str, ...], ...], list[dict[str, int]]] = {}
     for place, wanted in by_place.items():
         kind = tuple(names for _, names in wanted)
-        if kind not in alike:  # most of a thousand nodes have the same processes
+        if kind not in alike:  # most nodes have the same processes
             alike[kind] = _assign_place(wanted)
         given[place] = iter(alike[kind])
     return [next(given[0 if one_machine else node]) for node, _ in requests]
 
 
 def _assign_place(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[str, int]]:
-    """Ports of the processes that share one machine."""
+    """Assign ports to the processes that share one machine."""
     used: set[int] = set()
     following: dict[str, int] = {}
     found = []
@@ -92,7 +91,7 @@ def _assign_place(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[
 
 
 def all_ports(plan: Plan) -> dict[int, set[int]]:
-    """Ports of a plan before the offset, by the index of the node; nodes without any are left out."""
+    """Ports of a plan before the offset, by node index. Nodes without ports are left out."""
     found: dict[int, set[int]] = {}
     for planned in plan.tasks:
         if planned.ports:
@@ -101,10 +100,10 @@ def all_ports(plan: Plan) -> dict[int, set[int]]:
 
 
 def survey_request(plan: Plan) -> dict[str, Any] | None:
-    """What each node is surveyed for: the JSON object of ``survey.json``, or None for nothing.
+    """The JSON object of ``survey.json``, the request of the node survey; None if there is nothing to ask.
 
-    A file of its own, for a thousand nodes read it at the same moment; most of them have the same ports, which are
-    told once: ``nodes`` has for each node its place in ``ports``.
+    A separate file, because a thousand nodes may read it at the same time. Most have the same ports, so each set is
+    stored once: ``nodes`` gives each node's index in ``ports``.
     """
     on_nodes = all_ports(plan)
     if not on_nodes and plan.network_interface is None:
@@ -120,7 +119,7 @@ def survey_request(plan: Plan) -> dict[str, Any] | None:
 
 
 def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, Any]:
-    """The ports that a job has been given, offset included: the JSON object of ``ports.json``."""
+    """The JSON object of ``ports.json``: the ports of each process, with the offset."""
     processes = [
         {
             "worker": planned.task.worker,
@@ -143,13 +142,14 @@ def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, Any]:
 def free_offsets(
     ports_of_nodes: Mapping[int, Collection[int]], busy_of_nodes: Mapping[int, Collection[int]], seed: int
 ) -> tuple[int, ...]:
-    """Those of ``OFFSETS`` with which no port is busy on its node, in turn from the one that ``seed`` chooses.
+    """The ``OFFSETS`` that hit no busy port on any node, starting from the one that ``seed`` selects.
 
-    A seed of their own, as the job id is, leads most jobs that look for ports at the same moment apart. None is left
-    out but those with a port that is busy, or beyond those that Linux leaves to servers.
+    Seeding with the job id makes jobs that search at the same time try different offsets first. Offsets that reach
+    into Linux's ephemeral ports are left out too.
     """
     highest = max((port for ports in ports_of_nodes.values() for port in ports), default=0)
-    end = EPHEMERAL if highest < EPHEMERAL else END  # so many virtual nodes that there is no keeping out of it
+    # a plan with many virtual nodes reaches into the ephemeral ports itself
+    end = EPHEMERAL if highest < EPHEMERAL else END
     first = _digits(seed, len(OFFSETS)) % len(OFFSETS)
     return tuple(
         offset
@@ -162,7 +162,7 @@ def free_offsets(
 
 
 def _digits(number: int, base: int) -> int:
-    """Sum of the digits of a number, all of which count: ids that differ by ``base`` have another one."""
+    """Digit sum of a number in ``base``. Every digit counts, so ids that differ by ``base`` differ in it."""
     total = 0
     while number:
         number, digit = divmod(number, base)
