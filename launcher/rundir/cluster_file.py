@@ -1,4 +1,4 @@
-"""Where the cluster file is, and the logs directory that it names: all that a command on a running job needs of it."""
+"""Location of the cluster file, and the logs directory that it names: all that commands on a running job need."""
 
 import os
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from launcher.errors import ConfigError
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
-LOGS_DIR = "logs"  # below the working directory, where no cluster file names another
+LOGS_DIR = "logs"  # default, below the working directory
 
 
 def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
-    """The cluster file that counts: of ``GPUJOB_CONFIG``, in or above the working directory, or the user's own."""
+    """Find the cluster file: by ``GPUJOB_CONFIG``, in or above the working directory, or in the user's home."""
     if named := environ.get(CLUSTER_VARIABLE):
         return Path(named)
     places = [folder / CLUSTER_FILE for folder in (workdir, *workdir.parents)]
@@ -25,7 +25,7 @@ def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
 
 
 def read_cluster_text(path: Path) -> str:
-    """Text of a cluster or job file; raises ConfigError when it cannot be read or is not UTF-8."""
+    """Text of a cluster or job file. Raises ConfigError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -35,10 +35,10 @@ def read_cluster_text(path: Path) -> str:
 
 
 def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
-    """The directory with the run directories of jobs that were submitted here.
+    """Directory with the run directories of jobs submitted from here.
 
-    Only ``logs_dir`` of the cluster file counts: whether all of it is right is checked where a job is launched.
-    Raises ConfigError when the file cannot be read or names no directory.
+    Only ``logs_dir`` is read; the rest of the cluster file is checked at launch. Raises ConfigError if the file
+    cannot be read or names no directory.
     """
     path = find_cluster_file(environ, workdir)
     if path is None:
@@ -54,7 +54,7 @@ def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a file; one in a directory that this user may not enter does not count."""
+    """Whether the file exists, or False if it is in a directory that this user may not enter."""
     try:
         return path.is_file()
     except OSError:

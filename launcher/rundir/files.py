@@ -1,4 +1,4 @@
-"""The files that a run directory holds before its job can start: their names and texts. Pure."""
+"""Names and texts of the files that a run directory holds before its job starts. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from launcher.rundir.secrets_file import SECRETS_FILE
 
 
 def plan_files(plan: Plan, script: str) -> dict[str, str]:
-    """Files of the run directory that are there before the job can start, by name."""
+    """Texts of these files, by name."""
     import yaml  # lazy: only `submit` and `run` write these files
 
     asked = survey_request(plan)
@@ -25,9 +25,9 @@ def plan_files(plan: Plan, script: str) -> dict[str, str]:
 
 
 def json_lines(body: Mapping[str, Any]) -> str:
-    """A JSON object with a line for each key, and one for each entry of a list.
+    """Render a JSON object with one line for each key, and one for each entry of a list.
 
-    An indent throughout would be longer and take seconds for thousands of tasks: Python has no fast encoder with it.
+    Full indentation would be longer and take seconds for thousands of tasks: Python's fast encoder does not indent.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -38,7 +38,7 @@ def json_lines(body: Mapping[str, Any]) -> str:
 
 
 def file_names(plan: Plan) -> list[str]:
-    """Names of all files that the job finds in its run directory, without making them."""
+    """Names of all files that the job finds in its run directory, without rendering them."""
     secrets = (SECRETS_FILE,) if plan.secrets else ()
     asked = () if survey_request(plan) is None else (SURVEY_FILE,)
     return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})

@@ -1,4 +1,4 @@
-"""Run directories: made whole before a job can start, and found again by job id."""
+"""Run directories: complete before a job can start, and found again by job id."""
 
 import getpass
 import os
@@ -20,18 +20,18 @@ from launcher.rundir.files import plan_files
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.secrets_file import write_secrets
 
+# readable only by the owner: they repeat the job file, which may contain keys
 PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
-"""Files that hold what the job file says, and so perhaps keys: for the owner alone."""
-SWEEP_FILE = "sweep.json"  # what the directory of a sweep has, with the run directories of its points in it
+SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the run directories of its points
 
 
 def staging_name() -> str:
-    """Name of a directory that has no job id yet: hidden, and nobody else's."""
+    """Unique, hidden name for a directory that has no job id yet."""
     return f".gpujob-{secrets.token_hex(8)}"
 
 
 def stage_run_dir(plan: Plan, script: str, into: Path | None = None) -> Path:
-    """A complete run directory without a job id yet, hidden in the logs directory, or in ``into``."""
+    """Create a complete run directory without a job id, hidden in the logs directory or in ``into``."""
     logs = Path(plan.logs_dir) if into is None else into
     staging = logs / staging_name()
     try:
@@ -64,9 +64,9 @@ def _opener(name: str) -> Any:
 
 
 def settle_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
-    """Give the run directory its final name, with the job id in it.
+    """Give the run directory its final name, with the job id.
 
-    ``cluster`` is that of the job where it is not the one of this machine.
+    ``cluster`` is the job's cluster if it is not this machine's.
     """
     final = plan.run_dir(job_id)
     try:
@@ -78,18 +78,18 @@ def settle_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None =
 
 
 def discard_run_dir(staging: Path) -> None:
-    """Take a run directory away that no job was submitted for."""
+    """Remove a run directory for which no job was submitted."""
     shutil.rmtree(staging, ignore_errors=True)
 
 
 def submitted_cluster(run_dir: Path) -> str | None:
-    """The cluster to which a job was submitted, where it is not that of this machine."""
+    """Cluster to which a job was submitted, or None if it is this machine's."""
     found = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
     return str(found) if found else None
 
 
 def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, Any]:
-    """Who, when, where, state of the source tree, versions."""
+    """Who submitted the job, when and where, with which source tree and versions."""
     return {
         "schema": run_files.RECORD_SCHEMA,
         "job_id": job_id,
@@ -106,7 +106,7 @@ def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> 
 
 
 def user_name() -> str:
-    """Name of the user, or the number when there is no name for it."""
+    """Name of the user, or the uid if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -140,7 +140,7 @@ def _git_state(workdir: str) -> dict[str, Any] | None:
 
 
 def find_run_dir(job: str, logs_dir: Path) -> Path:
-    """The run directory that ``job`` names: itself, or the newest of this job id in the logs directory."""
+    """Find a run directory by its path, or the newest one with this job id in the logs directory."""
     place = Path(job)
     if (place / run_files.MANIFEST_FILE).is_file():
         return place.resolve()
@@ -148,7 +148,7 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
         return place.resolve().parent
     if os.sep not in job:
         sweep, name = _escaped_glob(job.partition("_")[0]), _escaped_glob(job)
-        in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the latter of one that was resumed
+        in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the second matches a resumed sweep
         for pattern in (f"{name}_*", *in_sweeps):
             found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
             if found:

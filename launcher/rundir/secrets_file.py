@@ -1,7 +1,6 @@
-"""Secrets of a job by name: taken from the submitting environment, kept in one file for the owner alone.
+"""Secrets of a job: taken from the submitting environment, kept in one file that only the owner can read.
 
-The file stays in the run directory when the job has ended: a job that goes back into
-the queue reads it again.
+The file stays in the run directory after the job ends, because a requeued job reads it again.
 """
 
 import json
@@ -16,9 +15,9 @@ SECRETS_FILE = "secrets.json"
 
 
 def write_secrets(run_dir: Path, names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Write the values of these variables for the owner alone; nothing without names.
+    """Write the values of these variables to a private file; do nothing without names.
 
-    Raises LauncherError when one is not set.
+    Raises LauncherError if one is not set.
     """
     if not names:
         return
@@ -33,7 +32,7 @@ def write_secrets(run_dir: Path, names: Sequence[str], environ: Mapping[str, str
 
 
 def read_secrets(run_dir: Path, names: Sequence[str]) -> dict[str, str]:
-    """Values by name for the environment of the tasks; raises LauncherError when the file has lost them."""
+    """Values by name, for the environment of the tasks. Raises LauncherError if the file does not have them."""
     if not names:
         return {}
     found = run_files.read_json(run_dir / SECRETS_FILE) or {}

@@ -1,4 +1,4 @@
-"""What the sidecars of a job have last written of it, as its report and its view read it."""
+"""Latest statuses of a job's sidecars, for its report and its view."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from exporter.contract import run_files
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
-    """The latest status that each sidecar of this attempt has written, by node."""
+    """The latest status of each sidecar of this attempt, by node."""
     found = {}
     try:
         names = sorted(path for path in (run_dir / run_files.STATUS_DIR).iterdir() if path.suffix == ".json")
@@ -26,6 +26,6 @@ def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[s
     merged: dict[int, dict[str, Any]] = {}
     for status in statuses.values():
         for entry in status.get("workers", ()):
-            if "rank" in entry:  # not before the sidecar's first look at the workers
+            if "rank" in entry:  # missing until the sidecar first reads the workers
                 merged[int(entry["rank"])] = dict(entry)
     return merged

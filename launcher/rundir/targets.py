@@ -1,4 +1,4 @@
-"""Prometheus finds sidecars and engines: ``targets.json`` (file_sd) in the run directory and where the site looks."""
+"""Prometheus target files (file_sd) of a job, in its run directory and in the site's target directory."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,13 +8,13 @@ from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
 
+# ``job`` label of sidecar targets, whatever the scrape configuration is called; our rules need it
 SCRAPE_JOB = "gpujob-sidecar"
-"""Value of the targets' ``job`` label, whatever the scrape configuration is called: rules count on it."""
-ENGINE_JOB = "gpujob-engine"  # the same of what the workers' programs tell of themselves: no rule of ours is about it
+ENGINE_JOB = "gpujob-engine"  # ``job`` label of the metrics that workers' own programs serve; none of our rules uses it
 
 
 def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
-    """What the sidecars of this attempt have published, by node."""
+    """Records that the sidecars of this attempt have published, by node."""
     found: dict[str, dict[str, Any]] = {}
     try:
         paths = sorted((run_dir / run_files.SIDECARS_DIR).iterdir())
@@ -28,9 +28,9 @@ def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
 
 
 def sidecar_target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """file_sd groups, one per sidecar, with the labels that its series carry too.
+    """One file_sd group per sidecar, with the same labels as its series.
 
-    So `up` has them, and a scrape configuration works with and without ``honor_labels``.
+    This gives `up` the labels, and makes a scrape configuration work with or without ``honor_labels``.
     """
     return [{"targets": [record["address"]], "labels": {**record["labels"], "job": SCRAPE_JOB}} for record in sidecars]
 
@@ -38,9 +38,9 @@ def sidecar_target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, 
 def engine_target_groups(
     plan: Plan, facts: RunFacts, labels: Mapping[str, str], up: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """file_sd groups of the workers and front ends whose programs serve metrics, of those whose ranks are ``up``.
+    """file_sd groups of workers and front ends that serve metrics and whose ranks are ``up``.
 
-    ``labels`` are those of the job; a group has its own node, worker, role and rank.
+    ``labels`` are those of the job; each group adds its node, worker, role and rank.
     """
     started, found = set(up), []
     for planned in plan.tasks:
@@ -62,9 +62,9 @@ def engine_target_groups(
 
 
 def metrics_endpoint(planned: TaskPlan) -> tuple[int, str] | None:
-    """Port before the offset and path of a task's own metrics, ``http_port/metrics`` in the plan; None without any.
+    """Port (before the offset) and path of a task's own metrics, from ``TaskPlan.metrics``; None without any.
 
-    Of a worker on several nodes the process that has the port serves for all.
+    For a worker on several nodes, the process that has the port serves all of them.
     """
     name, _, path = (planned.metrics or "").partition("/")
     port = planned.ports.get(name.removesuffix("_port"))
@@ -79,11 +79,10 @@ class TargetFiles:
         if target_dir:
             self._paths.append(Path(target_dir, f"gpujob-{safe_file_word(run_dir.name)}.json"))
         self._published: list[dict[str, Any]] | None = None
-        self.problems: list[str] = []
-        """Why a file could not be written, one sentence for each."""
+        self.problems: list[str] = []  # why a file could not be written or removed, one sentence each
 
     def publish(self, groups: list[dict[str, Any]]) -> bool:
-        """Write the groups where they changed; whether anything was written."""
+        """Write the groups if they changed. Returns whether anything was written."""
         if groups == self._published or not groups:
             return False
         for path in self._paths:
@@ -96,7 +95,7 @@ class TargetFiles:
         return True
 
     def remove(self) -> None:
-        """Take the files away: Prometheus then forgets the targets."""
+        """Remove the files, so that Prometheus drops the targets."""
         for path in self._paths:
             try:
                 path.unlink(missing_ok=True)
