@@ -1,4 +1,4 @@
-"""What every task of a job runs: the workers' commands, and the services around them. Pure."""
+"""Commands of all tasks of a job: those of the workers, and of the services around them. Pure."""
 
 import re
 import shlex
@@ -33,14 +33,14 @@ from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
 _PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
-CLIENTS = "http"  # name of the port of a front end that clients use, whichever of the table it is
+CLIENTS = "http"  # port name under which a front end serves clients, whichever table entry it is
 
-Group = tuple[Role, tuple[Task, ...]]  # a worker before its ports are known: its role and its processes
+Group = tuple[Role, tuple[Task, ...]]  # a worker's role and processes, before its ports are known
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """All tasks of a job by rank, those of the workers first."""
+    """All tasks of a job by rank, workers first."""
 
     tasks: tuple[TaskPlan, ...]
     readiness: ReadinessPlan | None = None
@@ -49,23 +49,23 @@ class Assembly:
 
 @dataclass(frozen=True)
 class PlannedService:
-    """One process beside the workers, before its command is known."""
+    """One process that is not a worker, before its command is known."""
 
     task: Task
     stage: str
-    needs: tuple[str, ...] = ()  # ports by the names of `launcher.plan.ports`
+    needs: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
 
 
 def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, layout: Topology, *, local: bool = False) -> Assembly:
-    """The tasks of a job whose places are known; raises TopologyError with all that does not fit together.
+    """Make the tasks of a placed job. Raises TopologyError with every problem.
 
-    ``local``: one machine plays all nodes, and has each port once.
+    ``local``: one machine plays all nodes, so each port exists only once.
     """
     return _Assembler(BackendContext(spec, cluster), layout, local).assembly()
 
 
 class _Assembler:
-    """The parts of one job, made one after the other: workers and services, their ports, their commands."""
+    """The parts of one job, made in order: workers and services, ports, commands."""
 
     def __init__(self, setting: BackendContext, layout: Topology, local: bool) -> None:
         spec = setting.spec
@@ -91,7 +91,6 @@ class _Assembler:
         self._infra = self._infra_environment()
 
     def assembly(self) -> Assembly:
-        """All of it."""
         serving = {role.name: self._serves(role) for role in self._layout.roles}
         tasks = [
             planned for worker in self._workers for planned in self._worker_tasks(worker, serving[worker.role.name])
@@ -102,7 +101,7 @@ class _Assembler:
         return Assembly(tuple(tasks), readiness, self._templates())
 
     def _make_services(self) -> list[PlannedService]:
-        """Processes beside the workers; their ranks go on counting."""
+        """Processes that are not workers, with the ranks after those of the workers."""
         found: list[PlannedService] = []
 
         def add(name: str, role: str, index: int, node: int, stage: str, needs: Iterable[str] = ()) -> None:
@@ -131,7 +130,7 @@ class _Assembler:
         return found
 
     def _assign_ports(self, groups: Sequence[Group], local: bool) -> dict[int, dict[str, int]]:
-        """By rank: ports that a process's program needs, and those that the user's command names."""
+        """Ports by rank: those that the program needs, and those that the user's command names."""
         processes = {role.name: len(tasks) for role, tasks in groups}
         needs = {role.name: self._port_names(role, processes[role.name]) for role in self._layout.roles}
         requests = [(task, needs[role.name][task.local_rank > 0]) for role, tasks in groups for task in tasks]
@@ -148,34 +147,34 @@ class _Assembler:
         }
 
     def _port_names(self, role: Role, processes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Ports that the first process of each worker of a role needs, and each further one."""
+        """Ports of the first process of each worker of a role, and of each further process."""
         backend, named = self._backends[role.name], self._mentioned[role.name]
         first = tuple(dict.fromkeys((*backend.ports(self._setting, role, processes), *named)))
-        # what the first process has and a further one does not need is the first one's
+        # further processes use the first one's ports for everything else
         return first, backend.follower_ports(self._setting, role)
 
     def _mentioned_by(self, role: Role) -> list[str]:
-        """Ports that the user's words and variables for a role name."""
+        """Ports named in the user's command, options and variables of a role."""
         texts = [*command_argv(role.options), *role.options.env.values(), *self._spec.env.values()]
         for options in self._options(role):
             texts += [*options.env.values(), *map(str, options.args.values())]
         return _mentioned(texts)
 
     def _options(self, role: Role) -> list[Any]:
-        """What the file says of the backend for a role; nothing for one that is no part of it."""
+        """Backend options of the job file for a role; empty if it does not run the job's backend."""
         if self._backends[role.name].name != self._spec.backend.type:
             return []
         return [options for _, options in self._setting.parts(role.name)]
 
     def _given_environment(self, role: Role) -> dict[str, str]:
-        """Variables of the job file for a role, the most special last."""
+        """Variables of the job file for a role; more specific ones override."""
         given = dict(self._spec.env)
         for part in self._options(role):
             given.update(part.env)
         return {**given, **role.options.env}
 
     def _served_workers(self) -> list[BackendWorker]:
-        """The workers that the front end stands before."""
+        """Workers behind the front end."""
         kind = self._spec.backend.type
         own = [worker for worker in self._workers if self._backends[worker.role.name].name == kind]
         return [worker for worker in own if worker.role.name in SERVING_ROLES] or own
@@ -190,7 +189,7 @@ class _Assembler:
         return next((Endpoint(worker.node, worker.ports[CLIENTS]) for worker in serving), None)
 
     def _serves(self, role: Role) -> bool:
-        """Whether the workers of a role serve until the job is over."""
+        """Whether the workers of a role serve until the job ends."""
         if role.options.service is not None:
             return role.options.service
         backend = self._backends[role.name]
@@ -232,7 +231,7 @@ class _Assembler:
             )
 
     def _of_leader(self, texts: Iterable[str], worker: BackendWorker, task: Task) -> list[str]:
-        """Texts of a further process of a worker, with the ports that the first process alone has."""
+        """Replace ports that only the worker's first process has, in the texts of a further process."""
         own = self._ports[task.rank]
 
         def port(match: re.Match[str]) -> str:
@@ -277,7 +276,6 @@ class _Assembler:
         )
 
     def _benchmark_parts(self, benchmark: BenchmarkSpec) -> tuple[list[str], dict[str, str]]:
-        """Words and variables of the benchmark."""
         kind = BENCHMARKS[benchmark.type]
         told = benchmark_environment(self._setting, kind, benchmark, self._endpoint)
         told |= {**self._infra, **worker_url_variables(self._setting, self._served)}
@@ -287,7 +285,7 @@ class _Assembler:
         return words, {**told, **self._spec.env, **benchmark.env}
 
     def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
-        """Words and variables of a front end, and where its metrics are."""
+        """Command and variables of a front end, and the location of its metrics."""
         told = {**self._infra, **worker_url_variables(self._setting, self._served)}
         if self._setting.model_name:
             told["GPUJOB_MODEL"] = self._setting.model_name
@@ -299,7 +297,7 @@ class _Assembler:
         return frontend.words(self._setting, self._served), environment, frontend.metrics()
 
     def _rules(self) -> list[ReadyRule]:
-        """What must answer before the next stage: services at their ports, workers, the model as a whole."""
+        """Rules for the next stage: of services, of workers, and of the model as a whole."""
         found = [
             ReadyRule(service.task.worker, "tcp", service.task.node_index, port, before=WORKERS)
             for service in self._services
@@ -313,7 +311,7 @@ class _Assembler:
         return found + self._model_rules()
 
     def _model_rules(self) -> list[ReadyRule]:
-        """The front ends know all workers: each of several, and what stands before them."""
+        """Rules that check that each front end, and the endpoint, knows all workers."""
         readiness, spec = self._spec.readiness, self._spec.frontend
         if self._frontend is None or spec is None or self._endpoint is None:
             return []
@@ -345,13 +343,13 @@ class _Assembler:
 
 
 def _backend_of(spec: JobSpec, role: Role) -> Backend:
-    """The job's backend; a role beside those of serving that says its own command is no part of an engine."""
+    """The backend of a role: the job's, or `command` for a role next to an engine with its own command."""
     helps = spec.backend.type in ENGINES and role.name not in SERVING_ROLES and command_argv(role.options)
     return BACKENDS["command" if helps else spec.backend.type]
 
 
 def _groups(layout: Topology) -> list[Group]:
-    """The processes of each worker, in the order of ranks."""
+    """The processes of each worker, in rank order."""
     roles = {role.name: role for role in layout.roles}
     groups: dict[str, list[Task]] = {}
     for task in layout.tasks:
@@ -367,7 +365,7 @@ def _gpus_by_node(worker: BackendWorker) -> dict[int, tuple[int, ...]]:
 
 
 def _mentioned(texts: Sequence[str]) -> list[str]:
-    """Names of ports that placeholders ask for, each once."""
+    """Names of ports used in placeholders, without duplicates."""
     found = (name for text in texts for name in _PORT_NAME.findall(text))
     return [name for name in dict.fromkeys(found) if name in ports.TABLE]
 

@@ -1,4 +1,4 @@
-"""What of a job does not fit together, beyond what its places show: roles, backend, front end, benchmark. Pure."""
+"""Contradictions between roles, backend, front end and benchmark of a job. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from launcher.planner.roles import Role
 
 @dataclass(frozen=True)
 class JobParts:
-    """The parts of a job that must fit together."""
+    """Parts of a job that must fit together."""
 
     roles: Sequence[Role]
     backends: Mapping[str, Backend]  # by role
-    served: Sequence[BackendWorker]  # workers that the front end stands before
+    served: Sequence[BackendWorker]  # workers behind the front end
     frontend: Frontend | None
     benchmark: BenchmarkSpec | None
     endpoint: Endpoint | None  # where clients send requests
 
 
 def assembly_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> list[str]:
-    """All of them, each with place, value and cure; ``services`` are the roles of processes beside the workers."""
+    """Find all problems, each with place, value and fix; ``services`` are the roles of tasks that are not workers."""
     found = [*_role_problems(setting, parts, services)]
     for role in parts.roles:
         backend = parts.backends[role.name]
-        if not (backend.service and command_argv(role.options)):  # a user's own command divides the GPUs as it likes
+        if not (backend.service and command_argv(role.options)):  # a user's own command may divide the GPUs in any way
             found += backend.problems(setting, role)
     found += [*_frontend_problems(setting, parts), *_benchmark_problems(setting, parts)]
     found += _readiness_problems(setting, parts)
@@ -54,7 +54,10 @@ def _role_problems(setting: BackendContext, parts: JobParts, services: Collectio
 
 
 def _mixed_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
-    """agg beside prefill or decode: commands may mean anything by it, engines and front ends know one or the other."""
+    """Refuse agg together with prefill or decode: engines and front ends support one or the other.
+
+    A user's own command without a front end may give these roles any meaning.
+    """
     counts = {role.name: role.count for role in parts.roles}
     apart = [name for name in DISAGGREGATED if name in counts]
     if not apart or "agg" not in counts or (setting.spec.backend.type not in ENGINES and parts.frontend is None):

@@ -1,4 +1,4 @@
-"""A job as it would be started from here: its file, the cluster's, and the plan of both."""
+"""A planned job: job file, cluster file, and the plan made from both."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from launcher.rundir.rundir import user_name
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What is checked before a launch."""
+    """Everything that is checked before a launch."""
 
     spec: JobSpec
     cluster: ClusterSpec
@@ -27,9 +27,9 @@ class PlannedJob:
 
 
 def read_planned_job(job: str, *, local: bool, available: int | None = None) -> PlannedJob:
-    """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong.
+    """Read and plan a job for this machine or for Slurm. Raises ConfigErrors with every problem.
 
-    ``available`` is how many nodes there are, where that is known.
+    ``available`` is the number of nodes, if known.
     """
     workdir = Path.cwd()
     problems: list[ConfigError] = []
@@ -68,7 +68,7 @@ def plan_job(
     local: bool,
     available: int | None = None,
 ) -> PlannedJob:
-    """A job, planned for this machine or for Slurm; raises TopologyError when it does not fit."""
+    """Plan a job for this machine or for Slurm. Raises TopologyError if it does not fit."""
     plan = make_plan(
         spec,
         cluster,

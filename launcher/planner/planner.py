@@ -1,7 +1,7 @@
-"""A job file becomes a plan. Pure: the same files give the same plan.
+"""Make the plan of a job file. Pure: the same files give the same plan.
 
-What is known only at run time (job id, host names, attempt, ports that are free)
-stands as a placeholder until the orchestrator fills it in.
+Values known only at run time (job id, host names, attempt, free ports) remain placeholders, which the orchestrator
+fills in.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ def make_plan(
     kill_wait_s: float = DEFAULT_KILL_WAIT_S,
     available: int | None = None,
 ) -> Plan:
-    """The plan of a job; raises TopologyError when its workers do not fit its nodes.
+    """Make the plan of a job. Raises TopologyError if its workers do not fit its nodes.
 
-    ``timestamp`` is ``YYYYMMDD_HHMMSS``, ``python`` the interpreter that runs our parts of the job,
-    ``available`` how many nodes there are, where that is known.
+    ``timestamp`` is ``YYYYMMDD_HHMMSS``. ``python`` is the interpreter for our own processes. ``available`` is the
+    number of nodes, if known.
     """
     spec = with_cluster(spec, cluster)
     layout = place_workers(spec, available, spec.backend.granularity)
@@ -53,7 +53,7 @@ def make_plan(
     cpus = Counter[int]()
     for task in tasks:
         cpus[task.node_index] += cpus_of.get(task.role) or max(1, len(task.gpus))
-    # one more than the workers': for the sidecar, the wrappers and the job steps themselves
+    # one more for the sidecar, the wrappers and the job steps
     least_cpus = max(cpus.values()) + 1
     slurm = slurm_options(spec, cluster, layout)
     return Plan(
@@ -87,7 +87,7 @@ def make_plan(
 
 
 def adapt_plan(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
-    """The plan with the cluster's KillWait, and a dependency in place of that of the file."""
+    """The plan with the cluster's KillWait and, unless None, another dependency."""
     manifest = dataclasses.replace(plan.manifest, kill_wait_s=kill_wait_s)
     plan = dataclasses.replace(plan, manifest=manifest, kill_wait_s=kill_wait_s)
     return plan if dependency is None else with_dependency(plan, dependency)
@@ -142,12 +142,12 @@ def _manifest(
 
 
 def progress_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
-    """The job's own patterns for progress, by the names that they have in the exporter."""
+    """The job's own progress patterns, under the exporter's names."""
     return tuple(LogPattern(EXPORTER_NAMES.get(name, name), text) for name, text in spec.progress.patterns.items())
 
 
 def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
-    """The job's own patterns for errors; one without a name has its own text for it."""
+    """The job's own error patterns. One without a name is named after its text."""
     return tuple(
         LogPattern(error.name or safe_file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
     )

@@ -1,4 +1,4 @@
-"""The roles of a job, from both ways to say them: counts in `resources`, and entries of `workers`. Pure."""
+"""Roles of a job, merged from the counts in `resources` and the entries of `workers`. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 
 @dataclass(frozen=True)
 class Role:
-    """One role as it was meant, whichever way the file says it."""
+    """One role, however the job file specifies it."""
 
     name: str
     count: int
-    gpus: int  # GPUs of one worker
+    gpus: int  # per worker
     options: RoleSpec
-    gpus_key: str  # key of the file that says how many GPUs a worker has, for errors
-    nodes: int | None = None  # nodes that the file gives to the role; 0: it shares those of prefill
+    gpus_key: str  # key of the job file that sets ``gpus``, for errors
+    nodes: int | None = None  # nodes that the file gives to the role; 0: decode shares those of prefill
 
     @property
     def nodes_key(self) -> str:
-        """Key of the file for ``nodes``."""
+        """Key of the job file for ``nodes``."""
         return f"resources.{self.name}_nodes"
 
 
 def roles_of(spec: JobSpec) -> tuple[Role, ...]:
-    """The roles in the order in which they are placed: prefill, decode, agg, then as in the file.
+    """Roles in the order of placement: prefill, decode, agg, then as in the file.
 
     Raises TopologyError with every contradiction.
     """
@@ -53,7 +53,7 @@ def roles_of(spec: JobSpec) -> tuple[Role, ...]:
 
 
 class _RoleInput:
-    """What the file says of prefill, decode or agg, in `resources` and in an entry of `workers`."""
+    """Input for prefill, decode or agg, from `resources` and from an entry of `workers`."""
 
     def __init__(self, resources: ResourcesSpec, name: str, index: int, workers: RoleSpec | None) -> None:
         self.resources, self.name, self.workers = resources, name, workers
@@ -63,12 +63,12 @@ class _RoleInput:
         count, gpus = (None, None) if workers is None else (workers.count, workers.gpus)
         self._counts = [(f"resources.{name}_workers", self.named), (f"workers[{index}].count", count)]
         self._sizes = [(f"resources.gpus_per_{name}", size), (f"workers[{index}].gpus", gpus)]
+        # None: the job file does not mention the role
         self.count = next((value for _, value in self._counts if value is not None), None if workers is None else 1)
-        """Workers; None where nothing speaks of the role."""
         self.key, self.gpus = next(((key, value) for key, value in self._sizes if value is not None), self._sizes[0])
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself here."""
+        """Contradictions within this input."""
         yield from _conflict(self._counts)
         if self.count:
             yield from _conflict(self._sizes)
@@ -87,7 +87,7 @@ class _RoleInput:
 def _serving_role(
     said: _RoleInput, others: Mapping[str, _RoleInput], prefill: Role | None, problems: list[str]
 ) -> Role | None:
-    """prefill, decode or agg, or None when the job has no such worker."""
+    """Make the prefill, decode or agg role, or None if the job has no such worker."""
     name, count, nodes, workers = said.name, said.count, said.nodes, said.workers
     problems += said.problems()
     if not count:
@@ -119,9 +119,9 @@ def _conflict(given: list[tuple[str, int | None]]) -> Iterator[str]:
 
 
 def _implied_gpus(said: _RoleInput, decode: _RoleInput, prefill: Role | None, problems: list[str]) -> int:
-    """GPUs of a worker whose size the file leaves out: an equal share of the role's nodes, else one node's.
+    """GPUs per worker if the file sets none: an equal share of the role's nodes, else one node's.
 
-    Where decode shares the nodes of prefill, the workers of both are alike, unless the file says what decode has.
+    If decode shares the nodes of prefill, workers of both get the same size, unless the file sets that of decode.
     """
     name, nodes, per_node = said.name, said.nodes, said.resources.gpus_per_node
     if nodes is None or per_node == 0:
@@ -150,7 +150,7 @@ def _implied_gpus(said: _RoleInput, decode: _RoleInput, prefill: Role | None, pr
 
 
 def _prefill_size_beside_decode(said: _RoleInput, taken: int, problems: list[str]) -> int:
-    """GPUs of each prefill worker when decode takes so many of its nodes."""
+    """GPUs of each prefill worker when decode takes ``taken`` GPUs of its nodes."""
     count, nodes, per_node = said.count or 1, said.nodes or 0, said.resources.gpus_per_node
     left = nodes * per_node - taken
     size, even = max(0, left) // count, left % count == 0
@@ -166,7 +166,7 @@ def _prefill_size_beside_decode(said: _RoleInput, taken: int, problems: list[str
 
 
 def _even_counts(nodes: int, per_node: int, spread: bool) -> set[int]:
-    """Numbers of workers that use up these nodes: several whole nodes each, one, or an equal part of one."""
+    """Worker counts that use up these nodes: each takes whole nodes, or an equal part of one."""
     whole = {nodes // each for each in range(1, nodes + 1) if nodes % each == 0}
     if spread:
         return whole
@@ -174,7 +174,7 @@ def _even_counts(nodes: int, per_node: int, spread: bool) -> set[int]:
 
 
 def _largest_size(nodes: int, per_node: int, count: int, spread: bool) -> int:
-    """GPUs that each of ``count`` workers can have at most on these nodes; 0 when there are too many workers."""
+    """Most GPUs that each of ``count`` workers can have on these nodes; 0 if there are too many workers."""
     if count <= nodes:
         return nodes // count * per_node
     return 0 if spread else per_node // -(-count // nodes)

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm and does before it starts: the job file over the cluster's. Pure."""
+"""Slurm options, setup and container of a job: the job file overrides the cluster file. Pure."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ from launcher.plan.plan import (
 )
 from launcher.planner.topology import Topology
 
-CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # services around them (etcd, nats, nginx) are of the nodes
+CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # the other services (etcd, nats, nginx) run on the node itself
 
 
 def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict[str, Any]:
-    """What sbatch is asked for beyond the resources; raises TopologyError when the job cannot be split as asked."""
+    """Options for sbatch beyond the resources. Raises TopologyError if the job cannot be split into components."""
     asked = spec.slurm
     return {
         "partition": asked.partition or cluster.partition,
@@ -46,7 +46,7 @@ def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict
 
 
 def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
-    """Nodes of the two components of a heterogeneous job: up to the last of prefill, and from the first of decode.
+    """Node counts of the two components of a heterogeneous job: prefill, then decode.
 
     Raises TopologyError unless prefill comes first and no node serves both.
     """
@@ -67,7 +67,7 @@ def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
 
 
 def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str, Any]:
-    """What the batch script does first: that of the cluster, then that of the job."""
+    """Setup of the batch script: the cluster file's steps, then the job's."""
     parts = [
         {"modules": cluster.modules, "script": None, "preamble": cluster.preamble},
         {
@@ -80,7 +80,10 @@ def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str,
 
 
 def run_dir_name(spec: JobSpec, layout: Topology, timestamp: str) -> str:
-    """Name of the run directory with ``{job_id}`` in it; a job of prefill and decode is called by their numbers."""
+    """Name of the run directory, with ``{job_id}``.
+
+    A prefill and decode job is named by its worker counts.
+    """
     counts = {role.name: role.count for role in layout.roles}
     served = PREFILL in counts or DECODE in counts
     word = f"{counts.get(PREFILL, 0)}P_{counts.get(DECODE, 0)}D" if served else safe_file_word(spec.name)
@@ -88,7 +91,7 @@ def run_dir_name(spec: JobSpec, layout: Topology, timestamp: str) -> str:
 
 
 def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
-    """The container of a job, its image by its alias; mounts of the cluster file come before those of the job."""
+    """Container of a job, with its image's alias resolved. The cluster file's mounts come before the job's."""
     asked = spec.container
     if asked is None:
         return None
@@ -104,7 +107,7 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
 
 
 def mark_contained(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, ...]:
-    """The tasks, those marked that run in the job's container."""
+    """Mark the tasks that run in the job's container."""
     if spec.container is None:
         return tuple(tasks)
     outside = {workers.role for workers in spec.workers if not workers.container}
@@ -115,6 +118,6 @@ def mark_contained(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, 
 
 
 def with_dependency(plan: Plan, dependency: str) -> Plan:
-    """The plan of a job that waits for others, whatever its file says of that."""
+    """The plan with this dependency instead of the job file's."""
     resolved = {**plan.resolved, "slurm": {**plan.resolved["slurm"], "dependency": dependency}}
     return dataclasses.replace(plan, slurm={**plan.slurm, "dependency": dependency}, resolved=resolved)

@@ -1,9 +1,8 @@
-"""Workers onto nodes and GPUs. Pure: a job in, tasks out, or what is missing.
+"""Placement of workers on nodes and GPUs. Pure.
 
-Roles in the order of ``roles_of``, workers by index, nodes in order. A worker of a
-node's GPUs or more takes whole nodes; a smaller one is packed on the present node
-and never spans two. decode begins on a fresh node where prefill has left one partly
-used and there is another. Workers without GPUs are dealt out over the nodes in even
+Roles are placed in the order of ``roles_of``, workers by index, nodes in order. A worker that needs at least a node's
+GPUs takes whole nodes. A smaller one is packed on the current node and never spans two. decode begins on a fresh node
+if prefill left one partly used and another is available. Workers without GPUs are spread over the nodes in even
 blocks.
 """
 
@@ -19,27 +18,26 @@ from launcher.planner.roles import Role, roles_of
 
 Granularity = Literal["node", "gpu"]
 
-MOST_NODES = 100_000  # of a job: what is more is a slip of the finger
+MOST_NODES = 100_000  # per job; a larger number is a typing error
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Where everything of a job runs; nodes by their index in the allocation."""
+    """Where each part of a job runs. Nodes are indexes into the allocation."""
 
-    nodes: int  # nodes that Slurm is asked for
+    nodes: int  # requested from Slurm
     roles: tuple[Role, ...]
-    tasks: tuple[Task, ...]  # processes of the workers by rank, from 0 on
+    tasks: tuple[Task, ...]  # processes of the workers, by rank
     infra_node: int = 0
-    frontend_nodes: tuple[int, ...] = (0,)
-    """Nodes for front ends, in the order in which they are used; the balancer stands on the first."""
+    frontend_nodes: tuple[int, ...] = (0,)  # in order of use; the balancer is on the first
     client_node: int = 0
 
 
 def place_workers(spec: JobSpec, available: int | None = None, granularity: Granularity | None = None) -> Topology:
-    """Where the workers of a job go; raises TopologyError with all that does not fit.
+    """Place the workers of a job. Raises TopologyError with every problem.
 
-    ``available`` is how many nodes there are, where the file does not say. ``granularity`` is what
-    a process of the backend stands for, where the file does not say: a worker's share of a node, or one GPU.
+    ``available`` is the number of nodes, if the file does not set it. ``granularity`` is the backend's default: one
+    process for a worker's share of a node, or one for each GPU.
     """
     roles, resources = roles_of(spec), spec.resources
     problems = [problem for role in roles for problem in _size_problems(role, resources)]
@@ -66,13 +64,13 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
     )
 
 
-Share = tuple[int, range]  # a node and the GPUs of it that a worker has
+Share = tuple[int, range]  # a node, and a worker's GPUs on it
 
 
 def _shares(
     roles: Sequence[Role], resources: ResourcesSpec, pool: range, together: bool
 ) -> Iterator[tuple[Role, int, list[Share]]]:
-    """Each worker with its nodes and GPUs, in the order of ranks; ``together``: decode goes on where prefill ends."""
+    """Each worker with its nodes and GPUs, in rank order; ``together``: decode begins on the last node of prefill."""
     per_node = resources.gpus_per_node
     node, offset = pool.start, 0
     for role in roles:
@@ -96,24 +94,24 @@ def _shares(
 
 
 def _may_share(roles: Sequence[Role], resources: ResourcesSpec) -> bool:
-    """Whether the file lets decode go on where prefill has left a node partly used, although there is another."""
+    """Whether the file allows decode to use a node that prefill left partly used, although another is available."""
     return resources.colocate_prefill_decode or any(role.name == "decode" and role.nodes == 0 for role in roles)
 
 
 def _decode_shares_node(roles: Sequence[Role], resources: ResourcesSpec, nodes: int) -> bool:
-    """Whether decode does so: ``decode_nodes: 0`` only where it must."""
+    """Whether decode uses such a node; with ``decode_nodes: 0`` only if it must."""
     if resources.colocate_prefill_decode:
         return True
     return _may_share(roles, resources) and _filled(roles, resources, apart=True)[0] > nodes
 
 
 def _tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool) -> Iterator[Task]:
-    """The processes of one worker: one for each node, or for each GPU."""
+    """One process for each node of a worker, or for each GPU."""
     name, parts = f"{role.name}_w{index}", shares
     if by_gpu:
         parts = [(node, range(gpu, gpu + 1)) for node, gpus in shares for gpu in gpus] or shares
     for local, (node, gpus) in enumerate(parts):
-        # several processes of a worker on one node must not write into one log
+        # processes of one worker on one node need separate logs
         stem = f"{{node}}_{name}_p{local}" if len(parts) > len(shares) else f"{{node}}_{name}"
         logs = (f"{stem}{{run}}.out", f"{stem}{{run}}.err")
         yield Task(name, role.name, index, rank + local, local, node, tuple(gpus), logs, role.options.critical)
@@ -134,7 +132,7 @@ def _size_problems(role: Role, resources: ResourcesSpec) -> list[str]:
 
 
 def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
-    """A role that fills more nodes than the file gives to it; where decode may share, the job as a whole counts."""
+    """Report a role that needs more nodes than the file gives it; skipped if decode may share nodes."""
     if not role.nodes or (role.name == "decode" and resources.colocate_prefill_decode):
         return []
     needed = nodes_filled([role], resources)
@@ -147,14 +145,14 @@ def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
 
 
 def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: int | None) -> int:
-    """Nodes that the job has: as the file says, else as many as there are, else as few as will do."""
+    """Number of nodes: as the file says, else all that are available, else as few as needed."""
     reserved = [name for name in ("infra", "frontend", "client") if getattr(resources, f"{name}_node")]
     needed = nodes_filled(roles, resources) + len(reserved)
     given = _nodes_given(roles)
     if given:
         given += len(reserved)
     if resources.colocate_prefill_decode:
-        given = min(given, needed)  # what is shared is not asked for twice
+        given = min(given, needed)  # shared nodes count once
     nodes = resources.nodes or given or available or needed
     problems = []
     if given > nodes:
@@ -179,16 +177,16 @@ def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: in
 
 
 def _nodes_given(roles: Sequence[Role]) -> int:
-    """Nodes by ``prefill_nodes`` and the like, or 0 when they do not speak for every role with GPUs."""
+    """Sum of ``prefill_nodes`` and the like, or 0 if a role with GPUs has none."""
     if all(role.nodes is not None or role.gpus == 0 for role in roles):
         return sum(role.nodes or 0 for role in roles)
     return 0
 
 
 def nodes_filled(roles: Sequence[Role], resources: ResourcesSpec) -> int:
-    """Fewest nodes on which the roles find their places, at least 1.
+    """Fewest nodes that hold the roles, at least 1.
 
-    By arithmetic: a slip of the finger must not make millions of tasks first.
+    Calculated, because a typing error must not create millions of tasks first.
     """
     together, before = _filled(roles, resources, apart=False)
     if together == before or _may_share(roles, resources):
@@ -197,7 +195,7 @@ def nodes_filled(roles: Sequence[Role], resources: ResourcesSpec) -> int:
 
 
 def _filled(roles: Sequence[Role], resources: ResourcesSpec, *, apart: bool) -> tuple[int, int]:
-    """Nodes used when decode begins on a fresh one or not, and how many of them were used before decode."""
+    """Nodes used in all, and by the roles before decode; ``apart``: decode begins on a fresh node."""
     node = offset = before = 0
     for role in roles:
         if role.name == "decode":
@@ -209,7 +207,7 @@ def _filled(roles: Sequence[Role], resources: ResourcesSpec, *, apart: bool) -> 
 
 
 def _used_after_role(role: Role, node: int, offset: int, resources: ResourcesSpec) -> tuple[int, int]:
-    """Node and GPUs of it that are used once all workers of a role have their places."""
+    """Next node, and the GPUs used on it, after all workers of a role are placed."""
     per_node = resources.gpus_per_node
     if role.gpus == 0:
         return node, offset
@@ -254,7 +252,7 @@ def _capacity_problem(
 
 
 def _check_invariants(tasks: Sequence[Task], roles: Sequence[Role], resources: ResourcesSpec, pool: range) -> None:
-    """What must hold of every plan, whatever made it; a plan for which it does not is never carried out."""
+    """Check what every plan must satisfy, however it was made."""
     per_node = resources.gpus_per_node
     used: set[tuple[int, int]] = set()
     workers: dict[tuple[str, int], list[Task]] = {}

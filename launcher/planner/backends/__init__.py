@@ -1,4 +1,4 @@
-"""What the workers run, one file for each kind. Pure."""
+"""Programs that workers run, one module for each backend. Pure."""
 
 from launcher.planner.backends.accelerate import AccelerateBackend
 from launcher.planner.backends.base import Backend

@@ -1,4 +1,4 @@
-"""What a backend answers about the workers that it runs, and what backends share. Pure."""
+"""Interface of a backend, and helpers that backends share. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,15 +22,15 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104  clients are on other nodes
 
 @dataclass(frozen=True)
 class BackendContext:
-    """The job as a backend needs it."""
+    """The job, as backends see it."""
 
     spec: JobSpec
     cluster: ClusterSpec
+    # values that are the same for all of a role's processes, which may be thousands
     _made: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What is the same for all processes of a role, of which there are thousands."""
 
     def once(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, made once for this key. Nobody may change it."""
+        """Return what ``make`` returns, called once for each key. Callers must not change the value."""
         if key not in self._made:
             self._made[key] = make()
         found: Made = self._made[key]
@@ -38,12 +38,12 @@ class BackendContext:
 
     @cached_property
     def model_path(self) -> str:
-        """What an engine is given as its model; empty without one."""
+        """The model, as an engine takes it; empty without one."""
         return escape_placeholders(model_path(self.spec.model.path, self.cluster)) if self.spec.model else ""
 
     @cached_property
     def model_name(self) -> str:
-        """The name that clients use; empty without a model."""
+        """The model's name for clients; empty without a model."""
         if self.spec.model is None:
             return ""
         named = self.spec.model.name
@@ -51,17 +51,17 @@ class BackendContext:
 
     @cached_property
     def dynamo(self) -> bool:
-        """Whether workers register with dynamo instead of being asked by a router."""
+        """Whether workers register with dynamo; otherwise a router polls them."""
         return self.spec.frontend is not None and self.spec.frontend.type == "dynamo"
 
     def parts(self, role: str) -> tuple[tuple[str, EngineRoleSpec], ...]:
-        """What the file says of a role's backend, with the keys where it does: the later one wins."""
+        """Backend options of a role with their keys in the job file. A later entry overrides."""
         backend = self.spec.backend
         own = [(f"backend.{role}", getattr(backend, role))] if role in SERVING_ROLES else []
         return (("backend", backend), *own)
 
     def arguments(self, role: str, dash: str = "-") -> dict[str, Any]:
-        """Options of the engine for a role by their names, with ``dash`` between the words of a name."""
+        """Engine options of a role by name, with ``dash`` between the words of a name."""
 
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class BackendContext:
         return dict(self.once(("arguments", role, dash), make))
 
     def config(self, role: str) -> dict[str, Any]:
-        """The engine's configuration for a role."""
+        """Engine configuration of a role."""
 
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
@@ -83,40 +83,39 @@ class BackendContext:
         return dict(self.once(("config", role), make))
 
     def key_of(self, role: str, key: str) -> str:
-        """The key of the file where this of a role stands, or would stand."""
+        """Key of the job file for this setting of a role, or where it belongs."""
         index = next((index for index, workers in enumerate(self.spec.workers) if workers.role == role), None)
         return "workers" if index is None else f"workers[{index}].{key}"
 
     def place_of(self, role: str, *names: str) -> str:
-        """The key of the file where the options of a role, or these of them, stand."""
+        """Key of the job file for a role's options, or for those with these names."""
         said = [place for place, options in self.parts(role) if set(with_dashes(options.args, "-")) & set(names)]
         return f"{(said or ['backend'])[-1]}.args"
 
 
 @dataclass(frozen=True)
 class BackendWorker:
-    """One worker: its processes, and the ports of the first of them."""
+    """One worker: its processes, and the ports of the first one."""
 
     role: Role
     name: str
     tasks: tuple[Task, ...]
+    # before the job's offset, by name in ``launcher.plan.ports``
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Before the job's offset, by the names of ``launcher.plan.ports``."""
-    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # the same of each process, by rank
+    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by rank, for each process
 
     @property
     def node(self) -> int:
-        """Index of its first node."""
         return self.tasks[0].node_index
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Indices of its nodes in order."""
+        """Indexes of its nodes, in order."""
         return tuple(self.places)
 
     @cached_property
     def places(self) -> Mapping[int, Mapping[int, int]]:
-        """By node, in order: the place there of each of its processes, by their ranks in the worker."""
+        """For each node, in order: the local index of each process there, by rank in the worker."""
         found: dict[int, dict[int, int]] = {}
         for task in self.tasks:
             here = found.setdefault(task.node_index, {})
@@ -124,28 +123,26 @@ class BackendWorker:
         return found
 
     def address(self, port: str) -> str:
-        """``host:port`` of a port of its first process, whoever reads it."""
+        """``host:port`` for a port of its first process, valid in any task's text."""
         return f"{{host_{self.node}}}:{{port_{self.ports[port]}}}"
 
     def url(self) -> str:
-        """Where its server listens."""
         return f"http://{self.address('http')}"
 
 
 class Backend:
-    """How the workers of one kind are run. What is here fits a program that knows nothing of us."""
+    """How to run the workers of one kind. The defaults suit a program that knows nothing of gpujob."""
 
     name: str
-    service = False  # whether its workers serve until the job is over
+    service = False  # workers serve until the job ends
+    # one process for each node of a worker, or for each GPU; None: either
     granularity: Literal["node", "gpu"] | None = None
-    """Processes of a worker that it needs: one for each node, or for each GPU; None: either."""
-    one_step = False  # whether the processes of a worker are started together, as MPI needs it
-    sees_worker = False
-    """Whether a process sees all GPUs of its worker on the node, and chooses its own by its rank there."""
-    dash = "-"  # what stands between the words of an option's name
+    one_step = False  # processes of a worker start together in one step (MPI)
+    sees_worker = False  # each process sees all its worker's GPUs on the node, and selects its own by local rank
+    dash = "-"  # between the words of an option's name
 
     def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        """What of the job does not fit together, each with place, value and cure."""
+        """Contradictions in the job, each with place, value and fix."""
         return []
 
     def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
@@ -153,7 +150,6 @@ class Backend:
         return ()
 
     def granularity_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        """What is wrong with the processes that the job file asks for."""
         asked = setting.spec.resources.process_granularity
         if asked is None or self.granularity in (None, asked):
             return []
@@ -165,24 +161,24 @@ class Backend:
         return ()
 
     def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
-        """The command of one process with placeholders."""
+        """Command of one process, with placeholders."""
         return command_argv(worker.role.options)
 
     def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
-        """Variables of one process with placeholders; those of the job file come after them."""
+        """Variables of one process, with placeholders. Those of the job file override them."""
         return {}
 
     def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
-        """How to ask one worker whether it is ready."""
+        """Readiness rules of one worker."""
         return ()
 
     def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
-        """Where a process serves metrics of its own, as ``TaskPlan.metrics``."""
+        """Location of a process's own metrics, as in ``TaskPlan.metrics``."""
         return None
 
 
 class LaunchedBackend(Backend):
-    """A program of the user, in groups of processes that find each other by the variables of torch.distributed."""
+    """A user's program, run by groups of processes that meet through the variables of torch.distributed."""
 
     def problems(self, setting: BackendContext, role: Role) -> list[str]:
         if role.name in SERVING_ROLES:
@@ -199,7 +195,7 @@ class LaunchedBackend(Backend):
 
 
 def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
-    """Variables by which torch.distributed finds the processes of one worker: ranks are the worker's own."""
+    """Variables by which torch.distributed connects the processes of one worker; ranks count within the worker."""
     here = worker.places[task.node_index]
     return {
         "MASTER_ADDR": f"{{host_{worker.node}}}",
@@ -212,22 +208,21 @@ def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
 
 
 def config_name(backend: str, role: str) -> str:
-    """Name of the configuration file of a role in the run directory."""
+    """Name of a role's configuration file in the run directory."""
     return f"{backend}_config_{role}.yaml"
 
 
 def config_path(backend: str, role: str) -> str:
-    """Its path with a placeholder."""
     return f"{{run_dir}}/{config_name(backend, role)}"
 
 
 def with_dashes(args: Mapping[str, Any], dash: str) -> dict[str, Any]:
-    """Options by names of one spelling; underscores and dashes mean the same."""
+    """Options with their names in one spelling; underscores and dashes mean the same."""
     return {name.replace("_", "-").replace("-", dash): value for name, value in args.items()}
 
 
 def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two configurations as one: the second wins, mappings in both are merged alike."""
+    """Merge two configurations. The second wins; mappings in both are merged recursively."""
     found = dict(first)
     for name, value in second.items():
         old = found.get(name)
@@ -237,7 +232,7 @@ def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 
 
 def option_words(args: Arguments) -> list[str]:
-    """Options as words: true is one without a value, false and null none, a list several words behind it."""
+    """Options as words: true gives the bare option, false and null nothing, a list several values."""
     words: list[str] = []
     for name, value in args.items():
         if value is None or value is False:
@@ -251,7 +246,7 @@ def option_words(args: Arguments) -> list[str]:
 
 
 def conflicting_option_problems(setting: BackendContext, role: str, taken: Iterable[str]) -> list[str]:
-    """Options that the launcher sets from the plan and the file sets, too."""
+    """Report options of the job file that the launcher sets from the plan."""
     return [
         f"{place}.args.{name}: the launcher sets it from the plan; leave it out"
         for place, options in setting.parts(role)

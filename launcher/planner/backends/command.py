@@ -1,4 +1,4 @@
-"""A command of the user, started once for each process of a worker. Pure."""
+"""A user's command, run by each process of a worker. Pure."""
 
 import re
 
@@ -8,17 +8,17 @@ from launcher.planner.backends.base import Backend, BackendContext, BackendWorke
 from launcher.planner.backends.deepspeed import unused_option_problems
 from launcher.planner.roles import Role
 
-LISTENS = "{http_port}"  # in a command: it listens there, so that it can be asked whether it is ready
+LISTENS = "{http_port}"  # in a command: its program listens there, so readiness can be polled
 _LISTENS = re.compile(r"(?<!\{)\{http_port\}(?!\})")
 
 
 class CommandBackend(Backend):
-    """What the job file says, and nothing around it."""
+    """Only the command of the job file."""
 
     name = "command"
 
     def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        """Of its options alone: workers without a command can be planned, and are refused before they would start."""
+        """Check the options only: workers without a command may be planned, and are refused before they start."""
         return unused_option_problems(setting, role.name) if setting.spec.backend.type == self.name else []
 
     def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:

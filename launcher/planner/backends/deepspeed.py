@@ -1,5 +1,6 @@
-"""DeepSpeed without its own launcher, which would go by ssh: one process for each GPU, with the variables that
-``deepspeed.init_distributed`` and torch.distributed read. Pure.
+"""DeepSpeed without its own launcher, which would use ssh. Pure.
+
+One process for each GPU gets the variables that ``deepspeed.init_distributed`` and torch.distributed read.
 """
 
 from exporter.contract.manifest import Task
@@ -8,7 +9,7 @@ from launcher.planner.roles import Role
 
 
 class DeepspeedBackend(LaunchedBackend):
-    """The user's program once for each GPU; ``--deepspeed`` and its configuration are options of that program."""
+    """The user's program, once for each GPU. ``--deepspeed`` and its configuration are options of that program."""
 
     name = "deepspeed"
     granularity = "gpu"
@@ -22,7 +23,7 @@ class DeepspeedBackend(LaunchedBackend):
 
 
 def unused_option_problems(setting: BackendContext, role: str) -> list[str]:
-    """Options that are given to a backend which has no program for them."""
+    """Report options for a backend that has no program to take them."""
     kind = setting.spec.backend.type
     return [
         f"{place}.args: type {kind} has no program of its own that takes them; put them into the command"

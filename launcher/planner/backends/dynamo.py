@@ -1,6 +1,6 @@
-"""What is alike in all workers that register with dynamo. Pure.
+"""Parts shared by all workers that register with dynamo. Pure.
 
-Variables: https://docs.nvidia.com/dynamo (etcd and NATS for discovery, a status server in each worker).
+Variables: https://docs.nvidia.com/dynamo (discovery through etcd and NATS, a status server in each worker).
 """
 
 from launcher.plan.plan import ReadyRule
@@ -10,12 +10,12 @@ PORTS = ("system",)
 
 
 def dynamo_worker_environment() -> dict[str, str]:
-    """Variables of each process: its status server."""
+    """Variables of each process, for its status server."""
     return {"DYN_SYSTEM_ENABLED": "true", "DYN_SYSTEM_PORT": "{system_port}"}
 
 
 def dynamo_ready_rules(worker: BackendWorker) -> tuple[ReadyRule, ...]:
-    """Its status server listens; whether it has registered, the front end tells."""
+    """Check that its status server listens. The front end knows whether the worker has registered."""
     return (ReadyRule(worker.name, "tcp", worker.node, worker.ports["system"]),)
 
 

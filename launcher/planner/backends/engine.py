@@ -1,4 +1,4 @@
-"""What the engines share: servers of a model, whose workers divide their GPUs by sizes of parallelism. Pure."""
+"""Parts shared by the engines, whose workers divide their GPUs among kinds of parallelism. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from launcher.planner.roles import Role
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """How an engine divides the GPUs of one worker."""
+    """Division of one worker's GPUs among kinds of parallelism."""
 
     tensor: int
     pipeline: int
@@ -31,12 +31,12 @@ NAMES = {
     "pipeline": ("pp-size", "pipeline-parallel-size", "pp"),
     "data": ("dp-size", "data-parallel-size", "dp"),
     "expert": ("ep-size", "expert-parallel-size", "ep", "moe-expert-parallel-size"),
-}  # options of the engines that say how the GPUs of a worker are divided
+}  # engine options for each kind of parallelism
 SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
 
 
 class EngineBackend(Backend):
-    """A server of a model: by itself, or its worker of dynamo behind a front end of dynamo."""
+    """A model server: the engine itself, or dynamo's worker around it behind a dynamo front end."""
 
     service = True
     taken: tuple[str, ...]  # options that the launcher sets from the plan
@@ -48,18 +48,16 @@ class EngineBackend(Backend):
         return found + self.size_problems(setting, role)
 
     def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        """What is wrong with how the GPUs of a worker are divided."""
         return self._divided(setting, role)[1]
 
     def sizes(self, setting: BackendContext, role: Role) -> ParallelSizes:
-        """How the GPUs of a worker are divided."""
         return self._divided(setting, role)[0]
 
     def _divided(self, setting: BackendContext, role: Role) -> tuple[ParallelSizes, list[str]]:
         return setting.once(("sizes", role.name), lambda: divide_gpus(setting, role, shared=self.shared(setting, role)))
 
     def shared(self, setting: BackendContext, role: Role) -> bool:
-        """Whether data parallelism uses the GPUs of tensor parallelism instead of more of them."""
+        """Whether data parallelism shares the GPUs of tensor parallelism instead of using more."""
         return False
 
     def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
@@ -74,14 +72,14 @@ class EngineBackend(Backend):
 
 
 def further_arguments(setting: BackendContext, role: str) -> dict[str, Any]:
-    """Options of the engine that say nothing of the sizes."""
+    """Engine options other than the sizes."""
     return {name: value for name, value in setting.arguments(role).items() if name not in SIZE_NAMES}
 
 
 def divide_gpus(setting: BackendContext, role: Role, *, shared: bool) -> tuple[ParallelSizes, list[str]]:
-    """How the GPUs of a worker are divided, and what is wrong with it.
+    """Divide a worker's GPUs; also returns the problems found.
 
-    What is left to tensor parallelism is what the file does not say of it.
+    If the job file sets no tensor size, it is the rest.
     """
     said = {**with_dashes(setting.config(role.name), "-"), **setting.arguments(role.name)}
     problems, found = [], {}
@@ -124,6 +122,6 @@ def divide_gpus(setting: BackendContext, role: Role, *, shared: bool) -> tuple[P
 
 
 def divisors_text(number: int) -> str:
-    """The numbers that divide this one, for people."""
+    """The divisors of a number, as text."""
     found = [str(part) for part in range(1, number + 1) if number % part == 0]
     return " or ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]

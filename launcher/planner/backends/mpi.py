@@ -1,4 +1,4 @@
-"""MPI: all ranks of a worker in one step, which srun gives the means to find each other. Pure."""
+"""MPI: all ranks of a worker in one step, in which srun connects them. Pure."""
 
 from exporter.contract.manifest import Task
 from launcher.planner.backends.base import BackendContext, BackendWorker, LaunchedBackend, torch_environment
@@ -7,7 +7,7 @@ from launcher.planner.roles import Role
 
 
 class MpiBackend(LaunchedBackend):
-    """The user's program once for each GPU, or node; ranks are those that MPI tells."""
+    """The user's program, once for each GPU or node, with ranks from MPI."""
 
     name = "mpi"
     one_step = True

@@ -1,4 +1,4 @@
-"""The words of a user's program behind a launcher of Python programs. Pure."""
+"""The user's program as arguments of a launcher of Python programs. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)*)?")
 
 
 def program_words(words: Sequence[str], *, module: str, no_python: str) -> list[str]:
-    """A command as torchrun and accelerate take it: a script, ``module`` with a name, or ``no_python`` and a program.
+    """Arguments for torchrun or accelerate: a script, ``module`` and its name, or ``no_python`` and a program.
 
-    They start scripts by their own interpreter, which is the one that they are installed for.
+    They start scripts with their own interpreter, which may not be the one in the command.
     """
     if words[0].endswith(".py"):
         return list(words)

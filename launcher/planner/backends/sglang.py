@@ -19,7 +19,7 @@ from launcher.planner.roles import Role
 
 
 class SglangBackend(EngineBackend):
-    """``sglang.launch_server``, or ``dynamo.sglang`` behind a front end of dynamo."""
+    """``sglang.launch_server``, or ``dynamo.sglang`` behind a dynamo front end."""
 
     name = "sglang"
     granularity = "node"
@@ -39,7 +39,7 @@ class SglangBackend(EngineBackend):
     )
 
     def shared(self, setting: BackendContext, role: Role) -> bool:
-        """Data parallel attention runs on the GPUs of tensor parallelism."""
+        """Whether data parallel attention is on: it runs on the GPUs of tensor parallelism."""
         said = {**setting.config(role.name), **setting.arguments(role.name)}
         return any(said.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
 
@@ -67,7 +67,7 @@ class SglangBackend(EngineBackend):
         return [*before, *own, *after]
 
     def _words_of_role(self, setting: BackendContext, role: Role) -> tuple[list[str], list[str]]:
-        """What all processes of a role begin and end with."""
+        """First and last words of the command, the same for all processes of a role."""
         words = ["python3", "-m", "dynamo.sglang" if setting.dynamo else "sglang.launch_server"]
         if setting.config(role.name):
             words += ["--config", config_path(self.name, role.name)]

@@ -1,4 +1,4 @@
-"""torchrun: one agent on each node of a worker, which starts a process for each GPU. Pure.
+"""torchrun: one agent on each node of a worker, which starts one process per GPU. Pure.
 
 Options: https://docs.pytorch.org/docs/stable/elastic/run.html
 """

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: all ranks of a worker in one MPI step; the first of them serves. Pure.
+"""TensorRT-LLM: all ranks of a worker in one MPI step; the first one serves. Pure.
 
 Options: https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
 """
@@ -22,7 +22,7 @@ _SIZES = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
 
 
 class TrtllmBackend(EngineBackend):
-    """``trtllm-serve``, or ``dynamo.trtllm`` behind a front end of dynamo. All ranks get the same words."""
+    """``trtllm-serve``, or ``dynamo.trtllm`` behind a dynamo front end. All ranks get the same command."""
 
     name = "trtllm"
     granularity = "gpu"
@@ -48,7 +48,7 @@ class TrtllmBackend(EngineBackend):
         return found
 
     def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
-        # torch.distributed of all ranks meets at MASTER_PORT
+        # all ranks meet at MASTER_PORT (torch.distributed)
         names = ["dist_init"] if processes > 1 else []
         return (*names, *(dynamo.PORTS if setting.dynamo else ("http",)))
 
@@ -57,7 +57,7 @@ class TrtllmBackend(EngineBackend):
         return setting.once(("words", role.name, port), lambda: self._words_of_role(setting, role, port, several))
 
     def _words_of_role(self, setting: BackendContext, role: Role, port: int | None, several: bool) -> list[str]:
-        """The words of all ranks of a role that serve at this port, of one or several to a worker."""
+        """Command for all ranks of a role that serve at this port; ``several``: a worker has several ranks."""
         words = ["trtllm-llmapi-launch"] if several else []
         args = further_arguments(setting, role.name)
         if setting.dynamo:
@@ -70,7 +70,7 @@ class TrtllmBackend(EngineBackend):
             return words + self._sizes(setting, role, "-") + option_words(args)
         words += ["trtllm-serve", setting.model_path, "--host", EVERYWHERE, "--port", f"{{port_{port}}}"]
         if setting.model_name != setting.model_path.rpartition("/")[2] or not setting.model_path.startswith("/"):
-            words += ["--served_model_name", setting.model_name]  # else it takes the directory's name by itself
+            words += ["--served_model_name", setting.model_name]  # trtllm-serve defaults to the directory's name
         words += self._sizes(setting, role, "_")
         if setting.config(role.name):
             words += ["--extra_llm_api_options", config_path(self.name, role.name)]

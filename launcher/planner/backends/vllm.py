@@ -1,4 +1,4 @@
-"""vLLM: one process on each node of a worker, or with data parallelism alone for each GPU; the first serves. Pure.
+"""vLLM: one process on each node of a worker, or on each GPU with pure data parallelism; the first serves. Pure.
 
 Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
 https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
@@ -20,7 +20,7 @@ from launcher.planner.roles import Role
 
 
 class VllmBackend(EngineBackend):
-    """``vllm serve``, or ``dynamo.vllm`` behind a front end of dynamo."""
+    """``vllm serve``, or ``dynamo.vllm`` behind a dynamo front end."""
 
     name = "vllm"
     granularity = "node"
@@ -59,7 +59,7 @@ class VllmBackend(EngineBackend):
         parts = self.sizes(setting, role)
         of_process = parts.tensor * parts.pipeline
         if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or command_argv(role.options):
-            return []  # a user's own command divides the GPUs as it likes
+            return []  # a user's own command may divide the GPUs in any way
         problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
         return [problem + f"leave it out, or set data-parallel-size: {role.gpus} alone"]
 
@@ -83,7 +83,7 @@ class VllmBackend(EngineBackend):
         return [*before, *own, *after]
 
     def _words_of_role(self, setting: BackendContext, role: Role, first: bool) -> tuple[list[str], list[str]]:
-        """What the first processes of all workers of a role, or the further ones, begin and end with."""
+        """First and last words of the command, for the first or the further processes of a role's workers."""
         if setting.dynamo:
             words = ["python3", "-m", "dynamo.vllm", "--model", setting.model_path]
         else:
@@ -103,7 +103,7 @@ class VllmBackend(EngineBackend):
         return words, [*mode, *option_words(further_arguments(setting, role.name))]
 
     def _together(self, worker: BackendWorker, task: Task, data: int) -> list[str]:
-        """How the processes of a worker on several nodes find each other."""
+        """Options by which the processes of a worker find each other."""
         leader, headless = f"{{host_{worker.node}}}", [] if task.local_rank == 0 else ["--headless"]
         if data == 1:
             words = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
@@ -126,6 +126,6 @@ class VllmBackend(EngineBackend):
             data = self.sizes(setting, worker.role).data
             first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
-            # each rank of data parallelism adds its number to this
+            # each data parallel rank adds its number to this port
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_of[task.rank]['nixl'] - first_rank}}}"
         return {**found, **(dynamo.dynamo_worker_environment() if setting.dynamo else {})}

@@ -1,4 +1,4 @@
-"""What uses the workers of a serving job, one file for each kind. Pure."""
+"""Benchmarks of a serving job, one module for each kind. Pure."""
 
 from launcher.planner.benchmarks.base import Benchmark
 from launcher.planner.benchmarks.custom import CustomBenchmark

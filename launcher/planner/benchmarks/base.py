@@ -1,4 +1,4 @@
-"""What a benchmark answers about itself, and what benchmarks share. Pure."""
+"""Interface of a benchmark, and helpers that benchmarks share. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,40 +8,37 @@ from launcher.planner.backends.base import BackendContext
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where clients send requests: a node by its index, and a port before the job's offset."""
+    """Node (by index) and port (before the job's offset) that take clients' requests; as text with placeholders."""
 
     node: int
     port: int
 
     @property
     def host(self) -> str:
-        """The host as a placeholder."""
         return f"{{host_{self.node}}}"
 
     @property
     def port_word(self) -> str:
-        """The port as a placeholder."""
         return f"{{port_{self.port}}}"
 
     @property
     def url(self) -> str:
-        """Both."""
         return f"http://{self.host}:{self.port_word}"
 
 
 class Benchmark:
-    """How a benchmark is run."""
+    """How to run one kind of benchmark."""
 
     name: str
-    needs_endpoint = True  # whether it makes no sense without something to send requests to
-    wrapping = 0  # words before those of its own program: a shell and its text, which start it
+    needs_endpoint = True  # it needs a server to send requests to
+    wrapping = 0  # words before its own program: the shell and the text that start it
 
     def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
-        """Its command with placeholders."""
+        """Command with placeholders."""
         raise NotImplementedError
 
     def result_dir(self, benchmark: BenchmarkSpec) -> str | None:
-        """Folder of the run directory for its results."""
+        """Directory for its results, within the run directory."""
         return None
 
 
@@ -53,7 +50,7 @@ def concurrency_word(benchmark: BenchmarkSpec, between: str = "x") -> str:
 def benchmark_environment(
     setting: BackendContext, kind: Benchmark, benchmark: BenchmarkSpec, endpoint: Endpoint | None
 ) -> dict[str, str]:
-    """Variables that tell a benchmark what it is about; those that have no value are left out."""
+    """Variables that describe the job to a benchmark; variables without a value are left out."""
     folder = kind.result_dir(benchmark)
     found = {
         "GPUJOB_ENDPOINT": endpoint.url if endpoint else "",

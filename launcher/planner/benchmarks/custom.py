@@ -1,4 +1,4 @@
-"""A benchmark of the user, or anything else that is done once the workers are ready. Pure."""
+"""A user's benchmark, or any other work for when the workers are ready. Pure."""
 
 import shlex
 
@@ -8,7 +8,7 @@ from launcher.planner.benchmarks.base import Benchmark, Endpoint
 
 
 class CustomBenchmark(Benchmark):
-    """The command of the job file; what it is about stands in its variables."""
+    """The command of the job file, with its input in variables."""
 
     name = "custom"
     needs_endpoint = False

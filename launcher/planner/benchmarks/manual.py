@@ -4,7 +4,7 @@ from launcher.planner.benchmarks.base import Benchmark
 
 
 class ManualBenchmark(Benchmark):
-    """Nothing is started."""
+    """Starts nothing."""
 
     name = "manual"
     needs_endpoint = False

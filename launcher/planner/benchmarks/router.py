@@ -1,4 +1,4 @@
-"""AIPerf against the router: one profile for each concurrency. Pure.
+"""AIPerf against the router, with one profile for each concurrency. Pure.
 
 Options: https://github.com/ai-dynamo/aiperf
 """
@@ -15,7 +15,7 @@ _EACH = (
 
 
 class RouterBenchmark(Benchmark):
-    """``aiperf profile``, or the program of the job file with the same options."""
+    """``aiperf profile``, or the job file's program with the same options."""
 
     name = "router"
     wrapping = 4

@@ -1,6 +1,6 @@
-"""sa-bench: a program that is told the concurrencies and writes a file of results for each. Pure.
+"""sa-bench: a program that takes the concurrencies and writes a result file for each. Pure.
 
-There is no package of that name to rely on, so the job file names the program.
+No package of that name is reliable, so the job file names the program.
 """
 
 import shlex
@@ -13,7 +13,7 @@ _MAKE_FOLDER = 'mkdir -p -- "$0" && exec "$@"'
 
 
 class SaBenchmark(Benchmark):
-    """The user's program with options from the job file, and a folder for its results."""
+    """The user's program, with options from the job file and a directory for its results."""
 
     name = "sa-bench"
     wrapping = 4

@@ -1,4 +1,4 @@
-"""What stands before the workers of a serving job, one file for each kind. Pure."""
+"""Front ends of a serving job, one module for each kind. Pure."""
 
 from launcher.planner.frontends.base import Frontend
 from launcher.planner.frontends.custom import CustomFrontend

@@ -4,7 +4,7 @@ from launcher.planner.frontends.base import Frontend
 
 
 class CustomFrontend(Frontend):
-    """The command of the job file, which listens on ``{http_port}``; variables tell where the workers are."""
+    """The command of the job file, which listens on ``{http_port}``; variables contain the workers' URLs."""
 
     name = "custom"
     readiness = "http"

@@ -1,4 +1,4 @@
-"""dynamo's front end, and etcd and NATS, by which it and the workers find each other. Pure.
+"""dynamo's front end, with etcd and NATS, through which it and the workers find each other. Pure.
 
 https://docs.nvidia.com/dynamo, https://etcd.io/docs, https://docs.nats.io
 """
@@ -12,7 +12,7 @@ ETCD, NATS = "etcd", "nats"
 
 
 class DynamoFrontend(Frontend):
-    """``dynamo.frontend``; workers are its own programs around the engines and register by themselves."""
+    """``dynamo.frontend``. Its workers are dynamo's own programs around the engines, and register themselves."""
 
     name = "dynamo"
     readiness = "dynamo"
@@ -28,9 +28,9 @@ class DynamoFrontend(Frontend):
 
 
 def infra_command(name: str, node: int) -> list[str]:
-    """The command of etcd or NATS. What they keep is worth nothing after the job, so it need not reach the disk.
+    """Command of etcd or NATS. Their data is worthless after the job, so it need not reach the disk.
 
-    Each attempt of a job begins with nothing: what an earlier one has registered is on nodes that it has lost.
+    Each attempt starts with empty data, because earlier registrations refer to nodes that may be lost.
     """
     here = f"http://{{host_{node}}}"
     if name == NATS:
@@ -49,7 +49,7 @@ def infra_command(name: str, node: int) -> list[str]:
 
 
 def infra_environment(node: int, ports: dict[str, int]) -> dict[str, str]:
-    """Variables by which everybody finds etcd and NATS; ``ports`` are theirs."""
+    """Variables by which all tasks find etcd and NATS; ``ports`` are the ports of these two."""
     return {
         "ETCD_ENDPOINTS": f"http://{{host_{node}}}:{{port_{ports['etcd']}}}",
         "NATS_SERVER": f"nats://{{host_{node}}}:{{port_{ports['nats']}}}",

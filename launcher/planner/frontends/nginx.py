@@ -1,8 +1,8 @@
-"""nginx over several front ends: one address for the clients. Pure.
+"""nginx in front of several front ends, as one address for the clients. Pure.
 
-Its directory (``-p``) is the run directory and everything is relative to it, so that an ordinary user can run
-it. Answers are streams of tokens that may take hours, and requests may be long: nothing is buffered, nothing has a
-short time limit, and an upstream that does not answer is passed over.
+Its prefix (``-p``) is the run directory, and all paths are relative to it, so an ordinary user can run it. Requests
+may be long, and answers are streams of tokens that may take hours: nothing is buffered, and time limits are long. An
+upstream that does not answer is skipped.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 def nginx_command() -> list[str]:
-    """The command: in the foreground, errors to its log."""
+    """Command that runs in the foreground, with errors on stderr."""
     return ["nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"]
 
 
 def render_nginx_config(port: str, upstreams: Sequence[str]) -> str:
-    """The configuration with placeholders: it listens on ``port`` and hands requests round the ``upstreams``."""
+    """Render the configuration: listen on ``port`` and distribute requests among the ``upstreams``."""
     servers = "\n".join(f"        server {upstream} max_fails=1 fail_timeout=3s;" for upstream in upstreams)
     folders = "\n".join(f"    {name}_temp_path nginx_temp;" for name in _TEMPORARY)
     return f"""pid nginx.pid;

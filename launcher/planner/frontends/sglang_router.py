@@ -10,7 +10,7 @@ from launcher.planner.frontends.base import Frontend, frontend_of, workers_by_mo
 
 
 class SglangRouterFrontend(Frontend):
-    """``sglang_router.launch_router`` before workers whose addresses it is given."""
+    """``sglang_router.launch_router``, with the workers' addresses as options."""
 
     name = "sglang-router"
     readiness = "sglang"

@@ -7,7 +7,7 @@ from launcher.planner.frontends.base import Frontend, frontend_of
 
 
 class VllmFrontend(Frontend):
-    """The worker listens on the public port."""
+    """The worker, listening on the public port."""
 
     name = "vllm"
     readiness = "vllm"
