@@ -1,1 +1,1 @@
-"""YAML to a checked specification. The only room that imports pydantic."""
+"""Job and cluster files, from YAML to checked specifications. The only package that imports pydantic."""

@@ -1,24 +1,23 @@
-"""Names that a cluster file gives to models and container images, put in place of what a job file says. Pure."""
+"""Aliases of the cluster file for models and container images. Pure."""
 
 import os
 
 from launcher.jobfile.jobfile import ClusterSpec
 
-HUB = "hf:"
-"""Beginning of a model that the engine fetches by its name on a hub, such as ``hf:Qwen/Qwen3-32B``."""
+HUB = "hf:"  # prefix of a model that the engine fetches from a hub, such as ``hf:Qwen/Qwen3-32B``
 
 
 def resolve_model(text: str, cluster: ClusterSpec) -> str:
-    """What an alias of a model stands for; anything else as it is."""
+    """Resolve an alias of a model; return any other text unchanged."""
     return cluster.models.get(text, text)
 
 
 def model_path(text: str, cluster: ClusterSpec) -> str:
-    """What an engine is given as its model: a directory, or the bare name of a model on a hub."""
+    """The model as an engine takes it: a directory, or its bare name on a hub."""
     found = resolve_model(text, cluster)
     return found.removeprefix(HUB) if found.startswith(HUB) else os.path.expanduser(found)
 
 
 def resolve_image(text: str, cluster: ClusterSpec) -> str:
-    """What a runtime is given as the image: a file, or the name of one in a registry."""
+    """The image as a runtime takes it: a file, or a name in a registry."""
     return os.path.expanduser(cluster.containers.get(text, text))

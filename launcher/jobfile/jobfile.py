@@ -1,8 +1,7 @@
-"""Job file and cluster file: what was asked for, checked as a whole.
+"""Specifications of the job file and the cluster file, and their checks.
 
-Every problem of a file is reported at once, with its place and the cure; an
-unknown key is an error with the nearest known name. Nothing here touches the
-cluster or writes a file.
+Every problem of a file is reported together, with its place and a fix. An unknown key is an error that suggests the
+nearest known key. Nothing here contacts the cluster or writes a file.
 """
 
 import os
@@ -42,7 +41,7 @@ from launcher.rundir.cluster_file import find_cluster_file, read_cluster_text
 
 
 class PathsSpec(FileModel):
-    """Where the job writes; null is the run directory. Relative paths count from the working directory."""
+    """Where the job writes; null is the run directory. Relative paths start at the working directory."""
 
     output_dir: Directory | None = None
     log_dir: Directory | None = None
@@ -59,7 +58,7 @@ ImportName = Annotated[str, check_entry(_import_problem)]
 
 
 class EnvironmentSpec(FileModel):
-    """What the workers need around them, for `gpujob check`."""
+    """Requirements on the workers' environment, checked by `gpujob check`."""
 
     packages: list[ImportName] = Field([], description="Python modules that the interpreter of the workers must find.")
     required: list[VariableName] = Field([], description="Environment variables that must be set.")
@@ -178,17 +177,17 @@ class ClusterSpec(FileModel):
 
 
 def load_job(path: Path) -> JobSpec:
-    """The job file at ``path``; raises ConfigError with every problem."""
+    """Load a job file. Raises ConfigError with every problem."""
     return parse_job(read_cluster_text(path), str(path))
 
 
 def parse_job(text: str, source: str) -> JobSpec:
-    """The job file ``text``; raises ConfigError with every problem."""
+    """Parse the text of a job file. Raises ConfigError with every problem."""
     return parse_yaml_model(text, source, JobSpec, _no_commands)
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job file at ``path`` as its YAML says it, not yet checked; raises ConfigError."""
+    """Read a job file's YAML without checking its keys. Raises ConfigError."""
     body, twice = read_mapping(read_cluster_text(path), str(path))
     if twice:
         raise ConfigError(str(path), twice)
@@ -196,16 +195,15 @@ def read_job(path: Path) -> dict[str, Any]:
 
 
 def validate_job(body: dict[str, Any], source: str) -> JobSpec:
-    """The job that a mapping of a job file's keys stands for; raises ConfigError with every problem."""
+    """Check the mapping of a job file. Raises ConfigError with every problem."""
     return validate_model(body, source, JobSpec, _no_commands)
 
 
-ENGINES = ("sglang", "vllm", "trtllm")
-"""Backends that bring the command of their workers."""
+ENGINES = ("sglang", "vllm", "trtllm")  # backends that supply the command of their workers
 
 
 def _no_commands(body: Mapping[str, Any]) -> list[str]:
-    """Workers that have no command, where no backend gives them one, and a job without any."""
+    """Report workers whose command is missing and that no engine supplies, and a job without workers."""
     backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
     if isinstance(backend, dict) and backend.get("type") in ENGINES:
         workers = [{"command": "", **entry} if isinstance(entry, dict) else entry for entry in workers or ()]
@@ -228,18 +226,18 @@ def _no_commands(body: Mapping[str, Any]) -> list[str]:
 
 
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
-    """The cluster file, or its defaults when there is none."""
+    """Load the cluster file, or the defaults if there is none."""
     path = find_cluster_file(environ, workdir)
     return ClusterSpec() if path is None else parse_cluster(read_cluster_text(path), str(path))
 
 
 def parse_cluster(text: str, source: str) -> ClusterSpec:
-    """The cluster file ``text``; raises ConfigError with every problem."""
+    """Parse the text of a cluster file. Raises ConfigError with every problem."""
     return parse_yaml_model(text, source, ClusterSpec)
 
 
 def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:
-    """The job with what the cluster file says of nodes. A job without GPUs is given none of them."""
+    """The job with the cluster file's GPUs per node. A job without GPUs gets none."""
     if not (cluster.gpus_per_node and gpus_are_defaulted(spec)):
         return spec
     resources = spec.resources.model_copy(update={"gpus_per_node": cluster.gpus_per_node})
@@ -247,7 +245,7 @@ def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:
 
 
 def gpus_are_defaulted(spec: JobSpec) -> bool:
-    """Whether a job uses GPUs and leaves it to the cluster file how many a node has."""
+    """Whether a job uses GPUs and leaves their number per node to the cluster file."""
     resources = spec.resources
     used = (
         spec.backend.type in ENGINES
@@ -258,9 +256,9 @@ def gpus_are_defaulted(spec: JobSpec) -> bool:
 
 
 def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
-    """CPUs of a node, where the job says nothing of them and takes all GPUs: nobody is left who could use the rest.
+    """All CPUs of a node, if the job sets none and takes all GPUs: no other job could use the rest.
 
-    None elsewhere. Of nodes for the job alone (``slurm.exclusive``) Slurm gives all CPUs by itself.
+    None otherwise. For exclusive nodes (``slurm.exclusive``), Slurm gives all CPUs by itself.
     """
     resources = with_cluster(spec, cluster).resources
     whole = cluster.gpus_per_node and resources.gpus_per_node == cluster.gpus_per_node and not spec.slurm.exclusive
@@ -268,5 +266,5 @@ def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
 
 
 def resolve_directory(text: str | None, workdir: Path) -> str | None:
-    """An absolute directory, ``~`` expanded; None stays None."""
+    """Make a directory absolute, with ``~`` expanded."""
     return None if text is None else os.path.normpath(workdir / Path(text).expanduser())

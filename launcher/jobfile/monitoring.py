@@ -1,4 +1,4 @@
-"""What is watched of a job and where it stands in its logs, and what its work must come to."""
+"""Keys about monitoring: file names, patterns for logs, sidecars, and verification."""
 
 import difflib
 from typing import Annotated, Literal
@@ -10,8 +10,8 @@ from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
 from launcher.jobfile.value_types import Address, FileModel, NotNegativeSeconds, Seconds, as_float, combine_problems
 
+# common pattern names, and the exporter's names for the same thing
 EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
-"""Common names of patterns that the exporter has under its own."""
 PACKS = (AUTO, *pack_names())
 
 
@@ -42,12 +42,11 @@ PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum
 
 
 def _pattern_problems(name: str, text: str, kind: PatternKind | None = None) -> list[str]:
-    """What is wrong with one pattern."""
     return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
 
 
 class ProgressSpec(FileModel):
-    """How progress is read from the logs."""
+    """How to read progress from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
     total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, where its log does not say.")
@@ -74,7 +73,7 @@ class ProgressSpec(FileModel):
 
 
 class ErrorSpec(FileModel):
-    """One more error to look for in the logs."""
+    """An additional error pattern for the logs."""
 
     pattern: str
     severity: Literal["critical", "warning", "info"] = "warning"
@@ -89,7 +88,7 @@ class ErrorSpec(FileModel):
 
 
 class MonitoringSpec(FileModel):
-    """How the job is watched. Times in seconds."""
+    """How to monitor the job. Times in seconds."""
 
     enabled: bool = Field(True, description="Whether sidecars are started at all.")
     check_interval: Seconds = 5.0
@@ -129,7 +128,7 @@ PerItem = Annotated[
 
 
 class VerifySpec(FileModel):
-    """What the work must come to: a job that has ended well with less of it is no success."""
+    """Requirements on the results. A job that exits without error but delivers less is not a success."""
 
     complete_share: Share = Field(0.99, description="Share of items, and of a benchmark's requests, that is enough.")
     outputs: int | None = Field(

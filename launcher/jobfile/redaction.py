@@ -1,4 +1,4 @@
-"""What is called like a secret: its value is kept out of files that others read. Pure."""
+"""Secrets recognized by name, whose values stay out of files that others can read. Pure."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -7,35 +7,35 @@ if TYPE_CHECKING:
     from launcher.jobfile.jobfile import JobSpec
 
 _SECRET = re.compile(r"(?i)(token(?!iz)|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
+# only the last word counts, because options also count tokens and name tokenizers
 _SECRET_OPTION = re.compile(r"(?i)(?:^|[-_.])(token|secret|passw\w*|passphrase|credentials?|cookie|auth|key)$")
-"""Options count tokens and name tokenizers, so only their last word tells."""
 _HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~].*")
 REDACTED = "<redacted>"
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is kept out of files that others read."""
+    """Whether a variable of this name must be redacted."""
     return bool(_SECRET.search(name))
 
 
 def is_secret_option(name: str) -> bool:
-    """The same of an option of a program, as in ``args`` or a ``config``."""
+    """Whether a program's option of this name, in ``args`` or a ``config``, must be redacted."""
     return bool(_SECRET_OPTION.search(name))
 
 
 def is_harmless(value: str) -> bool:
-    """Whether a value is no secret, whatever it is called: ``TOKENIZERS_PARALLELISM=false``, a number, a path."""
+    """Whether a value is no secret despite its name: ``TOKENIZERS_PARALLELISM=false``, a number, a path."""
     return bool(_HARMLESS.fullmatch(value))
 
 
 def redacted_job(spec: "JobSpec") -> dict[str, Any]:
-    """The job as it was resolved, with the values of secret-looking variables and options left out."""
+    """The resolved job, with the values of secret-looking variables and options redacted."""
     body: dict[str, Any] = _redacted(spec.model_dump(mode="json"))
     return body
 
 
 def _redacted(value: Any, within: str = "") -> Any:
-    """``value`` without what is secret by its name in an ``env``, ``args``, ``config`` or a sweep."""
+    """Redact values that are secret by their name in an ``env``, ``args``, ``config`` or sweep."""
     if isinstance(value, list):
         return [_redacted(inner, within) for inner in value]
     if not isinstance(value, dict):

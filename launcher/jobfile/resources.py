@@ -1,4 +1,4 @@
-"""What a job needs: nodes, GPUs, and the workers on them."""
+"""Resources of a job: nodes, GPUs, and the workers on them."""
 
 import re
 import shlex
@@ -14,12 +14,11 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _MEMORY = re.compile(r"^\d+[KMGT]?$")
 
 
-SERVING_ROLES = (PREFILL, DECODE, "agg")
-"""Roles that `resources` may count, in the order in which they are placed."""
+SERVING_ROLES = (PREFILL, DECODE, "agg")  # roles that `resources` may count, in order of placement
 
 
 class ResourcesSpec(FileModel):
-    """Nodes, and what the job asks for on each of them."""
+    """Nodes, and what the job requests on each of them."""
 
     nodes: int | None = Field(
         None, ge=1, le=100_000, description="Nodes of the job, those that are kept too; by default as many as it fills."
@@ -62,7 +61,7 @@ class ResourcesSpec(FileModel):
 
 
 class RestartSpec(FileModel):
-    """What happens when a worker of the role fails."""
+    """Restarts of a worker that fails."""
 
     max: int = Field(0, ge=0, le=1000, description="Times a worker is started again.")
     backoff: NotNegativeSeconds = Field(10.0, description="Seconds before that, growing with each time.")
@@ -122,7 +121,7 @@ class RoleSpec(FileModel):
 
 
 def command_argv(workers: RoleSpec) -> list[str]:
-    """The command as words, before placeholders are filled in."""
+    """The command as words, with placeholders."""
     if workers.command is None:
         return []
     if isinstance(workers.command, list):
@@ -132,5 +131,5 @@ def command_argv(workers: RoleSpec) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _split(text: str) -> tuple[str, ...]:
-    """Words of a text as a shell splits it; once for all workers of a role."""
+    """Split a text as a shell does; cached, because all workers of a role share it."""
     return tuple(shlex.split(text))

@@ -1,4 +1,4 @@
-"""A serving job: the model, the engine, what stands before it, what uses it, and when it is ready."""
+"""Keys of a serving job: model, engine, front end, benchmark and readiness."""
 
 import difflib
 import re
@@ -9,12 +9,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from launcher.jobfile.value_types import FileModel, Seconds, Variables, combine_problems
 
+# options of a program by long name without ``--``; true: bare option, false or null: left out
 Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
-"""Options of a program by their long names without ``--``; true for one without a value, false or null for none."""
 
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-MOST_CONCURRENCY = 1_000_000
+MOST_CONCURRENCY = 1_000_000  # concurrent requests; a larger number is a typing error
 
 
 def _options(args: object) -> object:
@@ -30,7 +30,7 @@ NamedArguments = Annotated[Arguments, BeforeValidator(_options)]
 
 
 def concurrency_list(value: list[int] | str | None) -> tuple[int, ...]:
-    """Requests at once, one number for each run of the benchmark."""
+    """Numbers of concurrent requests, one for each run of the benchmark."""
     parts = value.split("x") if isinstance(value, str) else value or ()
     return tuple(int(part) for part in parts)
 
@@ -71,7 +71,7 @@ def _command(command: object) -> object:
 
 
 def _joined(words: list[object]) -> str:
-    """A list of words as the text that is split into them."""
+    """Join words into a text that splits into the same words."""
     wrong = [
         (
             (index,),
@@ -88,7 +88,7 @@ def _joined(words: list[object]) -> str:
 
 
 def _known_name(what: str, *known: str) -> BeforeValidator:
-    """Refuses a name that is not known, with the nearest one that is."""
+    """Refuse an unknown name, and suggest the nearest known one."""
 
     def check(name: object) -> object:
         if isinstance(name, str) and name not in known:
@@ -107,8 +107,7 @@ Command = Annotated[
     str,
     BeforeValidator(_command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}),
-]
-"""Words as one text that is split as a shell does; a list of them becomes such a text."""
+]  # one text, split as a shell does; a list of words becomes such a text
 
 
 class ModelSpec(FileModel):
@@ -119,7 +118,7 @@ class ModelSpec(FileModel):
 
 
 class EngineRoleSpec(FileModel):
-    """What the engine gets for one role, after that of all roles."""
+    """Settings of the engine for one role, after those for all roles."""
 
     args: NamedArguments = {}
     env: Variables = {}
@@ -144,7 +143,7 @@ class BackendSpec(EngineRoleSpec):
 
 
 class FrontendSpec(EngineRoleSpec):
-    """What takes the requests."""
+    """The front end, which takes the requests."""
 
     type: Annotated[FrontendType, _known_name("front end", *get_args(FrontendType))]
     count: int = Field(1, ge=1, le=1000)
@@ -167,12 +166,12 @@ class FrontendSpec(EngineRoleSpec):
 
     @property
     def balanced(self) -> bool:
-        """Whether nginx stands before the front ends."""
+        """Whether nginx runs in front of the front ends."""
         return bool(self.nginx) or self.count > 1
 
 
 class BenchmarkSpec(EngineRoleSpec):
-    """What uses the workers. The job is over when it ends; `manual` serves until the job is stopped."""
+    """The benchmark, which uses the workers. The job ends with it; `manual` serves until the job is stopped."""
 
     type: Annotated[BenchmarkType, _known_name("benchmark", *get_args(BenchmarkType))] = "manual"
     command: Command | None = Field(

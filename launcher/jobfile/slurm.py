@@ -1,4 +1,4 @@
-"""What sbatch is asked for, beyond the resources."""
+"""Slurm options, container and setup in a job file."""
 
 import re
 from typing import Annotated, Literal
@@ -11,10 +11,8 @@ _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
 _SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
 _DEPENDENCY_IDS = "(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer|expand)"
 _DEPENDENCY = re.compile(rf"(?:{_DEPENDENCY_IDS}(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+|singleton)")
-SIGNALS = ("USR1", "USR2")
-"""Those that the orchestrator passes on as a warning; any other one ends the job, or does nothing."""
-MOST_SIGNAL_S = 65535
-"""Longest time before a time limit that sbatch takes (sbatch(1), ``--signal``)."""
+SIGNALS = ("USR1", "USR2")  # those that the orchestrator passes on as a warning; others end the job or do nothing
+MOST_SIGNAL_S = 65535  # longest time before the time limit that sbatch accepts (sbatch(1), ``--signal``)
 
 Directives = dict[str, str | int | bool | None]
 
@@ -47,7 +45,7 @@ _TAKEN = {
 
 
 def parse_signal(text: str) -> tuple[str, int]:
-    """Name and seconds of ``USR1@120``, as sbatch takes them for ``--signal``."""
+    """Name and seconds of ``USR1@120``, the syntax of sbatch's ``--signal``."""
     match = _SIGNAL.fullmatch(text.removeprefix("B:"))
     if not match:
         raise ValueError(
@@ -65,7 +63,7 @@ def parse_signal(text: str) -> tuple[str, int]:
 
 
 def check_dependency(text: str) -> str:
-    """A dependency as sbatch takes it: ``type:job[:job...]``, several joined by ``,`` (all) or ``?`` (any)."""
+    """Check a dependency of sbatch: ``type:job[:job...]``, joined by ``,`` (all) or ``?`` (any)."""
     parts = re.split(r"[,?]", text)
     if "," in text and "?" in text:
         raise ValueError(f"{text!r} mixes , (all of them) and ? (any of them), which sbatch does not take; use one")
@@ -76,7 +74,7 @@ def check_dependency(text: str) -> str:
 
 
 def check_directives(directives: Directives) -> Directives:
-    """Options that sbatch may be given; an error tells each that another key is for."""
+    """Check further options of sbatch; refuse those that another key sets."""
     wrong = [
         f"{name!r} is not a long option of sbatch; write it without --"
         for name in directives
@@ -89,7 +87,7 @@ def check_directives(directives: Directives) -> Directives:
 
 
 class RequeueSpec(FileModel):
-    """When the job goes back into the queue, to go on there as its next attempt."""
+    """When the job goes back into the queue, to continue as its next attempt."""
 
     preempted: bool = False
     time_limit: bool = False
@@ -97,7 +95,7 @@ class RequeueSpec(FileModel):
 
 
 class SlurmSpec(FileModel):
-    """What sbatch is asked for, beyond the resources."""
+    """Options for sbatch, beyond the resources."""
 
     partition: str | None = None
     account: str | None = None
@@ -156,8 +154,8 @@ def _mount_problem(text: str) -> str | None:
     return None
 
 
+# ``source:target[:flags]``, both absolute after ``~`` and placeholders are replaced
 Mount = Annotated[str, check_entry(_mount_problem)]
-"""``source:target[:flags]``, both absolute once ``~`` and placeholders are filled in."""
 
 
 def _module_problem(name: str) -> str | None:
@@ -187,7 +185,7 @@ class ContainerSpec(FileModel):
 
 
 class SetupSpec(FileModel):
-    """What the batch script does before anything of the job starts."""
+    """Steps of the batch script before any part of the job starts."""
 
     modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")
     script: Directory | None = Field(None, description="Sourced by the batch script, before the job.")

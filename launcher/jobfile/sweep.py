@@ -1,4 +1,4 @@
-"""A sweep: many runs of one job file, each with other values."""
+"""A sweep: one job file that stands for several jobs with different values."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from pydantic import Field
 
 from launcher.jobfile.value_types import FileModel
 
-# named out here: within the class `list` is the field of that name once Python 3.14 evaluates the annotations
+# defined here because Python 3.14 would resolve `list` within the class to the field
 Values = list[Any]
 Points = list[dict[str, Any]]
 
 
 class SweepSpec(FileModel):
-    """Points by grid (every combination), zip (side by side) and list, each over the rest of the file.
+    """Points by grid (every combination), zip (in parallel) and list, each applied to the rest of the file.
 
     A key is a place of the job file (`resources.nodes`, `workers[0].gpus`, `workers.ROLE.count`, `env.LR`), whose
-    value it replaces, or any other word, which then is a placeholder `{word}` of the file's texts.
+    value it replaces. Any other word is a placeholder `{word}` in the file's texts.
     """
 
     grid: dict[str, Values] = Field({}, description="Values by key; every combination, the first key slowest.")
@@ -27,6 +27,6 @@ class SweepSpec(FileModel):
 
 
 class SweepFile(FileModel):
-    """A job file with a sweep, as far as the sweep goes."""
+    """The sweep of a job file."""
 
     sweep: SweepSpec

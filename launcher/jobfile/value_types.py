@@ -1,4 +1,4 @@
-"""Kinds of values in job files and cluster files, each with its own check and message."""
+"""Types of values in job files and cluster files, each with its check and message."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
 
 class FileModel(BaseModel):
-    """One mapping of a file: its keys are known, its values are not converted."""
+    """One mapping of a file. Unknown keys are refused, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -54,7 +54,7 @@ TimeLimit = Annotated[str, BeforeValidator(_time_text)]
 
 
 def as_float(value: object) -> object:
-    """A whole number as the float that is meant; anything else as it is."""
+    """Convert a whole number to float; return anything else unchanged."""
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if abs(value) > 1 << 53:
@@ -95,7 +95,7 @@ Directory = Annotated[str, BeforeValidator(_directory)]
 
 
 def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
-    """One error that says what is wrong within a value: each problem with its place."""
+    """Combine several problems within a value into one error, each with its place."""
     details: list[InitErrorDetails] = [
         {"type": PydanticCustomError("value_error", "{message}", {"message": message}), "loc": place, "input": given}
         for place, message in problems
@@ -104,7 +104,7 @@ def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], give
 
 
 def check_entry(problem_of: Callable[[str], str | None]) -> AfterValidator:
-    """The check of an entry of a list, each by itself: what is no text hides nothing of the others."""
+    """Check list entries one by one, so that one of a wrong type hides no problem of the others."""
 
     def check(text: str) -> str:
         if problem := problem_of(text):
@@ -115,7 +115,7 @@ def check_entry(problem_of: Callable[[str], str | None]) -> AfterValidator:
 
 
 def variable_problem(name: str) -> str | None:
-    """What is wrong with the name of an environment variable."""
+    """Problem with the name of an environment variable, or None."""
     return None if _ENVIRONMENT_NAME.fullmatch(name) else f"{name!r} is not a name for an environment variable"
 
 
@@ -123,7 +123,7 @@ VariableName = Annotated[str, check_entry(variable_problem)]
 
 
 def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:
-    """The variables, when names and values can be those of variables; all that cannot is told."""
+    """Check names and values of variables, and report every problem."""
     names = [name for name in env if isinstance(name, str)] if isinstance(env, dict) else []
     found = [((), problem) for name in names if (problem := variable_problem(name))]
     try:
@@ -139,7 +139,7 @@ def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict
 
 
 def _detail(entry: ErrorDetails) -> InitErrorDetails:
-    """A problem that was told, to be told again as a part of another error."""
+    """Convert a reported problem for use within another error."""
     if entry["type"] == "value_error":
         kind: str | PydanticCustomError = PydanticCustomError("value_error", "{message}", {"message": entry["msg"]})
     else:

@@ -1,4 +1,4 @@
-"""YAML into a model, with every problem at once: its place, what was found, and the cure."""
+"""Validate YAML as a model, and report every problem with its place, the value found and a fix."""
 
 import difflib
 import types
@@ -13,16 +13,15 @@ from launcher.errors import ConfigError
 
 Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]
-Place = tuple[int, int]
-"""Line and column of a text, from 0."""
+Place = tuple[int, int]  # line and column of a text, from 0
 
 
 def parse_yaml_model(
     text: str, source: str, model: type[Spec], also: Callable[[dict[str, Any]], list[str]] = lambda _: []
 ) -> Spec:
-    """The YAML ``text`` as a ``model``; raises ConfigError with every problem.
+    """Parse YAML as a ``model``. Raises ConfigError with every problem.
 
-    ``also`` finds problems of the whole that the model cannot see while parts of it are wrong.
+    ``also`` finds problems of the whole file, which the model cannot see while parts are wrong.
     """
     body, twice = read_mapping(text, source)
     if body is None and any(field.is_required() for field in model.model_fields.values()):
@@ -31,7 +30,7 @@ def parse_yaml_model(
 
 
 def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """The mapping that the YAML ``text`` holds, None for an empty one, and which of its keys are there twice."""
+    """Read a YAML mapping (None if empty), and a problem for each duplicate key."""
     twice: dict[Place, str] = {}
     try:
         loader = UniqueKeyLoader(text, twice)
@@ -59,9 +58,9 @@ def validate_model(
     known: Sequence[str] = (),
     text: str = "",
 ) -> Spec:
-    """A mapping as a ``model``; raises ConfigError with every problem, those ``known`` before them.
+    """Validate a mapping as a ``model``. Raises ConfigError with the ``known`` problems, then every other one.
 
-    ``text`` is the YAML that it comes from, where problems are to be told in its words.
+    ``text`` is the original YAML, so that messages can quote it.
     """
     try:
         if problems := [f"{_join(location)}: {what}" for location, what in _unusable(body, [])]:
@@ -89,9 +88,9 @@ def _in_order(twice: Mapping[Place, str]) -> list[str]:
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """YAML whose mappings say a key once: of two, the library would keep the last without a word.
+    """YAML loader that reports duplicate keys; PyYAML silently keeps the last one.
 
-    So does this one, and adds the other to ``twice``, so that the rest of the file is looked at, too.
+    It also keeps the last one, but adds the duplicate to ``twice``, so that the rest of the file is checked too.
     """
 
     def __init__(self, stream: str, twice: dict[Place, str]) -> None:
@@ -109,7 +108,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if id(node) not in self._checked:  # a mapping that others merge comes by more than once, by then flattened
+        if id(node) not in self._checked:  # a mapping merged by ``<<`` comes again, already flattened
             self._checked.add(id(node))
             seen: set[object] = set()
             for key_node, _ in node.value:
@@ -133,7 +132,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def _unusable(value: object, location: list[int | str]) -> Iterator[tuple[list[int | str], str]]:
-    """Texts that no file name, argument or JSON can hold."""
+    """Find texts that no file name, argument or JSON can contain."""
     if isinstance(value, str):
         if "\0" in value:
             yield location, "a text cannot hold a NUL character"
@@ -162,7 +161,7 @@ _EXPECTED = {
 
 
 def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]:
-    """The places of the keys that misspelled ones stand for: of these it is not said again that they are missing."""
+    """Places of the keys that misspelled keys stand for, so that these are not also reported missing."""
     return {
         _places((*entry["loc"][:-1], near), model)[0]
         for entry in error.errors()
@@ -171,15 +170,15 @@ def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]
 
 
 def _nearest(location: Location, model: type[BaseModel]) -> str | None:
-    """The known key that an unknown one is most like."""
+    """The known key most similar to an unknown one, or None."""
     near = difflib.get_close_matches(str(location[-1]), _known_names(model, location[:-1]), 1, 0.5)
     return near[0] if near else None
 
 
 def _problems(error: ValidationError, model: type[BaseModel], text: str, meant: Collection[str]) -> list[str]:
-    """One problem for each place; where a value may be of several kinds, the one that it was meant for.
+    """Report one problem for each place. For a union, report only the kind that was probably meant.
 
-    Keys that are missing are left out where they were ``meant`` by misspelled ones.
+    Missing keys are left out if a misspelled key ``meant`` them.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in error.errors():
@@ -238,7 +237,7 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
 
 
 def _written(text: str, location: Location) -> str | None:
-    """The word of the file at a place: YAML 1.1 takes ``no`` and ``on`` for truth values; None for no plain word."""
+    """The unparsed scalar at a place, or None: YAML 1.1 turns ``no`` and ``on`` into booleans."""
     node = yaml.compose(text, yaml.SafeLoader) if text else None
     for part in location:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -272,7 +271,7 @@ def _join(location: Location) -> str:
 
 
 def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | str, Any, bool]]:
-    """Each part of a location with the type it leads to, and whether it only names a kind of a union."""
+    """Each part of a location, the type it leads to, and whether it only names a member of a union."""
     kind: Any = model
     for part in location:
         kind = _plain(kind)
@@ -303,7 +302,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _places(location: Location, model: type[BaseModel]) -> tuple[str, str]:
-    """The place of a value, and that of the union it is a part of (the same without one)."""
+    """Place of a value, and place of the outermost union around it (the same if there is none)."""
     parts: list[int | str] = []
     base: str | None = None
     for part, _, names_a_kind in _steps(location, model):
