@@ -1,1 +1,1 @@
-"""Checks before the launch: inputs, modules, programs, and what the site offers."""
+"""Preflight checks: inputs, modules, programs, and resources of the site."""

@@ -1,4 +1,4 @@
-"""The list to go through before a launch, in six sections, as text and as an object."""
+"""The preflight checklist, in six sections, as text and as JSON."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -24,14 +24,12 @@ MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
 
 @dataclass(frozen=True)
 class ChecklistSection:
-    """One part of the list."""
-
     name: str
     items: tuple[CheckFinding, ...]
 
 
 def make_checklist(subject: PlannedJob) -> tuple[ChecklistSection, ...]:
-    """All that can be looked at before the launch, however long it takes."""
+    """Run every preflight check, however long it takes."""
     inventory = read_gpu_inventory()
     parts = (
         _environment(subject, inventory),
@@ -55,7 +53,7 @@ SECTION_OF = {
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
-}  # section of each key of a job or cluster file; that of any other one is Job
+}  # section of each key of a job or cluster file; other keys are in Job
 TOPOLOGY_CODES = (
     ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|there is none)")),
     ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg beside ")),
@@ -65,17 +63,17 @@ TOPOLOGY_CODES = (
 )
 
 
+# other places that a finding depends on, by its code
 RESTS_ON = {"policy": ("workers[",), "sample": ("progress.patterns",)}
-"""Places that an item is also about, beside its own, by its code."""
 
 
 def checklist_of_broken_job(
     errors: Sequence[ConfigError], rest: tuple[PlannedJob, frozenset[str]] | None = None, *, topology: bool = False
 ) -> tuple[ChecklistSection, ...]:
-    """The list of a job whose files have mistakes: each in its section, and what can be told of the ``rest``.
+    """Checklist of a job with mistakes: the mistakes by section, then findings on the ``rest``.
 
-    ``rest`` is the job without its mistakes, with the places that were taken out of its files. With ``topology``
-    the files are in order and the workers do not fit.
+    ``rest`` is the job without its mistakes, and the places that were removed from its files. With ``topology``, the
+    files are correct but the workers do not fit.
     """
     wrong: dict[str, list[CheckFinding]] = {name: [] for name in NAMES}
     for error in errors:
@@ -97,7 +95,7 @@ def checklist_of_broken_job(
 
 
 def _is_unreliable(item: CheckFinding, taken: Collection[str]) -> bool:
-    """Whether an item is about something that stands in for what was taken out, or says well of what had a mistake."""
+    """Whether a finding is about a substitute for a removed value, or reports ok for a place that had a mistake."""
     place = item.place
     if place in taken or ("workers" in taken and place.startswith("workers")):
         return True
@@ -188,7 +186,7 @@ def _job(job: PlannedJob) -> list[CheckFinding]:
 
 
 def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
-    """Whether workers and GPUs come out even."""
+    """Check that workers use all requested GPUs, and that every role has some."""
     plan, items = job.plan, []
     asked = plan.gpus_per_node * plan.nodes
     used = sum(len(planned.task.gpus) for planned in plan.tasks)
@@ -217,7 +215,7 @@ def _time_limit(job: PlannedJob) -> list[CheckFinding]:
 
 
 def _with_unit(limit: str) -> str:
-    """A time limit so that its unit shows: to Slurm a number alone is minutes, and two are minutes and seconds."""
+    """Show the unit of a time limit: Slurm reads one number as minutes, and two as minutes and seconds."""
     if limit.isdigit():
         return f"{int(limit)} minute{'s' if int(limit) != 1 else ''}"
     if "-" in limit:
@@ -246,7 +244,7 @@ def _batch_size(job: PlannedJob) -> list[CheckFinding]:
 
 
 def _policy(job: PlannedJob) -> list[CheckFinding]:
-    """What happens when one worker of each role fails."""
+    """Describe the effect of a failed worker, for each role."""
     items = []
     for _, planned, _ in role_commands(job):
         restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
@@ -257,7 +255,7 @@ def _policy(job: PlannedJob) -> list[CheckFinding]:
 
 
 def _buffering(job: PlannedJob) -> list[CheckFinding]:
-    """Python holds back what it prints to a file: progress would come late, and last words not at all."""
+    """Warn about Python buffering its output: progress would appear late, and final errors could be lost."""
     items = []
     for place, planned, argv in role_commands(job):
         if not argv:
@@ -278,12 +276,12 @@ def _buffering(job: PlannedJob) -> list[CheckFinding]:
 
 
 def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFinding]:
-    """What is wrong or doubtful."""
+    """Warnings and errors of the checklist."""
     return [item for section in sections for item in section.items if item.status in ("warning", "error")]
 
 
 def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, Any]:
-    """The list as a JSON object; ``checklist_findings`` are what is wrong or doubtful in it."""
+    """The checklist as a JSON object; its ``findings`` are the warnings and errors."""
     found = checklist_findings(sections)
     return {
         "schema": CHECKLIST_SCHEMA,
@@ -296,7 +294,7 @@ def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, Any]:
 
 
 def render_preflight_checklist(sections: Sequence[ChecklistSection]) -> list[str]:
-    """The list for people, an item in each line."""
+    """The checklist as text, one finding a line."""
     lines = []
     for number, section in enumerate(sections, 1):
         lines.append(f"{number} {section.name}")

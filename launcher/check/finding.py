@@ -1,4 +1,4 @@
-"""One answer of a check before the launch."""
+"""One finding of a preflight check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Status = Literal["ok", "warning", "error", "not checked"]
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """What was looked at, where, what was found, and the cure; or why it could not be looked at."""
+    """Place, finding and fix of one check, or why it could not run."""
 
     code: str
     status: Status

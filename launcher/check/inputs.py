@@ -1,4 +1,4 @@
-"""The input files that a job names: are they there, one for each worker, and are they what their names say?"""
+"""Checks of the job's input files: present, one per worker, and in the format that their names indicate."""
 
 import codecs
 import csv
@@ -17,11 +17,11 @@ from launcher.check.finding import CheckFinding
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan, RunFacts
 
-MOST_FILES = 200  # files of one pattern that are looked into
-MOST_BYTES = 1 << 20  # of one file; of its unpacked text too
-TAIL_BYTES = 64 * 1024
-MOST_ROWS = 20  # of a table, whose fields are counted
-MOST_NAMES = 3  # files that one message names
+MOST_FILES = 200  # files of one entry whose contents are checked
+MOST_BYTES = 1 << 20  # read from one file, and of its unpacked text
+TAIL_BYTES = 64 * 1024  # read from the end of one file
+MOST_ROWS = 20  # rows of a table whose fields are counted
+MOST_NAMES = 3  # files named in one message
 
 _GZIP = b"\x1f\x8b"
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,17 +29,16 @@ _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class InputEntry:
-    """One entry of ``inputs`` with the paths it stands for."""
+    """One entry of ``inputs`` with the paths it matches."""
 
     place: str
     pattern: str
     per_worker: bool
     paths: tuple[Path, ...]
-    missing: tuple[str, ...]  # Paths, or globs, that name nothing
+    missing: tuple[str, ...]  # paths or globs that match nothing
 
 
 def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
-    """What each entry names on this machine."""
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
     found = []
     for number, pattern in enumerate(patterns):
@@ -57,14 +56,14 @@ def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
 
 
 def _paths(name: str) -> list[Path]:
-    """A path that is there is itself, whatever characters are in it."""
+    """Files that a path or glob matches. An existing path is taken literally, whatever characters it contains."""
     if os.path.lexists(name):
         return [Path(name)]
     return [Path(path) for path in sorted(glob.glob(name, recursive=True))] if glob.has_magic(name) else []
 
 
 def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> list[CheckFinding]:
-    """An item for each entry and each kind of problem with its files."""
+    """One finding for each entry, or for each kind of problem with its files."""
     if not patterns:
         return [
             CheckFinding(
@@ -93,7 +92,7 @@ def _presence(entry: InputEntry) -> list[CheckFinding]:
 
 
 def _split(entry: InputEntry, workers: int) -> list[CheckFinding]:
-    """Files that carry a worker's number: there must be as many as workers."""
+    """Warn if there are fewer files with a worker's number than workers."""
     if not entry.per_worker or entry.missing or len(entry.paths) >= workers:
         return []
     message = (
@@ -131,7 +130,7 @@ def _size(path: Path) -> int:
 
 
 def _problem(path: Path, *, look_inside: bool) -> tuple[str, str] | None:
-    """What is wrong with one file: a code, and what was found with the cure."""
+    """Problem with one file, as a code and a message with the fix, or None."""
     try:
         facts = path.stat()
         if stat.S_ISDIR(facts.st_mode):
@@ -148,7 +147,7 @@ def _problem(path: Path, *, look_inside: bool) -> tuple[str, str] | None:
 
 
 def _malformed(path: Path) -> str | None:
-    """What is wrong with the content as far as it is looked at; None for kinds that are not known."""
+    """Problem with the content that is read, or None. Unknown formats have none."""
     with path.open("rb") as source:
         size = os.fstat(source.fileno()).st_size
         head = source.read(MOST_BYTES)
@@ -180,7 +179,7 @@ def _malformed(path: Path) -> str | None:
 
 
 def json_problem(text: str, tail: str | None, whole: bool) -> str | None:
-    """What is wrong with a JSON document; one too large to be read whole is only looked at where it begins."""
+    """Problem with a JSON document. In one too large to read, only the first character is checked."""
     if not whole:
         wrong = text.lstrip()[:1] not in "{["
         return "it does not begin like a large JSON document, with { or [" if wrong else None
@@ -188,13 +187,13 @@ def json_problem(text: str, tail: str | None, whole: bool) -> str | None:
         json.loads(text)
     except (ValueError, RecursionError) as error:
         if text.strip().count("\n") and lines_problem(text, tail, whole) is None:
-            return None  # one record in each line, under the other name
+            return None  # JSON Lines under the name of JSON
         return f"it is not JSON: {error}"
     return None
 
 
 def lines_problem(text: str, tail: str | None, whole: bool) -> str | None:
-    """What is wrong with the first or the last record of JSON Lines."""
+    """Problem with the first or the last record of JSON Lines."""
     records = _whole_lines(text, whole)
     if not records:
         return None
@@ -206,7 +205,7 @@ def lines_problem(text: str, tail: str | None, whole: bool) -> str | None:
 
 
 def _whole_lines(text: str, whole: bool) -> list[str]:
-    *lines, rest = text.split("\n")  # not splitlines: a record may hold the other ends of lines that Unicode knows
+    *lines, rest = text.split("\n")  # not splitlines, because a record may contain other Unicode line ends
     return [f"{line}\n" for line in [*lines, *([rest] if whole else [])] if line.strip()]
 
 
@@ -219,7 +218,7 @@ def _record_problem(line: str, which: str) -> str | None:
 
 
 def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
-    """Whether the first rows of a table have different numbers of fields."""
+    """Problem with the first rows of a table, such as unequal numbers of fields."""
     lines = _whole_lines(text, whole)
     if not lines:
         return None
@@ -235,7 +234,7 @@ def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
 
 
 def yaml_problem(text: str, tail: str | None, whole: bool) -> str | None:
-    """What is wrong with a YAML file that was read whole."""
+    """Problem with a YAML file, if it was read completely."""
     if not whole:
         return None
     try:
@@ -260,4 +259,4 @@ PARSERS: dict[str, Callable[[str, str | None, bool], str | None]] = {
     ".tsv": table_problem,
     ".yaml": yaml_problem,
     ".yml": yaml_problem,
-}  # by the end of a file's name: (text, its last part, whether the text is all of it) to what is wrong with it
+}  # by suffix; arguments: text, last part of the file, whether the text is complete

@@ -1,4 +1,4 @@
-"""Before anything is written or submitted: models, containers, secrets, and what Slurm is asked for."""
+"""Preflight checks of models, containers, secrets and Slurm options."""
 
 import difflib
 import os
@@ -20,13 +20,13 @@ from launcher.plan.plan import BENCHMARK, WORKERS, Plan, RunFacts
 from launcher.planner.planned_job import PlannedJob
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
+# backends whose workers are each a group of connected processes
 GROUPS = ("torchrun", "accelerate", "deepspeed", "mpi")
-"""Backends that run each worker as a group of processes which find each other."""
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
 def check_planned_job(subject: PlannedJob) -> list[CheckFinding]:
-    """All of it, for every start."""
+    """Run the checks that every start needs."""
     return [
         *check_model(subject),
         *check_container(subject),
@@ -41,12 +41,12 @@ def check_planned_job(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def has_only_services(plan: Plan) -> bool:
-    """Whether all tasks of a job serve, beside its benchmark: there is no work of which files would be kept."""
+    """Whether all tasks except the benchmark are services, so that the job has no output or checkpoints of its own."""
     return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
 
 
 def check_cpus(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether engines have CPUs beside those that are counted for GPUs: their tokenizers and schedulers need some."""
+    """Check that engines have more CPUs than one for each GPU: tokenizers and schedulers need some."""
     spec, plan, place = subject.spec, subject.plan, "resources.cpus_per_node"
     said = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
     site = subject.cluster
@@ -66,11 +66,11 @@ def check_cpus(subject: PlannedJob) -> list[CheckFinding]:
     return [CheckFinding("few-cpus", "warning", place, message)]
 
 
-# -- what the workers need -----------------------------------------------------------------------
+# -- needs of the workers -------------------------------------------------------------------------
 
 
 def check_model(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the model is there, under its alias or as a directory."""
+    """Check that the model exists, by its alias or as a directory."""
     model, place = subject.spec.model, "model.path"
     if model is None:
         return []
@@ -95,7 +95,7 @@ def check_model(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_aliases(subject: PlannedJob) -> list[CheckFinding]:
-    """Words for model and image that look like an alias and are none."""
+    """Report a model or image that looks like an alias but is not one."""
     items, container, planned = check_model(subject), subject.spec.container, subject.plan.container
     if container is not None and planned is not None:
         items.append(_image(subject, container.image, planned.image))
@@ -103,7 +103,7 @@ def check_aliases(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_container(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether there is an image, something to start it with, and what is mounted into it."""
+    """Check that the image, the runtime and the mounts exist."""
     asked, planned = subject.spec.container, subject.plan.container
     if asked is None or planned is None:
         return []
@@ -167,7 +167,7 @@ def _mounts(subject: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def check_setup(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether what the batch script does first can be done."""
+    """Check that the setup script exists, and warn that a local run skips the setup."""
     parts, items = subject.plan.setup.get("parts", ()), []
     for part in parts:
         if part["script"] is not None:
@@ -183,7 +183,7 @@ def check_setup(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_secrets(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether secrets are set here, and none is written where others read it."""
+    """Check that secrets are set here, and that none is written where others can read it."""
     items = []
     for name in subject.spec.secrets:
         if name in subject.environ:
@@ -203,7 +203,7 @@ def check_secrets(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def _literals(subject: PlannedJob) -> Iterator[tuple[str, list[str]]]:
-    """Secret-looking variables of the job file with a value, by the place where they stand."""
+    """Secret-looking variables with a value in the job file, by place."""
     spec = subject.spec
     yield "env", _secret_names(spec.env)
     for index, workers in enumerate(spec.workers):
@@ -220,7 +220,8 @@ def _secret_names(env: Mapping[str, str]) -> list[str]:
     return [
         name
         for name, value in env.items()
-        if is_secret_name(name) and not is_harmless(value) and not value.startswith(("{", "$"))  # what is filled in
+        # placeholders and variables
+        if is_secret_name(name) and not is_harmless(value) and not value.startswith(("{", "$"))
     ]
 
 
@@ -228,7 +229,7 @@ def _secret_names(env: Mapping[str, str]) -> list[str]:
 
 
 def check_roles(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether a job of prefill and decode has both."""
+    """Check that a job with prefill or decode has both."""
     roles = {planned.task.role for planned in subject.plan.tasks}
     if len(roles & {"prefill", "decode"}) != 1:
         return []
@@ -239,7 +240,7 @@ def check_roles(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_groups(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether several workers are meant to be one: each worker of these backends is a training of its own."""
+    """Warn about several workers that may be meant as one: each worker of these backends is a separate training."""
     kind, plan, items = subject.spec.backend.type, subject.plan, []
     if kind not in GROUPS:
         return []
@@ -261,7 +262,7 @@ def check_groups(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_benchmark(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether a benchmark has somebody to ask."""
+    """Check that a benchmark has a server to send requests to."""
     benchmark = subject.spec.benchmark
     if benchmark is None or benchmark.type == "manual" or any("http" in task.ports for task in subject.plan.tasks):
         return []
@@ -271,7 +272,7 @@ def check_benchmark(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_readiness(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether readiness would be given up before the job is over."""
+    """Check that the readiness timeout is shorter than the time limit."""
     limit, readiness = _time_limit_s(subject), subject.plan.readiness
     if limit is None or readiness is None or not readiness.rules or readiness.timeout_s < limit:
         return []
@@ -288,7 +289,7 @@ def _time_limit_s(subject: PlannedJob) -> float | None:
 
 
 def check_slurm(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether what Slurm is asked for beyond the resources makes sense together."""
+    """Check that signal, requeue and segment suit the rest of the job."""
     asked, items = subject.plan.slurm, []
     limit = _time_limit_s(subject)
     if asked["signal"] and limit is not None:

@@ -1,4 +1,4 @@
-"""Before anything is written or submitted: what a plan meets on this machine. Nothing is changed."""
+"""Preflight checks of a plan on this machine. They change nothing."""
 
 import os
 import re
@@ -33,7 +33,7 @@ from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, P
 from launcher.planner.planned_job import PlannedJob
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
-MOST_SAMPLE_BYTES = 256 * 1024
+MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
 
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _ASSIGNED = re.compile(
@@ -45,11 +45,11 @@ _ALWAYS_SET = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
 def check_plan(subject: PlannedJob) -> list[CheckFinding]:
-    """What costs next to nothing to look at, before every start."""
+    """Run the cheap checks, before every start."""
     plan = subject.plan
     return [
         *check_commands(subject),
-        *(check_modules(subject) if subject.local else ()),  # the nodes may have what this machine has not
+        *(check_modules(subject) if subject.local else ()),  # the nodes may have modules that are missing here
         *check_variables(subject),
         *check_gpus_here(subject),
         *check_inputs(plan, subject.spec.inputs, look_inside=False),
@@ -66,7 +66,7 @@ def check_plan(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_commands(subject: PlannedJob) -> list[CheckFinding]:
-    """A program or a script that is not there, once for each role; and Slurm itself."""
+    """Check that Slurm exists, and each role's program and script."""
     items, plan, local = [], subject.plan, subject.local
     if not local and shutil.which("sbatch") is None:
         message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
@@ -96,7 +96,7 @@ def check_commands(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_modules(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the Python of engines and front ends finds the package that it is to run, once for each of them."""
+    """Check that the Python of engines and front ends finds the package that it will run, once for each."""
     items, seen = [], set[tuple[str, ...]]()
     for place, planned, argv in role_commands(subject):
         found = module_of(argv) if argv and is_python(argv[0]) and not planned.contained else None
@@ -122,7 +122,7 @@ def check_modules(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def _missing_program(subject: PlannedJob, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
-    """Where a program comes from that is not there, and what to do."""
+    """Place that requires a missing program, and a message with a fix."""
     at, who = _origin(subject, planned, program) or (place, "")
     if not who:
         return at, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
@@ -130,7 +130,7 @@ def _missing_program(subject: PlannedJob, place: str, planned: TaskPlan, program
 
 
 def _origin(subject: PlannedJob, planned: TaskPlan, program: str) -> tuple[str, str] | None:
-    """Key and name of what a task's command comes from where it is not in words of the job file."""
+    """Key and name that supply a task's command, or None if the job file contains the command itself."""
     spec = subject.spec
     own = [command_argv(workers) for workers in spec.workers if workers.role == planned.task.role]
     if planned.stage == WORKERS and not any(words[:1] == [program] for words in own):
@@ -146,7 +146,7 @@ def _origin(subject: PlannedJob, planned: TaskPlan, program: str) -> tuple[str, 
 
 
 def _script(argv: list[str]) -> str | None:
-    """The script that an interpreter is given, or None."""
+    """The script that an interpreter runs, or None."""
     name = os.path.basename(argv[0]).rstrip("0123456789.")
     if name not in INTERPRETERS:
         return None
@@ -159,7 +159,7 @@ def _script(argv: list[str]) -> str | None:
 
 
 def check_variables(subject: PlannedJob) -> list[CheckFinding]:
-    """Variables that must be set, and those that commands name."""
+    """Check required variables, and those that commands use."""
     items = []
     for name in subject.spec.environment.required:
         roles = [
@@ -197,7 +197,7 @@ def _named_variables(subject: PlannedJob, place: str, planned: TaskPlan) -> list
 
 
 def _cure_without_shell(subject: PlannedJob, planned: TaskPlan) -> str:
-    """How a variable comes into words that no shell reads: only the roles' own commands have `shell: true`."""
+    """How to expand a variable in words that no shell reads; only commands of roles have `shell: true`."""
     spec = subject.spec
     if planned.stage == WORKERS:
         own = any(command_argv(workers) for workers in spec.workers if workers.role == planned.task.role)
@@ -210,7 +210,7 @@ def _cure_without_shell(subject: PlannedJob, planned: TaskPlan) -> str:
 
 
 def check_gpus_here(subject: PlannedJob, known: int | None = None) -> list[CheckFinding]:
-    """Whether this machine has the GPUs of a local plan; ``known`` is how many it has, where that was asked."""
+    """Check that this machine has the GPUs of a local plan; ``known`` is their number, if already read."""
     plan, place = subject.plan, "resources.gpus_per_node"
     needed = plan.gpus_per_node * plan.nodes
     if not needed:
@@ -228,7 +228,7 @@ def check_gpus_here(subject: PlannedJob, known: int | None = None) -> list[Check
 
 
 def check_directories(subject: PlannedJob) -> list[CheckFinding]:
-    """Where the job runs and writes."""
+    """Check the directories where the job runs and writes."""
     items, plan = [], subject.plan
     if not Path(plan.workdir).is_dir():
         message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
@@ -249,7 +249,7 @@ def check_directories(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def written_directories(plan: Plan) -> list[tuple[str, str]]:
-    """Absolute directories that the job writes to, with the key that names each."""
+    """Absolute directories that the job writes to, with their keys."""
     places = [("logs_dir", plan.logs_dir)]
     keys = {"output": "paths.output_dir", "checkpoint": "paths.checkpoint_dir"}
     places += [(keys[group.name], group.directory) for group in plan.manifest.groups if group.name in keys]
@@ -275,7 +275,7 @@ def _why_not_writable(directory: Path) -> str | None:
 
 
 def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
-    """Files of an earlier job where the output goes: they would be taken for this one's, or be overwritten."""
+    """Warn about an earlier job's output files: they would be overwritten, or mistaken for this job's."""
     group = next(group for group in subject.plan.manifest.groups if group.name == "output")
     if group.pattern is None or not os.path.isabs(group.directory):
         return [CheckFinding("output-files", "ok", "paths.output_dir", "a fresh run directory")]
@@ -308,7 +308,7 @@ def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_sample(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the progress patterns find in a sample of the log what they are there for."""
+    """Check that the progress patterns match a sample of the log."""
     progress, place, manifest = subject.spec.progress, "progress.sample", subject.plan.manifest
     if progress.sample is None:
         told = f"{len(manifest.progress)} own patterns" if manifest.progress else _builtin_patterns(manifest.pack)
@@ -347,14 +347,14 @@ def _builtin_patterns(pack: str) -> str:
 
 
 def _pattern_delivers(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
-    """Whether a pattern has found what it is there for, or need not: a log may tell of no resume."""
+    """Whether a pattern found its value. A resume pattern may find none, because a log may have no resume."""
     if pattern.kind is PatternKind.POSITION:
         return pattern.name in positions or not positions
     return pattern.kind is PatternKind.RESUME or any(name in values for name in NumberExtractor(pattern).names)
 
 
 def check_target_directory(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the job can say there where its metrics are."""
+    """Check that the job can write its target file for Prometheus."""
     directory = subject.plan.target_dir
     if directory is None:
         message = "the cluster file names none; Prometheus finds the job by targets.json in its run directory alone"
@@ -366,11 +366,11 @@ def check_target_directory(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def _sample_text(sample: str | list[str], workdir: Path) -> bytes:
-    """The lines themselves, or those of the file that the text names."""
+    """The sample lines, read from a file if the text names one."""
     if isinstance(sample, list):
         return "\n".join(sample).encode()
     try:
         with (workdir / Path(sample).expanduser()).open("rb") as source:
             return source.read(MOST_SAMPLE_BYTES)
     except (OSError, ValueError, RuntimeError):
-        return sample.encode()  # a line, and no name of a file
+        return sample.encode()  # a line of the log, not a file name

@@ -1,10 +1,10 @@
-"""Whether the Python of a worker finds modules, without importing more of them than it takes to look."""
+"""Check whether a worker's Python finds modules, importing only their parent packages."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-FIND_TIMEOUT_S = 20.0
+FIND_TIMEOUT_S = 20.0  # for an interpreter to start and search its path
 
 _ANSWER = "gpujob: modules missing:"
 _FIND = f"""
@@ -19,22 +19,22 @@ for number, name in enumerate(sys.argv[1:]):
         missing.append(number)
 print()
 print({_ANSWER!r}, *missing)
-"""  # tells by their numbers which modules are not found, on a line of its own: start-up files print what they like
+"""  # prints indexes of missing modules on a marked line, because start-up files may print too
 
 
 class InterpreterSilent(Exception):
-    """Why an interpreter has not said which modules it finds, for people."""
+    """Why an interpreter did not report which modules it finds, for users."""
 
 
 def missing_modules(
     program: str, names: Sequence[str], environment: Mapping[str, str], workdir: str, flags: Sequence[str] = ()
 ) -> list[str]:
-    """Those of the modules that the interpreter ``program``, with these flags, does not find. Raises NoAnswer."""
+    """Modules that the interpreter ``program``, run with these flags, does not find. Raises InterpreterSilent."""
     found = _missing((program, *flags, "-c", _FIND, *names), tuple(sorted(environment.items())), workdir)
     return [names[number] for number in found]
 
 
-@lru_cache(maxsize=64)  # the points of a sweep ask the same
+@lru_cache(maxsize=64)  # points of a sweep repeat the question
 def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], workdir: str) -> tuple[int, ...]:
     program = argv[0]
     try:
@@ -62,9 +62,9 @@ def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], wo
 
 
 def module_of(argv: Sequence[str]) -> tuple[str, ...] | None:
-    """The flags of an interpreter and, last, the package of the module that it is to run: ``python3 -u -m sglang.x``.
+    """Flags of an interpreter and, last, the package of the module that it runs: ``python3 -u -m sglang.x``.
 
-    None where it is given something else.
+    None if it runs something other than a module.
     """
     for index, word in enumerate(argv[1:-1], start=1):
         if word == "-m":

@@ -1,4 +1,4 @@
-"""What the roles of a plan run and find, as far as that is known before there is a run."""
+"""Programs and environment of a plan's roles, as far as they are known before the job runs."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ OF_THE_RUN = "a path of `env` that only the run knows"
 
 
 def role_commands(subject: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:
-    """The first task of each role: the place of its command, the task, and the words of its own program."""
+    """First task of each role: place of its command, the task, and the words of its own program."""
     plan = subject.plan
     facts, seen = _facts(plan), set()
     for planned in plan.tasks:
@@ -30,12 +30,12 @@ def role_commands(subject: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str
 
 
 def _facts(plan: Plan) -> RunFacts:
-    """A run of the plan, for the values that none has yet."""
+    """Placeholder run facts, for values that no run has set yet."""
     return RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
 
 
 def program_command(subject: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
-    """The words of a task without the shell around them that some kinds of benchmark put there."""
+    """Words of a task, without the shell around some benchmarks."""
     benchmark = subject.spec.benchmark
     if planned.stage != BENCHMARK or benchmark is None:
         return list(argv)
@@ -43,13 +43,13 @@ def program_command(subject: PlannedJob, planned: TaskPlan, argv: Sequence[str])
 
 
 def job_file_place(planned: TaskPlan) -> str:
-    """The part of the job file that a task comes from."""
+    """The part of the job file that defines a task."""
     role = planned.task.role
     return {WORKERS: f"workers ({role})", FRONTENDS: "frontend", BENCHMARK: "benchmark"}.get(planned.stage, role)
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is a Python interpreter by its name."""
+    """Whether a program's name is that of a Python interpreter."""
     return os.path.basename(program).rstrip("0123456789.") == "python"
 
 
@@ -62,13 +62,13 @@ def find_program(subject: PlannedJob, planned: TaskPlan, program: str) -> str | 
 
 
 def environment_of(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
-    """What a worker of this role finds in its environment, as far as it is known here."""
+    """Environment of a worker of this role, as far as known here."""
     values = placeholder_values(subject.plan, planned, _facts(subject.plan))
     return {**subject.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
 
 
 def is_known_at_run_only(subject: PlannedJob, planned: TaskPlan, name: str) -> bool:
-    """Whether only the run knows the value of a variable, as of ``{run_dir}/bin``: another run has another one."""
+    """Whether a variable's value, such as ``{run_dir}/bin``, depends on facts of the run."""
     plan, value = subject.plan, planned.env.get(name, "")
     one, hosts = _facts(plan), tuple(f"other{index}" for index in range(plan.nodes))
     other = dataclasses.replace(one, job_id="1", run_dir=plan.run_dir("1"), hosts=hosts, attempt=1, port_offset=1)
@@ -78,7 +78,7 @@ def is_known_at_run_only(subject: PlannedJob, planned: TaskPlan, name: str) -> b
 def modules_not_found(
     subject: PlannedJob, planned: TaskPlan, program: str, names: Sequence[str], flags: Sequence[str] = ()
 ) -> list[str]:
-    """Those of the modules that a worker's interpreter does not find; raises NoAnswer where that is not known yet."""
+    """Modules that a worker's interpreter does not find. Raises InterpreterSilent if only a run can show it."""
     missing = missing_modules(program, names, environment_of(subject, planned), subject.plan.workdir, flags)
     deciding = ("PATH", *(name for name in planned.env if name.startswith("PYTHON")))
     if missing and any(is_known_at_run_only(subject, planned, name) for name in deciding):

@@ -1,4 +1,4 @@
-"""What this machine, the cluster and the site's servers have to offer a job. Everything asked here has a deadline."""
+"""Preflight checks of this machine, the cluster and the site's servers. Every query has a deadline."""
 
 import re
 import socket
@@ -20,21 +20,22 @@ from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.steps.slurm_steps import run_command
 
-SLURM_TIMEOUT_S = 10.0
-HTTP_TIMEOUT_S = 3.0
-LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40  # a share of a disk says little once it has a terabyte free
-LEAST_FREE_MEMORY_SHARE = 0.9  # of a GPU that nobody else uses; the driver keeps a little for itself
+SLURM_TIMEOUT_S = 10.0  # for sinfo
+HTTP_TIMEOUT_S = 3.0  # for each server
+# low disk space is below both; with a terabyte free, the share means little
+LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
+LEAST_FREE_MEMORY_SHARE = 0.9  # of a GPU without other users; the driver keeps a little memory
 GIB = 1 << 30
-MOST_ERROR = 200  # characters of an error of Slurm that an item has
+MOST_ERROR = 200  # characters of a Slurm error within one finding
+# errors of Slurm commands on a machine outside any cluster
 _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
-"""How Slurm's commands say that this machine belongs to no cluster."""
 
 
 # -- environment ---------------------------------------------------------------------------------
 
 
 def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether Python is that of an environment made for the job, or whichever comes first."""
+    """Check that Python comes from an environment made for the job, not just from PATH."""
     items, doubtful = [], set[str]()
     for place, planned, argv in role_commands(subject):
         known = environment_of(subject, planned)
@@ -66,12 +67,12 @@ def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def _of_environment(interpreter: str) -> bool:
-    """Whether a virtual environment holds this interpreter (PEP 405: pyvenv.cfg beside its folder)."""
+    """Whether an interpreter belongs to a virtual environment (PEP 405: pyvenv.cfg next to its directory)."""
     return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
 
 
 def check_packages(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the workers' Python finds the modules that the job names."""
+    """Check that the workers' Python finds the modules that the job names."""
     place, names = "environment.packages", subject.spec.environment.packages
     if not names:
         return [CheckFinding("packages", "not checked", place, "the job file names none")]
@@ -92,7 +93,7 @@ def check_packages(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
-    """The newest CUDA that the driver of this machine supports."""
+    """Report the newest CUDA version that this machine's driver supports."""
     if isinstance(inventory, str):
         return [CheckFinding("cuda", "not checked", "CUDA", f"no driver answers here ({inventory})")]
     newest = ".".join(map(str, inventory.cuda))
@@ -104,7 +105,7 @@ def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
 
 
 def check_gpu_memory(subject: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
-    """Whether somebody else uses the GPUs of this machine."""
+    """Check that no other process uses the GPUs of this machine."""
     place, plan = "GPU memory", subject.plan
     if not plan.gpus_per_node:
         return []
@@ -128,7 +129,7 @@ def check_gpu_memory(subject: PlannedJob, inventory: GpuInventory | str) -> list
 
 
 def check_memory(subject: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> list[CheckFinding]:
-    """Whether this machine has the memory that a local job asks for."""
+    """Check that this machine has the memory that a local job requests."""
     place, asked = "resources.memory_per_node", memory_bytes(subject.plan.memory_per_node)
     if not subject.local:
         return [CheckFinding("memory", "not checked", place, "the job's nodes are not this machine")]
@@ -145,7 +146,7 @@ def check_memory(subject: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> 
 
 
 def memory_bytes(text: str | None) -> int | None:
-    """Bytes of Slurm's ``64G``; a plain number is in MiB (sbatch(1))."""
+    """Bytes of a Slurm size such as ``64G``; a plain number is in MiB (sbatch(1))."""
     if text is None:
         return None
     scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1])
@@ -163,7 +164,7 @@ def _available_memory(meminfo: Path) -> int | None:
 
 
 def check_disk(plan: Plan) -> list[CheckFinding]:
-    """Space where the job writes, once for each file system."""
+    """Check free space where the job writes, once for each file system."""
     items: list[CheckFinding] = []
     seen: set[int] = set()
     for place, directory in written_directories(plan):
@@ -183,7 +184,7 @@ def check_disk(plan: Plan) -> list[CheckFinding]:
 
 
 def check_network(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the hub of models that the job fetches answers from here; the nodes may be less well connected."""
+    """Check that the model hub answers from here; nodes may be less well connected."""
     model, place = subject.spec.model, "network"
     if model is None or not aliases.resolve_model(model.path, subject.cluster).startswith(aliases.HUB):
         return [CheckFinding("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
@@ -206,18 +207,18 @@ def check_network(subject: PlannedJob) -> list[CheckFinding]:
 
 @dataclass(frozen=True)
 class SlurmPartition:
-    """One partition as sinfo(1) tells it."""
+    """One partition, as reported by sinfo(1)."""
 
     name: str
     default: bool
     up: bool
     time_limit_s: float | None
     nodes: int
-    gpus: int  # most GPUs of a node
+    gpus: int  # most GPUs of any node
 
 
 def parse_partitions(text: str) -> dict[str, SlurmPartition]:
-    """Partitions by name from lines of ``%P|%a|%l|%D|%G``; one has a line for each kind of node."""
+    """Partitions by name, from ``%P|%a|%l|%D|%G`` lines; a partition has one line for each kind of node."""
     found: dict[str, SlurmPartition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
@@ -239,7 +240,7 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
 
 
 def check_partition(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether the partition is there and up, and could ever take the job."""
+    """Check that the partition exists, is up, and is large enough for the job."""
     if subject.local:
         return []
     place, plan = "slurm.partition", subject.plan
@@ -263,7 +264,7 @@ def check_partition(subject: PlannedJob) -> list[CheckFinding]:
 
 
 def _without_slurm(words: str) -> str:
-    """One line of an error of sinfo; where it finds no cluster, what that means instead of its search for one."""
+    """Shorten an error of sinfo. If it finds no cluster, explain that instead of its search for one."""
     if _NO_CLUSTER.search(words):
         return "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
@@ -298,7 +299,7 @@ def _fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
 
 
 def check_endpoints(subject: PlannedJob) -> list[CheckFinding]:
-    """Whether those who would raise an alarm are there."""
+    """Check that the site's Prometheus and Alertmanager are ready."""
     return [
         _endpoint(key, url, name)
         for key, url, name in (
@@ -314,10 +315,10 @@ def _endpoint(key: str, url: str | None, name: str) -> CheckFinding:
     if url is None:
         return CheckFinding(key, "not checked", key, f"the cluster file names no {name}")
     parts = urlsplit(url)
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")  # a password is not shown
+    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")  # hide a password
     try:
         with requests.Session() as session:
-            session.trust_env = False  # a user's proxy does not reach the servers of a cluster
+            session.trust_env = False  # a user's proxy does not reach servers of the cluster
             answer = session.get(f"{url.rstrip('/')}/-/ready", timeout=HTTP_TIMEOUT_S)
     except (requests.RequestException, ValueError) as error:
         why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"

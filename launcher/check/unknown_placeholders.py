@@ -1,4 +1,4 @@
-"""Words in braces that look like a placeholder and that nothing fills: a program would get them as they stand."""
+"""Words in braces that look like placeholders but have no value: a program would get them unchanged."""
 
 import difflib
 import re
@@ -13,8 +13,8 @@ from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, RunFacts, TaskPlan
 from launcher.plan.ports import TABLE
 from launcher.planner.planned_job import PlannedJob
 
-LIKENESS = 0.7  # of a word to the name of a placeholder, by difflib, from which on it was meant to be that one
-HIDDEN_PORTS = ("public", "internal")  # ports of the table that a process knows as its `http` one
+LIKENESS = 0.7  # difflib ratio from which a word counts as a misspelled placeholder
+HIDDEN_PORTS = ("public", "internal")  # ports of the table whose placeholder is `http_port`
 
 _WORD = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 _HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
@@ -22,16 +22,16 @@ _HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
 
 @dataclass(frozen=True)
 class FilledText:
-    """A text that is filled in, the place of the job file where it stands, and what can stand in it."""
+    """A text with placeholders, its place in the job file, and the values available there."""
 
     place: str
     text: str
     values: PlaceholderValues
-    stage: str = ""  # that of the process whose command, arguments or variables it is in; empty for other texts
+    stage: str = ""  # stage of the process that the text belongs to; empty if it belongs to none
 
 
 def check_placeholders(subject: PlannedJob) -> list[CheckFinding]:
-    """Each word that cannot be filled, once for its place."""
+    """Report each word without a value, once for each place."""
     plan = subject.plan
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
     found: dict[tuple[str, str], CheckFinding] = {}
@@ -52,7 +52,7 @@ def _swept(sweep: SweepSpec | None) -> set[str]:
 
 
 def _why_unfilled(name: str, text: FilledText, nodes: int) -> str | None:
-    """Why a word is not filled and what there is instead; None for one that is filled, or is no placeholder at all."""
+    """Why a word has no value, with suggestions; None if it has one or is no placeholder."""
     if text.values.get(name) is not None or _is_numbered(name, nodes):
         return None
     if name.startswith("host_") and _HOST_OR_PORT.fullmatch(name):
@@ -73,7 +73,7 @@ def _is_numbered(name: str, nodes: int) -> bool:
 
 
 def _nameable(text: FilledText) -> list[str]:
-    """Ports that a process gets when its words name them."""
+    """Ports that a process gets because its command names them."""
     return [name for name in TABLE if name not in HIDDEN_PORTS] if text.stage in (WORKERS, FRONTENDS) else []
 
 
@@ -111,7 +111,7 @@ def _texts(subject: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:
 
 
 def _variables(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
-    """The variables of a process; those of the whole job are the workers', others need not have their ports."""
+    """Variables of a process. Those of the whole job count for workers only; others may lack their ports."""
     if planned.stage == WORKERS:
         return planned.env
     own = {BENCHMARK: subject.spec.benchmark, FRONTENDS: subject.spec.frontend}.get(planned.stage)
@@ -119,7 +119,7 @@ def _variables(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
 
 
 def _place(said: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> str:
-    """The place of the job file where a process has a word from, its own part first."""
+    """Place of the job file from which a process has a word; its own part comes first."""
     role, word = planned.task.role, f"{{{name}}}"
     owner = role if planned.stage == WORKERS else planned.stage
     places = [place for whose, place, text in said if whose in (owner, "") and word in text]
@@ -127,7 +127,7 @@ def _place(said: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> st
 
 
 def _text_places(subject: PlannedJob) -> Iterator[tuple[str, str, str]]:
-    """Whose text it is (a role, a stage, empty: every worker's), where it stands, and the text."""
+    """Owner of each text (a role, a stage, or empty for every worker), its place, and the text."""
     spec = subject.spec
     for workers in spec.workers:
         for word in command_argv(workers):
