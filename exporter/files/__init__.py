@@ -1,1 +1,1 @@
-"""Files that a job writes: results, checkpoints, the disks they lie on, and their formats."""
+"""Files that a job writes: outputs, checkpoints, their disks, and file formats."""

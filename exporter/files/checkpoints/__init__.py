@@ -1,1 +1,1 @@
-"""Checkpoints: which are complete, how old they are, and how many more fit."""
+"""Checkpoints: which are complete, how old they are, and when the next is due."""

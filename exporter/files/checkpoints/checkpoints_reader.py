@@ -1,4 +1,4 @@
-"""Files and directories of a checkpoint folder: what has changed, what indexes name, which files are damaged."""
+"""Poll a checkpoint folder: changed entries, the shards that indexes name, and damaged files."""
 
 import fnmatch
 import heapq
@@ -13,45 +13,41 @@ from typing import Any, NamedTuple
 
 from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, check_file, open_source
 
-MOST_LEVELS = 4  # of directories that are walked, the checkpoint's own included,
-MOST_ENTRIES = 20_000  # and of entries in one; of all that are looked at in one look too
-HOT_S = 120.0  # a directory is walked at each look until nothing in it has changed for so long,
-REST_SHARE = 20.0
-"""but then not again before so many times what the last walk took; names are not read again before either."""
-SURE_S, ANYWAY_S = 2.0, 60.0
-"""The time of a folder may be as coarse as this; and after so long its names are read in any case."""
-NEWEST, TURN = 16, 256
-"""Of those that are settled, so many of the newest are looked at each time, and so many of the others in turn."""
-MOST_FOLDERS = 16  # directories within a settled one whose times are looked at
-SETTLED_S = 10.0  # a file is looked into once it has not changed for so long and at two looks,
-AGAIN_S = 10.0  # and is damaged when it is so again after this time, unchanged
-LOOK_S = 0.3
-"""A look goes on for so long, and the next one goes on from there; a file on a cold server may take milliseconds."""
-EARLY_S = 60.0  # files from before the start by this may be the job's: the clock of a file server may be behind
-CHECKS, CHECK_S = 8, 0.05  # files that are looked into at one look, and the time for it
-HELD = 8  # directories whose files are kept in memory after they have settled, the newest
+MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
+MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
+HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
+REST_SHARE = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
+SURE_S, ANYWAY_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
+NEWEST, TURN = 16, 256  # settled entries polled each time: this many of the newest, and this many others in turn
+MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
+SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
+AGAIN_S = 10.0  # a file counts as damaged if a second check after this time agrees
+LOOK_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
+EARLY_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
+CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
+HELD = 8  # settled directories whose files are kept in memory, the newest
 MOST_INDEXES = 8
 MOST_INDEX_BYTES = 8 << 20
 MOST_SHARDS = 20_000
 MOST_DAMAGED = 20
 MOST_PASSED_OVER = 20
-MOST_UNITS = 20_000  # checkpoint files and directories that are kept in mind, the newest
-NOTHING: dict[str, Any] = {}  # in place of an empty dict for each of many; never written to
+MOST_UNITS = 20_000  # entries remembered, the newest
+NOTHING: dict[str, Any] = {}  # shared empty dict that saves memory; never written to
 
 _MARK_AT_END = (
     r"(?:[-_.](?:tmp|temp|part|partial|incomplete|inprogress|in_progress|writing|unfinished)"
     r"|[-.]tmp[-_.]?[A-Za-z0-9]{1,32}|\.orbax-checkpoint-tmp(?:-\d+)?|~)$"
 )
 _MARK = re.compile(rf"^\.|^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
+# hidden files such as ``.metadata`` and ``.zarray`` are ordinary inside a directory
 _MARK_BELOW = re.compile(rf"^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
-"""Within a directory hidden files are ordinary: ``.metadata``, ``.zarray``."""
 _RANDOM = re.compile(r"(?:\.\d{1,20}|[.-](?=[a-z0-9_]*\d)(?=[a-z0-9_]*[a-z])[a-z0-9_]{6,16})$", re.IGNORECASE)
 _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
 _TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
-_MAY_BE_RAW = ".bin"  # numbers without a header, of which the first may be zeros
+_MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
 _PART_OF_DISTCP = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
 ZEROS_BYTES = 4096
@@ -59,9 +55,9 @@ KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", 
 
 
 class CheckpointFile(NamedTuple):
-    """A regular file at one look; times in epoch seconds."""
+    """A regular file as of one poll; times in epoch seconds."""
 
-    path: str  # from the checkpoint folder on
+    path: str  # relative to the checkpoint folder
     size: int
     mtime: float
     inode: int
@@ -77,7 +73,7 @@ class DamagedFile(NamedTuple):
 
 
 class CheckpointIndex(NamedTuple):
-    """An index of shards; paths from the checkpoint folder on."""
+    """An index of shards; paths are relative to the checkpoint folder."""
 
     path: str
     shards: tuple[str, ...]
@@ -87,29 +83,30 @@ class CheckpointEntry(NamedTuple):
     """One file or directory directly in the checkpoint folder."""
 
     name: str
-    bare: str  # the name without marks of a temporary file, as `checkpoint_12.pt` of `.checkpoint_12.pt.tmp`
+    bare: str  # name without temporary marks: `checkpoint_12.pt` for `.checkpoint_12.pt.tmp`
     temporary: bool
     directory: bool
     inode: int
-    files: tuple[CheckpointFile, ...]  # of a file, itself; of a directory, all regular files in it
-    whole: bool = True  # whether all of its files could be looked at
-    indexes: tuple[CheckpointIndex, ...] = ()  # indexes in it that name shards
-    valid: int = 0  # files that were looked into and are whole,
-    looked_into: int = 0  # of so many of which it is sure what they are,
-    damaged: tuple[DamagedFile, ...] = ()  # and those that are not; of many some
+    files: tuple[CheckpointFile, ...]  # a file itself, or all regular files in a directory
+    whole: bool = True  # whether all of its files could be read
+    indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
+    valid: int = 0  # checked files found whole
+    looked_into: int = 0  # files with a final verdict
+    damaged: tuple[DamagedFile, ...] = ()  # at most `MOST_DAMAGED`
 
 
 class CheckpointReading(NamedTuple):
-    """What one look has found."""
+    """Result of one poll."""
 
-    entries: tuple[CheckpointEntry, ...]  # those that are new or have changed since the last look
-    names: tuple[str, ...] | None  # all that are there, when some have come or gone
-    behind: bool = False  # whether some have not been looked at yet
-    passed_over: tuple[tuple[str, str], ...] = ()  # names that are those of no files, and what they are; of many some
+    entries: tuple[CheckpointEntry, ...]  # entries that are new or changed since the last poll
+    names: tuple[str, ...] | None  # all names, or None if none came or went
+    behind: bool = False  # whether some names have not been read yet
+    # matching names that are not files, with their kind; at most `MOST_PASSED_OVER`
+    passed_over: tuple[tuple[str, str], ...] = ()
 
 
 def bare_name(name: str) -> str:
-    """A name without the marks of a temporary file; the same name where it has none.
+    """Return a name without the marks of a temporary file.
 
     >>> bare_name(".checkpoint_12.pt.4711.tmp"), bare_name("100.orbax-checkpoint-tmp-1699"), bare_name("tmp-ckpt-5")
     ('checkpoint_12.pt', '100', 'ckpt-5')
@@ -124,7 +121,7 @@ def bare_name(name: str) -> str:
 
 
 def parse_index(text: str | bytes) -> tuple[str, ...] | None:
-    """Names of the shards in a ``*.index.json`` as of Hugging Face, in order; None where it is of another kind."""
+    """Return the sorted shard names of a Hugging Face ``*.index.json``; None for any other content."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -145,13 +142,13 @@ def _is_index(path: str) -> bool:
 
 
 def _is_side_file(path: str) -> bool:
-    """Whether it is a text beside the weights, which may be written to for ever."""
+    """Whether it is text beside the weights, which may be written to forever."""
     name = path.lower()
     return name.endswith(_TEXT) and not name.endswith(INDEX)
 
 
 def _is_erased(source: FileSource) -> bool:
-    """Whether a binary file begins with zeros, as one whose blocks never reached the disk."""
+    """Whether a binary file begins with zeros, as when its blocks never reached the disk."""
     name = source.name.lower()
     try:
         if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
@@ -162,7 +159,7 @@ def _is_erased(source: FileSource) -> bool:
 
 
 class _EntryWatch:
-    """One file or directory of the folder."""
+    """State of one file or directory in the folder."""
 
     __slots__ = (
         *(
@@ -184,39 +181,29 @@ class _EntryWatch:
 
     def __init__(self, bare: str, *, temporary: bool, directory: bool, inode: int, now: float) -> None:
         self.bare, self.temporary, self.directory, self.inode = bare, temporary, directory, inode
-        self.changed = now
-        """When something in it was last seen to change; when it was written, of what a first look finds."""
-        self.looks = 0
-        """Looks since then."""
-        self.looked = 0
-        """Number of the last look at it."""
-        self.seen = False
-        """Whether it was seen to come or to change."""
+        self.changed = now  # last change seen; on the first poll, the time of the last write
+        self.looks = 0  # polls since then
+        self.looked = 0  # number of the last poll that read it
+        self.seen = False  # whether we saw it appear or change
         self.mtime_ns = 0
         self.entry: CheckpointEntry | None = None
-        self.slim = False
-        """Whether its files are no longer kept."""
-        self.folders: tuple[tuple[str, int], ...] = ()
-        """Directories in it with their times."""
+        self.slim = False  # whether its files have been dropped from memory
+        self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
         self.rest_until = 0.0
-        self.indexes: dict[str, tuple[str, ...]] = NOTHING
-        """What its indexes name, by their paths."""
-        self.checked: dict[str, bool] = NOTHING
-        """Files that are done with, and whether they are known to be whole."""
-        self.doubted: dict[str, float] = NOTHING
-        """Those that were damaged at a first look, and the moment of it,"""
-        self.damaged: dict[str, DamagedFile] = NOTHING
-        """and at a second one."""
+        self.indexes: dict[str, tuple[str, ...]] = NOTHING  # shards by index path
+        self.checked: dict[str, bool] = NOTHING  # files with a final verdict, and whether they are whole
+        self.doubted: dict[str, float] = NOTHING  # time of a first check that found damage
+        self.damaged: dict[str, DamagedFile] = NOTHING  # files that a second check confirmed
 
     @property
     def newest(self) -> float:
-        """When it was last written."""
+        """Time of the last write."""
         files = self.entry.files if self.entry is not None else ()
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
 
 
 class _DirectoryWalk:
-    """A walk through a directory that goes on at the next look when a look has taken its time."""
+    """A walk through a directory that may continue over several polls."""
 
     def __init__(self, name: str, mtime_ns: int) -> None:
         self.name, self.mtime_ns = name, mtime_ns
@@ -227,42 +214,38 @@ class _DirectoryWalk:
 
 
 class CheckpointWatch:
-    """The checkpoints of one folder: names that match a glob, and whatever is in directories that do.
+    """Watch one folder for names that match a glob, and all files in matching directories.
 
-    Names count without the marks of a temporary file too. Links are not followed, here and below. A folder that is not
-    there (yet) has none. Runs where a look may hang; ``look`` raises OSError when the folder cannot be read.
+    Names also match without their temporary marks. Links are not followed. A missing folder has no checkpoints. Runs
+    where I/O may hang; ``look`` raises OSError if the folder cannot be read.
     """
 
     def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
-        """Files from before ``since`` (epoch seconds) are not looked into; none are without ``verify``."""
+        """Check only files written after ``since`` (epoch seconds), and none without ``verify``."""
         self._directory = directory
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
+        # whether names may carry temporary marks: not if the pattern itself asks for them
         self._marks = bare_name(pattern) == pattern
-        """Whether names may be those of temporary files: the pattern does not ask for such names itself."""
         self._since = since
         self._verify = verify
         self._units: dict[str, _EntryWatch] = {}
         self._retired: set[str] = set()
         self._passed_over: dict[str, str] = {}
-        self._waiting: dict[str, None] = {}
-        """Names that have not been looked at yet."""
+        self._waiting: dict[str, None] = {}  # names not read yet
         self._listed_key: tuple[int, int, int] | None = None
         self._listed_at = 0.0
         self._list_rest_until = 0.0
         self._last_look = 0.0
-        self._number = 0
-        """Of this look,"""
-        self._end = 0.0
-        """until when it goes on."""
+        self._number = 0  # number of this poll
+        self._end = 0.0  # when this poll must stop
         self._budget = 0
-        self._through = False
-        """Whether all that was there at first has been looked at."""
+        self._through = False  # whether all initial names have been read
         self._walking: _DirectoryWalk | None = None
         self._changed: dict[str, None] = {}
 
     def look(self, now: float) -> CheckpointReading:
-        """What has changed since the last look; ``now`` in epoch seconds."""
+        """Return changes since the last poll; ``now`` is in epoch seconds."""
         if now < self._last_look:
             self._begin_again(now)
         self._last_look, self._changed, self._budget = now, {}, MOST_ENTRIES
@@ -283,7 +266,7 @@ class CheckpointWatch:
         return CheckpointReading(tuple(found), names, behind, tuple(self._passed_over.items()))
 
     def _begin_again(self, now: float) -> None:
-        """The clock was put back."""
+        """Adjust all times after the clock was set back."""
         self._listed_key, self._list_rest_until = None, 0.0
         for unit in self._units.values():
             unit.rest_until, unit.changed = 0.0, min(unit.changed, now)
@@ -292,7 +275,7 @@ class CheckpointWatch:
     # Names
 
     def _list(self, now: float) -> bool:
-        """Read the names when the folder has changed; whether some have gone."""
+        """Read the names if the folder has changed; return whether any has gone."""
         try:
             facts = os.stat(self._directory)
             key = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
@@ -326,7 +309,7 @@ class CheckpointWatch:
         return bool(gone)
 
     def _retire(self) -> bool:
-        """Forget the oldest when there are very many; whether any was."""
+        """Forget the oldest entries above `MOST_UNITS`; return whether there were any."""
         if len(self._units) <= MOST_UNITS:
             return False
         oldest = sorted(self._units, key=lambda name: self._units[name].newest)
@@ -338,7 +321,7 @@ class CheckpointWatch:
     # Facts
 
     def _due(self, now: float) -> list[str]:
-        """Names to look at: those that may be written to, the newest of the others, and some of the rest in turn."""
+        """Names to read: waiting and recently changed ones, the newest others, and some of the rest in turn."""
         hot: list[str] = []
         cold: list[str] = []
         for name, unit in self._units.items():
@@ -351,7 +334,7 @@ class CheckpointWatch:
         return due if self._walking is None else [self._walking.name, *due]
 
     def _look_at(self, name: str, now: float) -> bool:
-        """Look at one entry; whether it has come or gone."""
+        """Read one entry; return whether it came or went."""
         self._budget -= 1
         first = self._waiting.pop(name, name) is None
         walking = self._walking is not None and self._walking.name == name
@@ -365,7 +348,7 @@ class CheckpointWatch:
         if not directory and walking:
             self._walking = None
         if not directory and kind != stat.S_IFREG:
-            # a link is another name of a file that counts on its own, or of one elsewhere
+            # the target of a link counts on its own, or lies elsewhere
             if kind != stat.S_IFLNK and len(self._passed_over) < MOST_PASSED_OVER:
                 self._passed_over[name] = KINDS.get(kind, "no regular file")
             return self._units.pop(name, None) is not None
@@ -387,10 +370,10 @@ class CheckpointWatch:
     def _note(
         self, name: str, unit: _EntryWatch, files: tuple[CheckpointFile, ...], now: float, *, whole: bool
     ) -> None:
-        """Files of an entry as they are now."""
+        """Update an entry with its current files."""
         before = unit.entry
         known = {file.path: file for file in before.files} if before is not None else {}
-        # some file systems make inodes up: one that differs alone is no change
+        # a new inode alone is no change: some file systems invent inodes
         files = tuple(old if (old := known.get(file.path)) and _is_same(old, file) else file for file in files)
         unit.looks += 1
         if before is not None and not unit.slim and (before.files, before.whole) == (files, whole):
@@ -411,7 +394,7 @@ class CheckpointWatch:
         self._publish(name, unit)
 
     def _publish(self, name: str, unit: _EntryWatch) -> None:
-        """Have what is known of an entry told."""
+        """Report an entry in the result of this poll."""
         if unit.entry is not None:
             unit.entry = unit.entry._replace(
                 indexes=tuple(CheckpointIndex(*told) for told in sorted(unit.indexes.items()) if told[1]),
@@ -422,7 +405,7 @@ class CheckpointWatch:
             self._changed[name] = None
 
     def _look_into(self, name: str, unit: _EntryWatch, mtime_ns: int, now: float) -> bool:
-        """Walk a directory while it may be written to, or when it has changed; whether the walk is through."""
+        """Walk a directory that is new, recent or changed; return False if the walk must continue later."""
         walk = self._walking
         if walk is None or walk.name != name:
             settled = unit.looks > 0 and now - unit.changed >= HOT_S
@@ -431,7 +414,7 @@ class CheckpointWatch:
             if now < unit.rest_until:
                 return True
             if walk is not None and walk.steps is not None:
-                return False  # one after the other
+                return False  # one walk at a time
             walk = self._walking = _DirectoryWalk(name, mtime_ns)
             walk.steps = self._walk(name, None, 1, walk.files, walk.folders)
         began, whole = time.perf_counter(), None
@@ -462,9 +445,9 @@ class CheckpointWatch:
     def _walk(
         self, path: str, above: int | None, level: int, files: list[CheckpointFile], folders: list[tuple[str, int]]
     ) -> Generator[None, None, bool]:
-        """Collect regular files of a directory and of those below, with a pause after each.
+        """Collect the regular files of a directory tree, yielding at each entry.
 
-        Returns whether all of them could be looked at.
+        Returns whether all of them could be read.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -486,7 +469,7 @@ class CheckpointWatch:
                     yield
                     self._budget -= 1
                     if entry.name.startswith(".nfs"):
-                        continue  # what a client keeps of a file that was removed while it was open
+                        continue  # NFS keeps a removed file under this name while it is open
                     place = f"{path}/{entry.name}"
                     try:
                         facts = entry.stat(follow_symlinks=False)
@@ -508,7 +491,7 @@ class CheckpointWatch:
         return whole
 
     def _slim(self, now: float) -> None:
-        """Forget the files of directories that have settled but for the newest."""
+        """Drop the files of settled directories from memory, except the newest."""
         held = [
             unit
             for name, unit in self._units.items()
@@ -523,7 +506,7 @@ class CheckpointWatch:
     # Validity
 
     def _check(self, now: float) -> None:
-        """Look into some files that have settled and have not been looked into, the newest first."""
+        """Check some settled files, the newest first."""
         end = time.perf_counter() + CHECK_S
         touched: dict[str, _EntryWatch] = {}
         for name, unit, file in itertools.islice(self._unchecked(now), CHECKS):
@@ -552,7 +535,7 @@ class CheckpointWatch:
                     yield name, unit, file
 
     def _check_file(self, unit: _EntryWatch, file: CheckpointFile, now: float) -> None:
-        """Note what a file's format tells, once it is sure."""
+        """Check one file; damage counts only when a second check confirms it."""
         state, known_format, reason = "unknown", None, None
         try:
             if not (unit.directory and _is_side_file(file.path)):
@@ -576,7 +559,7 @@ class CheckpointWatch:
         unit.checked[file.path] = state == "valid"
 
     def _read_index(self, file: CheckpointFile) -> tuple[str, ...]:
-        """Paths of the shards that an index names, from the checkpoint folder on."""
+        """Return the paths of the shards that an index names, relative to the checkpoint folder."""
         if file.size > MOST_INDEX_BYTES:
             return ()
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints of the job: how many, whether the last one is whole, and when the next one is due."""
+"""Checkpoints of the job: how many, whether the last is complete, and when the next is due."""
 
 import logging
 from collections import deque
@@ -28,35 +28,35 @@ INTERVAL = Family(
     "checkpoint_interval_seconds", "Seconds between checkpoints: set in the job file, else learned from at least three."
 )
 
-CHECKPOINT = "checkpoint"  # name of the group whose files are checkpoints
+CHECKPOINT = "checkpoint"  # group whose files are checkpoints
 EVENTS_KEPT = 50
 LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
 SAVE_INTERVAL_S = 30.0
-LOOKS = 4  # at most, one after the other while there are names that have not been looked at
+LOOKS = 4  # polls in one read while names remain unread
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CheckpointsSnapshot:
-    """The checkpoints at one look."""
+    """The checkpoints at one read."""
 
-    known: bool = True  # false while the file system does not answer
+    known: bool = True  # False while the file system does not answer
     total: int = 0
     writing: bool = False
-    last: Checkpoint | None = None  # the newest, whole or not,
-    last_complete: Checkpoint | None = None  # and the newest that was whole
+    last: Checkpoint | None = None  # newest in any state
+    last_complete: Checkpoint | None = None  # newest that was complete
     interval_s: float | None = None
     interval_steps: float | None = None
     next_expected: float | None = None
-    passed_over: tuple[tuple[str, str], ...] = ()  # names that are those of no files, and what they are
+    passed_over: tuple[tuple[str, str], ...] = ()  # matching names that are not files, and their kinds
     events: tuple[dict[str, Any], ...] = ()
 
 
 class CheckpointsCollector:
-    """Follows the files of the checkpoint group.
+    """Follow the files of the checkpoint group.
 
-    Every node does, since each tells when the next checkpoint is due; the first one shows them.
+    Every node does, since each needs to know when the next checkpoint is due. Only the first node shows them.
     """
 
     name = "checkpoints"
@@ -71,12 +71,9 @@ class CheckpointsCollector:
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
         self._restored = False
-        self._saved: dict[str, Any] = self._checkpoints.state()
-        """What is kept for a sidecar after this one,"""
-        self._saved_at: float | None = None
-        """since when,"""
-        self._unsaved: str | None = None
-        """and why the last could not be."""
+        self._saved: dict[str, Any] = self._checkpoints.state()  # state saved for the next sidecar
+        self._saved_at: float | None = None  # when it was last saved
+        self._unsaved: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
         self._records = manifest.run_dir / run_files.WORKERS_DIR
         self._watched: WatchHandle | None = None
@@ -93,24 +90,24 @@ class CheckpointsCollector:
 
     @staticmethod
     def _early_s(context: CollectorContext) -> float:
-        """By how much files may be older than the start and still be of this attempt.
+        """How much older than the start a file of this attempt may be.
 
-        None at all where it cannot have written them: what the attempt before has saved at its end, or a job
-        that is started again, is often not a minute old.
+        0 if such files must be older: the last save of a previous attempt, or of a restarted job, is often under a
+        minute old.
         """
         start = context.identity.start
         is_early = start is not None and context.clock.time() - start < EARLY_S
         return 0.0 if is_early or context.identity.attempt > 0 else EARLY_S
 
     def _disturbed(self) -> float | None:
-        """When a worker of the job has last left a record of its start or end; None where that is not known."""
+        """When a worker last recorded its start or end; None if unknown."""
         try:
             return self._records.stat().st_mtime
         except OSError:
             return None
 
     def read(self) -> CheckpointsSnapshot | None:
-        """What there is; None where nothing can be told, or is not told by this node."""
+        """Poll the folder; None without a checkpoint group, or on a node that does not show it."""
         if self._watched is None:
             return None
         self._restore()
@@ -151,7 +148,7 @@ class CheckpointsCollector:
         )
 
     def _restore(self) -> None:
-        """Go on from where a sidecar before this one was: checkpoints that it has counted may be gone."""
+        """Restore the count of an earlier sidecar, whose checkpoints may be gone."""
         if self._restored:
             return
         self._restored = True
@@ -166,7 +163,7 @@ class CheckpointsCollector:
             self._saved = self._checkpoints.state()
 
     def _save(self) -> None:
-        """Leave for the next sidecar of this node what this one has counted."""
+        """Save the count for the next sidecar of this node."""
         now = self._clock.monotonic()
         if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
             return
@@ -216,7 +213,7 @@ class CheckpointsCollector:
 
 
 def _describe(found: Checkpoint) -> dict[str, Any]:
-    """One checkpoint as a JSON object."""
+    """Return a checkpoint as a JSON object."""
     return {
         "name": printable(found.name),
         "step": found.step,
@@ -236,7 +233,7 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
 
 
 def _event(happened: CheckpointEvent, now: float) -> dict[str, Any]:
-    """One event; the time is that of the checkpoint where it tells of its writing."""
+    """Return one event; a saved checkpoint's has the time of its writing."""
     found = happened.checkpoint
     detail = f"{printable(found.name)}: "
     level = LEVELS[happened.kind]

@@ -1,4 +1,4 @@
-"""What is remembered of earlier checkpoints: how many there were, their rhythm, their usual files and size."""
+"""Remember earlier checkpoints: their count, rhythm, usual files and usual size."""
 
 import itertools
 import math
@@ -9,52 +9,49 @@ from typing import Any, NamedTuple
 
 from exporter.files.checkpoints.sets import Checkpoint, CheckpointSet
 
-LEARN_FROM = 3  # checkpoints from which the interval, the usual size and the usual shards are learned
-SHORT_BEFORE = 2  # after so many with the same ranks missing the next one is whole without them
+LEARN_FROM = 3  # checkpoints needed to learn the interval, the usual size and the usual shards
+SHORT_BEFORE = 2  # after this many others without the same ranks, a checkpoint is complete without them
 ODD_RATIO = 2.0
 KEPT = 16
 MOST_SHAPES = 50_000
-REMEMBERED = 1024
-"""Checkpoints that have been counted, so that one which is lost from sight for a moment is not counted twice."""
+REMEMBERED = 1024  # counted checkpoints, so that one which disappears briefly is not counted twice
 
 
 class _PastCheckpoint(NamedTuple):
-    """What is remembered of a checkpoint that was whole."""
+    """An earlier complete checkpoint."""
 
     key: str
     step: int | None
     end: float
     bytes: int
     seconds: float
-    shapes: frozenset[str]  # shapes of its shards and markers
+    shapes: frozenset[str]  # of its shards and markers
 
 
 class CheckpointHistory:
-    """The checkpoints of one job that were there before, with what the next one is compared with.
+    """Earlier checkpoints of one job, to compare the next one with.
 
-    ``interval_s`` is that between two of them, where it is given.
+    ``interval_s`` is the configured interval, if any.
     """
 
     def __init__(self, interval_s: float | None = None) -> None:
-        self.total = 0
-        """How many have been written; it never falls."""
-        self.real = False
-        """Whether there has been anything besides texts that tell no step."""
+        self.total = 0  # checkpoints written; never falls
+        self.real = False  # whether there was ever more than text files without a step
+        # last start or end of a worker; since then, different ranks may save together
         self.disturbed: float | None = None
-        """When a worker has last begun or ended: who saves, and which steps they save together, is new since then."""
         self._interval_s = interval_s
         self._past: deque[_PastCheckpoint] = deque(maxlen=KEPT)
         self._beats: deque[float] = deque(maxlen=KEPT)
         self._shapes_of_beat: frozenset[str] = frozenset()
         self._counted: dict[str, float] = {}
+        # end, key and shapes of the last checkpoint with this shape
         self._holders: dict[str, tuple[float, str, frozenset[str]]] = {}
-        """End, key and shapes of the last checkpoint with a file of this shape."""
+        # keys and shapes of checkpoints with missing ranks
         self._short: deque[tuple[str, frozenset[str]]] = deque(maxlen=KEPT)
-        """Keys and shapes of those that had fewer files than the ones before them."""
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two checkpoints: given, or the median of the last; None while fewer than three are known."""
+        """Seconds between checkpoints: as given, or the recent median. None with fewer than three."""
         if self._interval_s is not None:
             return self._interval_s
         if len(self._beats) < LEARN_FROM:
@@ -64,7 +61,7 @@ class CheckpointHistory:
 
     @property
     def interval_steps(self) -> float | None:
-        """Steps between two checkpoints, by the median of the last; None while fewer than three tell their steps."""
+        """Median steps between recent checkpoints; None with fewer than three known steps."""
         steps = sorted({past.step for past in self._past if past.step is not None})
         if len(steps) < LEARN_FROM:
             return None
@@ -72,17 +69,17 @@ class CheckpointHistory:
 
     @property
     def next_expected(self) -> float | None:
-        """When the next one should be whole; in the past where it is late, None when the interval is not known."""
+        """When the next checkpoint is due, in the past if it is late; None if the interval is unknown."""
         interval = self.interval_s
         return self._beats[-1] + interval if self._beats and interval is not None else None
 
     @property
     def saved(self) -> tuple[float, ...]:
-        """When the last ones were whole, in order; ranks that do not keep in step are of one."""
+        """End times of recent checkpoints, in order. Ranks that save at different times share one."""
         return tuple(self._beats)
 
     def state(self) -> dict[str, Any]:
-        """What another one may go on from, as JSON can hold it."""
+        """Return the state to restore later, for JSON."""
         return {
             "total": self.total,
             "beats": list(self._beats),
@@ -91,7 +88,7 @@ class CheckpointHistory:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, before the first update; raises ValueError for what ``state`` has never given."""
+        """Restore the result of ``state`` before the first update; raise ValueError if it is malformed."""
         total, beats, counted, real = (state.get(name) for name in ("total", "beats", "counted", "real"))
         if not isinstance(total, int) or isinstance(total, bool) or total < 0 or not isinstance(real, bool):
             raise ValueError("tells no number of checkpoints")
@@ -104,7 +101,7 @@ class CheckpointHistory:
         self._counted.update((str(key), float(end)) for key, end in list(counted.items())[-REMEMBERED:])
 
     def begin_real(self) -> None:
-        """There is more than texts that tell no step: those were no checkpoints."""
+        """Discard notes counted so far: the first real checkpoint shows that they were none."""
         self.real = True
         self._past.clear()
         self._beats.clear()
@@ -112,14 +109,14 @@ class CheckpointHistory:
         self._shapes_of_beat = frozenset()
 
     def count(self, shown: Checkpoint, shapes: frozenset[str], *, addition: bool) -> bool:
-        """Note one that is whole; gives whether it is a new one.
+        """Record a complete checkpoint; return whether it is a new one.
 
-        One that was counted as it is now is none, nor is an ``addition`` to one that was.
+        It is not if it was already counted unchanged, or is an ``addition`` to a counted one.
         """
         past = _PastCheckpoint(shown.key, shown.step, shown.end, shown.bytes, shown.seconds or 0.0, shapes)
         if self._counted.get(shown.key) == shown.end:
             if all(one.key != shown.key for one in self._past):
-                self._past.append(past)  # it was counted by another one that this one goes on from
+                self._past.append(past)  # counted by the sidecar that we restored from
             return False
         self._counted.pop(shown.key, None)
         self._counted[shown.key] = shown.end
@@ -133,7 +130,10 @@ class CheckpointHistory:
         return True
 
     def _beat(self, end: float, shapes: frozenset[str]) -> None:
-        """Note the moment; files of ranks that have not saved since the last one belong to that."""
+        """Record the end of a checkpoint.
+
+        Files of ranks that have not saved since the last checkpoint belong to that one.
+        """
         others = self._shapes_of_beat
         if self._beats and shapes and others and not shapes & others:
             self._beats[-1] = max(end, self._beats[-1])
@@ -143,7 +143,7 @@ class CheckpointHistory:
             self._shapes_of_beat = shapes
 
     def note_holder(self, found: CheckpointSet) -> None:
-        """Note whose the files of these shapes are by now."""
+        """Record this checkpoint as the latest with its shapes."""
         if len(self._holders) > MOST_SHAPES:
             self._holders.clear()
         holder = (found.end, found.key, found.shapes)
@@ -152,23 +152,23 @@ class CheckpointHistory:
                 self._holders[told] = holder
 
     def note_short(self, key: str, shapes: frozenset[str]) -> None:
-        """Note one of which files between others are missing."""
+        """Record a checkpoint with missing ranks."""
         self._short.append((key, shapes))
 
     def leaves_out(self, key: str, shapes: frozenset[str]) -> bool:
-        """Whether several others had the same files only: what is not among them is left out by their writer."""
+        """Whether several others had exactly these files, so that the writer omits the rest on purpose."""
         others = {other for other, had in self._short if had == shapes}
         others.update(past.key for past in self._past if past.shapes == shapes)
         others.discard(key)
         return len(others) >= SHORT_BEFORE
 
     def odd_size(self, size: int, key: str, shapes: frozenset[str]) -> float | None:
-        """The size by the median of those like it, where it is less than half or more than twice of that.
+        """Size relative to the median of similar ones, if below half or above twice that.
 
-        Once a worker has begun or ended between them, ranks need not be in step any more, and each set may be that of
-        a few of them. Then it is compared with those that had just its files, and of those since then with all that had
-        its files at least: a lone shard is odd beside three that came with the others, and one of a rank that is out
-        of step has none such. While there are fewer than three nothing tells the one from the other.
+        After a worker starts or ends, ranks may save at different times, and each set may hold only a few of them. Then
+        earlier checkpoints count only with exactly these files, and later ones also with more. So a lone shard is odd
+        beside three full sets, but the shard of a rank that saves by itself is not. None with fewer than three to
+        compare.
         """
         alike = self._alike(key)
         since = -math.inf if self.disturbed is None else self.disturbed
@@ -183,14 +183,14 @@ class CheckpointHistory:
 
     @property
     def longest_s(self) -> float:
-        """How long the longest of the last checkpoints took."""
+        """Seconds that the longest recent checkpoint took."""
         return max((past.seconds for past in itertools.islice(reversed(self._past), LEARN_FROM)), default=0.0)
 
     def usual(self, key: str) -> frozenset[str]:
-        """Shapes that all of the last that are like it had.
+        """Shapes that all recent similar checkpoints had.
 
-        Once a worker has begun or ended between them, ranks need not be in step any more: those since then count, and
-        none before there are a few.
+        After a worker starts or ends, ranks may save at different times. Then only later checkpoints count, and the
+        result is empty until there are a few.
         """
         alike = self._alike(key)
         since = -math.inf if self.disturbed is None else self.disturbed
@@ -200,13 +200,13 @@ class CheckpointHistory:
         return frozenset.intersection(*last) if last else frozenset()
 
     def _alike(self, key: str) -> list[_PastCheckpoint]:
-        """The last that may be compared with it: one that is called ``final`` need not be like those with a step."""
+        """Recent checkpoints to compare with: ``final`` need not resemble those with a step."""
         if key.startswith("fixed"):
             return [past for past in self._past if past.key == key]
         return [past for past in self._past if past.key != key and not past.key.startswith("fixed")]
 
     def is_elsewhere(self, usual: str, found: CheckpointSet) -> bool:
-        """Whether the rank of this file has last saved without the ranks that are here: they are not in step."""
+        """Whether this file's rank last saved without the ranks here: they save at different times."""
         if usual.startswith("/") or usual not in self._holders:
             return False
         _, key, shapes = self._holders[usual]

@@ -1,4 +1,4 @@
-"""Checkpoints from the files that are there: which are being written, whole, in parts or damaged, look by look."""
+"""Judge checkpoints from their files: writing, complete, incomplete or damaged."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,53 +21,46 @@ from exporter.files.checkpoints.sets import (
     seconds_written,
 )
 
+# files unchanged this long are finished; raised after a longer pause of the writer
 SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
-"""Files that do not change for so long are written; longer where a writer has been seen to pause for longer."""
-PAUSES = 2.0  # how many times such a pause is waited for
-PATIENCE = 3.0  # what is missing is waited for this many times as long as the longest of the last checkpoints took
-MISSING_S = 60.0  # but not for less than this: one shard may be gathered for a while before it is written
-DAMAGED_S = 60.0  # nothing is damaged that has changed within this time: a writer may pause in the middle of a file
-MOST_EARLY_S = 3600.0  # by so much the clock of a file server may be behind where files were seen to change
-ABANDONED_S = 600.0  # a temporary file that has not changed for so long is what is left of a writer that has ended
+PAUSES = 2.0  # wait this many times the longest pause seen
+PATIENCE = 3.0  # wait for missing files this many times as long as the longest recent checkpoint took
+MISSING_S = 60.0  # but at least this long: a shard may be gathered for a while before it is written
+DAMAGED_S = 60.0  # no damage is reported sooner after a change: a writer may pause in the middle of a file
+MOST_EARLY_S = 3600.0  # a file server's clock may be this far behind, for files that we saw change
+ABANDONED_S = 600.0  # a temporary file unchanged this long was left by a writer that ended
 HELD = 8  # checkpoints whose files are kept in memory, the newest
-MOST_NAMES = 20  # of missing files in a report
+MOST_NAMES = 20  # missing files named in a report
 
 
 class CheckpointEvent(NamedTuple):
-    """Something that is worth an event."""
+    """A checkpoint event to report."""
 
     kind: Literal["saved", "damaged", "incomplete", "unusual"]
     checkpoint: Checkpoint
 
 
 class CheckpointTracker:
-    """The checkpoints of one job, told of by looks at its checkpoint folder.
+    """Checkpoints of one job, from successive readings of its checkpoint folder.
 
-    ``now`` is monotonic and only differences of it count; ``wall`` is epoch seconds. Files that are older than
-    ``start`` were left by an earlier job and are none of this one, unless they were seen to change. Those that are
-    older by no more than ``early_s`` count as well, but nothing bad is said of them.
+    Only differences of ``now`` (monotonic) matter; ``wall`` is in epoch seconds. Files older than ``start`` belong to
+    an earlier job, unless they were seen to change. Files older by at most ``early_s`` count too, but are never
+    reported as damaged or incomplete.
     """
 
     def __init__(self, start: float | None = None, interval_s: float | None = None, *, early_s: float = 0.0) -> None:
-        self.last: Checkpoint | None = None
-        """The newest one, whole or not, as it was when it was last there,"""
-        self.last_complete: Checkpoint | None = None
-        """and the newest that was whole, damaged or not."""
-        self.writing = False
-        """Whether one is being written."""
+        self.last: Checkpoint | None = None  # newest checkpoint in any state, as last seen
+        self.last_complete: Checkpoint | None = None  # newest that was complete, damaged or not
+        self.writing = False  # whether a checkpoint is being written
         self._start, self._early_s = start, early_s
         self._history = CheckpointHistory(interval_s)
         self._sets: dict[str, CheckpointSet] = {}
         self._key_of: dict[str, str] = {}
         self._settle_s = SETTLE_S
-        self._ended = False
-        """Whether nobody writes any more."""
-        self._held: set[str] = set()
-        """Keys of those with directories whose files are kept."""
-        self._older: dict[str, float] = {}
-        """Ends of those that are none of this job, by their keys."""
-        self._doubted: set[str] = set()
-        """Keys of those that seem to be damaged and may still be written to."""
+        self._ended = False  # whether all writers have ended
+        self._held: set[str] = set()  # keys of checkpoints whose directories' files are in memory
+        self._older: dict[str, float] = {}  # end of each checkpoint of an earlier job, by key
+        self._doubted: set[str] = set()  # keys of checkpoints that look damaged but may still be written
         self._first = True
         self._now = 0.0
 
@@ -82,13 +75,12 @@ class CheckpointTracker:
         ended: bool = False,
         disturbed: float | None = None,
     ) -> list[CheckpointEvent]:
-        """Take what a look has found; gives what has happened since the last, oldest first.
+        """Take one reading of the folder and return the events since the previous one, oldest first.
 
-        ``entries`` are at least those that have changed, others are no harm; ``names`` all that are there, or None
-        where none has come or gone. ``behind`` says that not all names have been looked at yet: nothing is judged
-        before they are. What was written before the first look is counted, but nothing is told of it. ``ended`` says
-        that all workers have ended: what is there then is not waited for to settle. ``disturbed`` is when one has last
-        begun or ended, by the clock of the files: with what was before, nothing is compared that names ranks.
+        ``entries`` must include all changed ones. ``names`` are all that exist, or None if none came or went. With
+        ``behind``, some names are unread, so nothing is judged yet. Checkpoints from before the first reading count but
+        raise no event. With ``ended``, all workers have ended, so files need not settle. ``disturbed`` is the last
+        start or end of a worker, by the clock of the files: names with ranks are not compared across it.
         """
         self._history.disturbed = disturbed
         first, self._now, self._ended = self._first, now, ended
@@ -121,46 +113,46 @@ class CheckpointTracker:
 
     @property
     def total(self) -> int:
-        """How many have been written; it never falls."""
+        """Checkpoints written; never falls."""
         return self._history.total
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two checkpoints: given, or the median of the last; None while fewer than three are known."""
+        """Seconds between checkpoints: as given, or the recent median. None with fewer than three."""
         return self._history.interval_s
 
     @property
     def interval_steps(self) -> float | None:
-        """Steps between two checkpoints, by the median of the last; None while fewer than three tell their steps."""
+        """Median steps between recent checkpoints; None with fewer than three known steps."""
         return self._history.interval_steps
 
     @property
     def next_expected(self) -> float | None:
-        """When the next one should be whole; in the past where it is late, None when the interval is not known."""
+        """When the next checkpoint is due, in the past if it is late; None if the interval is unknown."""
         return self._history.next_expected
 
     @property
     def saved(self) -> tuple[float, ...]:
-        """When the last ones were whole, in order; ranks that do not keep in step are of one."""
+        """End times of recent checkpoints, in order. Ranks that save at different times share one."""
         return self._history.saved
 
     def state(self) -> dict[str, Any]:
-        """What another one may go on from, as JSON can hold it."""
+        """Return the state to restore later, for JSON."""
         return self._history.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, before the first update; raises ValueError for what ``state`` has never given."""
+        """Restore the result of ``state`` before the first update; raise ValueError if it is malformed."""
         self._history.restore(state)
 
-    # What is there
+    # Entries
 
     def _take(self, entry: EntryView, now: float, wall: float) -> str | None:
-        """Note one entry; gives the key of its checkpoint, None for what is none."""
+        """Record one entry; return the key of its checkpoint, or None if it belongs to none."""
         name = parse_name(entry.bare, entry.directory)
         if name is None:
             return None
         newest = max((file.mtime for file in entry.files), default=None)
-        # what a first look finds has been as it is since it was written, as far as anybody can tell
+        # assume that files in the first reading are unchanged since their mtime
         since = now if not self._first or newest is None else now - max(0.0, wall - newest)
         found = self._sets.get(name.key)
         if found is None:
@@ -168,7 +160,7 @@ class CheckpointTracker:
         elif found.name.marker and not name.marker:
             found.name = name
         if self._key_of.setdefault(entry.name, name.key) != name.key:
-            self._drop(entry.name)  # a directory has taken the place of a file
+            self._drop(entry.name)  # a directory replaced a file
             self._key_of[entry.name] = name.key
         if entry.files and not name.marker:
             found.is_note = (
@@ -211,26 +203,26 @@ class CheckpointTracker:
         return found.key
 
     def _begin_real(self) -> None:
-        """There is more than texts that tell no step: those were no checkpoints."""
+        """Discard notes counted so far: the first real checkpoint shows that they were none."""
         self._history.begin_real()
         self._doubted.clear()
         self.last = self.last_complete = None
 
     def _is_beside(self, found: CheckpointSet) -> bool:
-        """Whether it is a text beside checkpoints."""
+        """Whether it is a text beside real checkpoints."""
         return found.is_note and self._history.real
 
     def _forget(self, name: str, happened: list[CheckpointEvent]) -> None:
-        """The entry is gone: removed by who keeps the last few only, or renamed."""
+        """Handle an entry that is gone: removed to keep only the last few, or renamed."""
         found = self._sets[self._key_of[name]]
         ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
         ours = ours and not self._is_beside(found)
         if ours and is_superseded(found, self._sets.values()) and not self._missing(found):
-            self._complete(found, happened)  # its writer would not have gone on without
+            self._complete(found, happened)  # its writer starts the next only after this one
         self._drop(name)
 
     def _drop(self, name: str) -> None:
-        """Forget an entry, and its checkpoint with the last of them."""
+        """Forget an entry, and its checkpoint with its last entry."""
         found = self._sets[self._key_of.pop(name)]
         found.temporary.pop(name, None)
         found.entries.pop(name, None)
@@ -243,7 +235,7 @@ class CheckpointTracker:
                 self.last = self.last_complete
 
     def _slim(self) -> None:
-        """Keep the files of the newest directories only in memory."""
+        """Keep only the files of the newest directories in memory."""
         held = [key for key in self._held if key in self._sets and not self._sets[key].pending]
         if len(held) > HELD:
             for key in sorted(held, key=lambda key: self._sets[key].end)[:-HELD]:
@@ -251,10 +243,10 @@ class CheckpointTracker:
                 found.entries = {name: entry._replace(slim=True) for name, entry in found.entries.items()}
                 self._held.discard(key)
 
-    # What it is worth
+    # Judgement
 
     def _is_ours(self, found: CheckpointSet) -> bool:
-        """Whether this job has written it."""
+        """Whether this job wrote it."""
         if self._start is None or found.end >= self._start - self._early_s:
             return True
         return found.seen and found.end >= self._start - MOST_EARLY_S
@@ -275,7 +267,7 @@ class CheckpointTracker:
         return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
 
     def _judge(self, found: CheckpointSet, now: float, happened: list[CheckpointEvent]) -> None:
-        """Decide what a checkpoint that was written to is by now."""
+        """Update the state of a checkpoint written since its last judgement."""
         found.state = None
         if not self._is_ours(found):
             found.pending = False
@@ -315,7 +307,7 @@ class CheckpointTracker:
                 happened.append(CheckpointEvent("incomplete", shown))
 
     def _show(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
-        """The checkpoint as it is now, which is the last one when none is newer."""
+        """Return the checkpoint as it is now, and make it the last one if none is newer."""
         files = found.files()
         size = sum(file.size for file in files)
         valid, reason = self._validity(found)
@@ -345,13 +337,13 @@ class CheckpointTracker:
             self.last = shown
         return shown
 
-    # What belongs to it
+    # Missing files
 
     def _missing(self, found: CheckpointSet) -> tuple[str, ...]:
-        """Files that should be there and are not, in order; none where not all could be looked at.
+        """Expected files that are missing, in order; empty if not all files could be read.
 
-        Only what its own numbers and indexes tell counts: others of the job may have had more files, where it goes on
-        with fewer ranks, or saves all in one file at its end.
+        Only its own numbers and indexes count: other checkpoints of the job may have had more files, for example before
+        a restart with fewer ranks, or before a final save into a single file.
         """
         if self._may_be_older(found) or not all(entry.seen.whole for entry in found.entries.values()):
             return ()
@@ -367,7 +359,10 @@ class CheckpointTracker:
         )
 
     def _unusual(self, found: CheckpointSet) -> tuple[str, ...]:
-        """Shapes of shards and markers that all like it have had and that are neither here nor missing, in order."""
+        """Sorted shapes of shards and markers that all similar checkpoints had but this one has not.
+
+        Files already known to be missing are left out.
+        """
         if not all(entry.seen.whole for entry in found.entries.values()):
             return ()
         told = {
@@ -380,17 +375,17 @@ class CheckpointTracker:
         ]
         return tuple(sorted(usual.removeprefix("/") for usual in left))
 
-    # When it is whole
+    # Completion
 
     def _is_sure(self, found: CheckpointSet) -> bool:
-        """Whether it is whole without a wait: renamed into place, marked by its writer, or its writer has gone on."""
+        """Whether it is complete without waiting: renamed into place, marked, or followed by the next."""
         several = len(found.entries) > 1
         if found.is_renamed and (not several or (self._history.usual(found.key) and not self._unusual(found))):
             return True
         return found.is_marked or is_superseded(found, self._sets.values())
 
     def _complete(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
-        """It is whole: count it, unless it was before and has only been added to."""
+        """Mark it complete and count it, unless it only grew after it was counted."""
         before, files, shapes = found.done, found.files(), found.shapes
         goes_on = before is not None and is_only_extended(before, files, found)
         if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
@@ -410,7 +405,7 @@ class CheckpointTracker:
         self._tell_damage(found, shown, happened)
 
     def _refresh(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
-        """Note what has been found out about one that is whole."""
+        """Update a complete checkpoint with new results of file checks."""
         done = found.done
         if done is None or not found.entries:
             return
@@ -426,7 +421,7 @@ class CheckpointTracker:
         self._tell_damage(found, now, happened)
 
     def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
-        """Whether its files are whole, and what is wrong with one that is not; None while that may still change."""
+        """Whether its files are valid, with the reason if not; None while the verdict may still change."""
         self._doubted.discard(found.key)
         for entry in found.entries.values():
             for bad in entry.seen.damaged:
@@ -449,7 +444,7 @@ class CheckpointTracker:
 
 
 def _unusual_text(unusual: Sequence[str]) -> str | None:
-    """For a person."""
+    """Describe the absent files for a person."""
     if not unusual:
         return None
     if len(unusual) == 1:

@@ -1,4 +1,4 @@
-"""What the names of checkpoint files tell: which of them are one checkpoint, its step, and what belongs to it."""
+"""Parse names of checkpoint files: which form one checkpoint, its step, and missing shards."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-MOST_SHARDS = 20_000  # names that tell of more shards than this tell nothing
+MOST_SHARDS = 20_000  # larger shard numbers in a name are ignored
 
 _OF = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORLD = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -21,7 +21,7 @@ _CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
 _SHARDS = (_OF, _WORLD, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
 _RANKS = re.compile(
     r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
-)  # numbers that run from 0 on without a gap; those of nodes, workers and tasks need not
+)  # these run from 0 without gaps; numbers of nodes, workers and tasks need not
 _STEP = re.compile(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
@@ -60,23 +60,23 @@ _COMPANIONS = re.compile(
 
 
 class CheckpointName(NamedTuple):
-    """What the name of one entry of a checkpoint folder tells."""
+    """Parsed name of one entry in a checkpoint folder."""
 
-    key: str  # the same for all that are one checkpoint
+    key: str  # shared by all entries of one checkpoint
     step: int | None = None
     epoch: int | None = None
-    versioned: bool = False  # whether the next checkpoint will have another name
-    alias: bool = False  # whether it may be another name of a checkpoint, as `last.ckpt` is
-    marker: bool = False  # whether it only says that the checkpoint is whole
+    versioned: bool = False  # whether the next checkpoint gets another name
+    alias: bool = False  # whether it may be a second name of a checkpoint, such as `last.ckpt`
+    marker: bool = False  # whether it only marks the checkpoint as complete
 
 
 @lru_cache(maxsize=4096)
 def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
-    """What the name of a file or directory tells; None for one that is no checkpoint.
+    """Parse the name of a file or directory; None if it is no checkpoint.
 
-    ``name`` is without marks of a temporary file. Numbers of ranks and shards are left out of the key, so
-    ``ckpt_step100_rank0.pt`` and ``optim_step100_rank7.pt`` are one checkpoint. A word for a step or an epoch
-    counts before other numbers; decimals (``val_loss=0.25``) tell nothing.
+    ``name`` must have no temporary marks. The key omits ranks and shard numbers, so ``ckpt_step100_rank0.pt`` and
+    ``optim_step100_rank7.pt`` form one checkpoint. Words for step and epoch take precedence over other numbers;
+    decimals such as ``val_loss=0.25`` are ignored.
     """
     if name.lower() in _TRACKERS or (name == "checkpoint" and not directory) or _COMPANIONS.search(name):
         return None
@@ -99,7 +99,7 @@ def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
 
 
 def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> CheckpointName | None:
-    """What a name without a step tells: each checkpoint is written over the last one."""
+    """Parse a name without a step, which each checkpoint overwrites."""
     telling = _SOME_CHECKPOINT.search(stem)
     text = is_text(stem)
     if (directory or (text and not marker)) and not telling:
@@ -126,29 +126,29 @@ def _last_number(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def is_marker(path: str) -> bool:
-    """Whether a file within a checkpoint's directory is one that is written when all the others are."""
+    """Whether a file in a checkpoint's directory marks that all others are written."""
     return path.rpartition("/")[2].lower() in _MARKERS
 
 
 def is_text(path: str) -> bool:
-    """Whether a path is named like a text beside checkpoints: a log, settings, figures; an index of shards is none."""
+    """Whether a path is named like text beside checkpoints: logs, settings, figures, but no shard index."""
     name = path.lower()
     return name.endswith(_TEXT) and not name.endswith(".index.json")
 
 
 def is_weights(path: str) -> bool:
-    """Whether a path is named like a file with weights of a model."""
+    """Whether a path is named like a file of model weights."""
     name = path.rpartition("/")[2]
     return name.lower().endswith(_WEIGHTS) and not _NO_WEIGHTS.search(name)
 
 
 def is_sharded(path: str) -> bool:
-    """Whether a path tells the rank or the number of a shard."""
+    """Whether a path contains a rank or a shard number."""
     return any(pattern.search(path) for pattern in _SHARDS)
 
 
 def name_shape(path: str, name: CheckpointName) -> str:
-    """A path as the next checkpoint has it too: with ``#`` for its step, its epoch and what looks like a hash."""
+    """Return the path with ``#`` for step, epoch and hashes, so that it matches in the next checkpoint."""
     numbers = {number for number in (name.step, name.epoch) if number is not None}
     kept = [match.span() for pattern in _SHARDS for match in pattern.finditer(path)]
     parts, end = [], 0
@@ -163,9 +163,9 @@ def name_shape(path: str, name: CheckpointName) -> str:
 
 
 def missing_numbers(paths: Collection[str]) -> Iterator[str]:
-    """Paths of the shards that others tell of: ``…-00003-of-00004…`` where only 1, 2 and 4 are there.
+    """Yield missing shards that other names imply: ``…-00003-of-00004…`` if only 1, 2 and 4 exist.
 
-    Shards count from 1 unless there is one with the number 0; ranks of a world size from 0.
+    Shards count from 1, unless number 0 exists; ranks of a world size count from 0.
     """
     yield from _missing_of_total(paths)
     yield from _missing_of_world(paths)
@@ -207,10 +207,10 @@ def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
 
 
 def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
-    """Paths of the ranks between others: 3 where 0, 1, 2 and 4 to 7 are there.
+    """Yield paths of ranks missing between others: 3 if 0, 1, 2 and 4 to 7 exist.
 
-    Only where they begin with 0 and most are there. Runs of the same length (0, 1, 4, 5) are those of ranks of which
-    only some write, as one of each group of replicas does. The last ranks are never missed.
+    Only if rank 0 and most others exist. Runs of equal length (0, 1, 4, 5) are left out: there only some ranks write,
+    such as one per group of replicas. Missing ranks after the last one are never detected.
     """
     seen: dict[tuple[str, str], set[int]] = {}
     widths: dict[tuple[str, str], int] = {}
@@ -236,7 +236,7 @@ def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
 
 
 def common_name(names: Collection[str]) -> str:
-    """One name for the entries of a checkpoint: with ``*`` where names of its shards differ."""
+    """Return one name for all entries of a checkpoint, with ``*`` for shard numbers."""
     shortest = min(names, key=lambda name: (len(name), name))
     if len(names) == 1:
         return shortest

@@ -1,4 +1,4 @@
-"""The entries of a checkpoint folder that are one checkpoint, and what can be told from them alone."""
+"""Entries of a folder that form one checkpoint, and what follows from them alone."""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -17,8 +17,8 @@ from exporter.files.checkpoints.names import (
 
 State = Literal["writing", "complete", "incomplete", "invalid"]
 
-ALIAS_S = 60.0  # `last.ckpt` that is written within this time of another checkpoint is the same one
-MARKED_S = 1.0  # a file may be younger than the marker of its checkpoint by this
+ALIAS_S = 60.0  # `last.ckpt` written within this time of another checkpoint is the same one
+MARKED_S = 1.0  # a file may be this much younger than the marker of its checkpoint
 
 
 class FileView(Protocol):
@@ -26,7 +26,7 @@ class FileView(Protocol):
 
     @property
     def path(self) -> str:
-        """From the checkpoint folder on."""
+        """Relative to the checkpoint folder."""
         ...
 
     @property
@@ -53,26 +53,26 @@ class DamageView(Protocol):
 
 
 class IndexView(Protocol):
-    """An index of shards; paths from the checkpoint folder on."""
+    """An index of shards; paths are relative to the checkpoint folder."""
 
     @property
     def path(self) -> str: ...
 
     @property
     def shards(self) -> Sequence[str]:
-        """What it names."""
+        """Paths that it names."""
         ...
 
 
 class EntryView(Protocol):
-    """One file or directory of the checkpoint folder with the files in it."""
+    """One file or directory of the checkpoint folder, with the files in it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def bare(self) -> str:
-        """The name without marks of a temporary file."""
+        """Name without the marks of a temporary file."""
         ...
 
     @property
@@ -86,12 +86,12 @@ class EntryView(Protocol):
 
     @property
     def files(self) -> Sequence[FileView]:
-        """Of a file, itself."""
+        """A file itself, or the files in a directory."""
         ...
 
     @property
     def whole(self) -> bool:
-        """Whether all of its files could be looked at."""
+        """Whether all of its files could be read."""
         ...
 
     @property
@@ -99,12 +99,12 @@ class EntryView(Protocol):
 
     @property
     def valid(self) -> int:
-        """Files that were looked into and are whole."""
+        """Number of checked files found valid."""
         ...
 
     @property
     def looked_into(self) -> int:
-        """Files of which it is sure what they are; one that was found damaged once is none of them."""
+        """Number of files with a final verdict; damage must be found twice."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class EntryView(Protocol):
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint as it is at one look; times in epoch seconds."""
+    """One checkpoint as of one poll; times in epoch seconds."""
 
     key: str
     name: str
@@ -122,23 +122,21 @@ class Checkpoint(NamedTuple):
     files: int
     bytes: int
     end: float  # when the last of its files was written
-    seconds: float | None  # how long it was written, where that has been seen
-    missing: tuple[str, ...] = ()  # files that should be there, not more than twenty of them,
-    missing_count: int = 0  # and how many there are
-    valid: bool | None = None
-    """Whether all of its files that were looked into are whole; None before any that can be told is."""
+    seconds: float | None  # time that writing took, if seen
+    missing: tuple[str, ...] = ()  # expected files that are missing, at most twenty
+    missing_count: int = 0  # all of them
+    valid: bool | None = None  # whether all checked files are valid; None before any verdict
     reason: str | None = None
-    odd_size: float | None = None
-    """Its size by the median of those before it, where it is less than half or more than twice of that."""
-    odd: str | None = None  # what those before it had and it has not, which need not mean anything
+    odd_size: float | None = None  # size relative to the median of earlier ones, if below half or above twice that
+    odd: str | None = None  # files that earlier ones had and this one lacks; may be harmless
 
 
 class CheckpointSetEntry(NamedTuple):
-    """One entry of a set as it was last seen."""
+    """One entry of a set as last seen."""
 
     seen: EntryView
     name: CheckpointName
-    slim: bool = False  # whether its files are no longer kept
+    slim: bool = False  # whether its files have been dropped from memory
 
     @property
     def files(self) -> Sequence[FileView]:
@@ -151,9 +149,9 @@ class CheckpointSetEntry(NamedTuple):
 
 
 class _NameFacts(NamedTuple):
-    """What the names of a set's files tell."""
+    """Facts from the names of a set's files."""
 
-    told: frozenset[object]  # by which paths and indexes
+    told: frozenset[object]  # paths and indexes that the others derive from
     shapes: frozenset[str]
     gaps: tuple[str, ...]
     holes: tuple[str, ...]
@@ -161,46 +159,46 @@ class _NameFacts(NamedTuple):
 
 @dataclass
 class CheckpointSet:
-    """Entries that are one checkpoint; moments are monotonic."""
+    """Entries that form one checkpoint; moments are monotonic."""
 
     key: str
     name: CheckpointName
-    first_seen: float  # when its writing was first seen, that of a new one over an old one too,
-    changed: float  # and when something of it last changed
-    watched: bool  # whether its writing was seen, rather than its end alone
+    first_seen: float  # first sign of its writing; reset when it is overwritten
+    changed: float  # last change of any entry
+    watched: bool  # whether we saw its writing, not just its end
     entries: dict[str, CheckpointSetEntry] = field(default_factory=dict)
     temporary: dict[str, EntryView] = field(default_factory=dict)
     temporary_changed: float = 0.0
-    inodes: set[int] = field(default_factory=set)  # of entries that were seen under temporary names,
-    renamed: set[str] = field(default_factory=set)  # and the names of those that have them now
-    pending: bool = True  # whether something has been written since it was last whole
+    inodes: set[int] = field(default_factory=set)  # of entries seen under temporary names
+    renamed: set[str] = field(default_factory=set)  # final names of such entries
+    pending: bool = True  # whether anything was written since it was last complete
     state: State | None = None
-    done: Checkpoint | None = None  # as it was when it was last whole
-    shrunk: bool = False  # whether a file of it has become shorter or another one since then
+    done: Checkpoint | None = None  # as it was when last complete
+    shrunk: bool = False  # whether a file was truncated or replaced since then
     pause: float = 0.0
-    told: set[str] = field(default_factory=set)  # kinds of events that what is there now has had
-    seen: bool = False  # whether something of it was seen to appear or change
+    told: set[str] = field(default_factory=set)  # kinds of events already reported for its present content
+    seen: bool = False  # whether we saw any of it appear or change
+    # whether it is text without a step, as ``checkpoint_log.txt``: ignored beside real checkpoints
     is_note: bool = False
-    """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
     _facts: _NameFacts | None = None
 
     def files(self) -> list[FileView]:
-        """All of its files under their final names."""
+        """Return all of its files under their final names."""
         return [file for entry in self.entries.values() for file in entry.files]
 
     @property
     def has_step(self) -> bool:
-        """Whether its name tells a step or an epoch, rather than a date or nothing."""
+        """Whether its name has a step or an epoch, rather than a date or no number."""
         return self.name.step is not None or self.name.epoch is not None
 
     @property
     def has_data(self) -> bool:
-        """Whether there is more than a marker or an empty directory."""
+        """Whether it holds more than a marker or an empty directory."""
         return any(entry.files for entry in self.entries.values() if not entry.name.marker)
 
     @property
     def end(self) -> float:
-        """When the last of its files was written; 0 without any."""
+        """When the last of its files was written; 0 without files."""
         return max((file.mtime for file in self.files()), default=0.0)
 
     @property
@@ -210,22 +208,22 @@ class CheckpointSet:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Paths of shards that numbers and indexes tell of and that are not there."""
+        """Missing shards that numbers or indexes imply."""
         return self._read_names().gaps
 
     @property
     def holes(self) -> tuple[str, ...]:
-        """Those of ranks between others that are not there."""
+        """Missing ranks between others."""
         return self._read_names().holes
 
     @property
     def is_renamed(self) -> bool:
-        """Whether all of it was renamed into place."""
+        """Whether every entry was renamed into place."""
         return all(name in self.renamed for name in self.entries)
 
     @property
     def is_marked(self) -> bool:
-        """Whether its writer has left a marker after all of its files."""
+        """Whether its writer left a marker after writing all files."""
         marks = [
             file.mtime
             for entry in self.entries.values()
@@ -256,7 +254,7 @@ class CheckpointSet:
 
 
 def _counts(index: IndexView, there: Collection[str]) -> bool:
-    """Whether an index is of what is there, rather than left over from other weights."""
+    """Whether an index describes these files, rather than being left over from other weights."""
     if any(path in there for path in index.shards):
         return True
     folder = index.path.rpartition("/")[0]
@@ -264,7 +262,7 @@ def _counts(index: IndexView, there: Collection[str]) -> bool:
 
 
 def _shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
-    """The shape of a shard or marker, beginning with a slash within a directory; None for other files."""
+    """Shape of a shard or marker, with a leading slash inside a directory; None for other files."""
     if not entry.seen.directory:
         return name_shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
     inner = file.path.partition("/")[2]
@@ -272,9 +270,9 @@ def _shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
 
 
 def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, entry: EntryView) -> bool:
-    """Whether something of the entry has been written since it was last seen; what was removed does not count.
+    """Whether any file of the entry was written since last seen; removals do not count.
 
-    Notes in the set where a file of it has become shorter or another one.
+    Sets ``shrunk`` if a file became shorter or was replaced.
     """
     done = found.done
     if before is None or before.slim:
@@ -291,9 +289,9 @@ def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, en
 
 
 def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: CheckpointSet) -> bool:
-    """Whether one that was whole has only got more: its files have grown, or most of it is as it was.
+    """Whether a complete checkpoint only gained data: its files grew, or most of its bytes are unchanged.
 
-    One that is written over the last one grows as well, but not soon after.
+    A checkpoint that overwrites the last one may grow too, but not soon after it.
     """
     newest, size = max(file.mtime for file in files), sum(file.size for file in files)
     if not found.shrunk:
@@ -307,7 +305,7 @@ def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: Check
 
 
 def seconds_written(found: CheckpointSet, files: Sequence[FileView]) -> float | None:
-    """How long it was written, by the times of its files or by what was seen, whichever is longer; None if unknown."""
+    """Seconds that writing took: by file times or by what we saw, whichever is longer. None if unknown."""
     since = found.done.end if found.done is not None else None
     times = [file.mtime for file in files if since is None or file.mtime > since]
     spread = max(times) - min(times) if len(times) > 1 else 0.0
@@ -316,7 +314,7 @@ def seconds_written(found: CheckpointSet, files: Sequence[FileView]) -> float | 
 
 
 def is_superseded(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
-    """Whether its writer has begun another one since: it is then done with this one."""
+    """Whether its writer has started another checkpoint, and so has finished this one."""
     if not found.name.versioned or not found.entries or found.temporary:
         return False
     end = found.end
@@ -331,12 +329,12 @@ def is_superseded(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool
 
 
 def may_be_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
-    """Whether it is called ``last`` or the like where others tell their step."""
+    """Whether it has a name like ``last`` while others have a step."""
     return found.name.alias and any(other.name.versioned and other.entries for other in sets)
 
 
 def is_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
-    """Whether another checkpoint is the same file, or was written at the same time as one called ``last``."""
+    """Whether it is another checkpoint's file, or is named like ``last`` and was written with another one."""
     if found.name.versioned:
         return False
     inodes = {file.inode for file in found.files()}

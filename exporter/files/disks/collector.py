@@ -1,4 +1,4 @@
-"""File systems that the job writes to: whether they answer, what is left of them, and until when."""
+"""File systems that the job writes to: whether they answer, free space, and when they will be full."""
 
 import errno
 from collections import deque
@@ -38,47 +38,47 @@ QUOTA_AVAILABLE = Family(
 QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "That quota.", labels=("group",))
 
 RUN = "run"  # group of the run directory
+# errors of a file system whose server is gone
 UNREACHABLE = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
 ))  # fmt: skip
-"""What a file system says whose server is gone."""
-HANGS_S = 5.0  # a look that takes longer is an event
-SOON_S = 3600.0  # a disk that is full so soon is an event, as is one that is full before the time limit of the job
-AGAIN_S = 600.0  # the same is not told again so soon
+HANGS_S = 5.0  # a poll without an answer for this long is an event
+SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
+AGAIN_S = 600.0  # that event is not repeated within this time
 MOST_EVENTS = 50
 
 
 @dataclass(frozen=True)
 class GroupSpace:
-    """One group at one look; times in epoch seconds."""
+    """One group in one poll; times in epoch seconds."""
 
     group: str
-    responding: bool | None = None  # none while nobody could look
+    responding: bool | None = None  # None if the poll was not possible
     space: SpaceFacts | None = None
     quota: QuotaFacts | None = None
     full_at: float | None = None
     mount: str | None = None
     fstype: str | None = None
-    since: float | None = None  # since when it does not answer
+    since: float | None = None  # since when it has not answered
     error: str | None = None
 
     @property
     def low(self) -> bool | None:
-        """Whether too little is left; None where that is not known."""
+        """Whether space is low; None if unknown."""
         return None if self.space is None else is_space_low(self.space.available_bytes, self.space.size_bytes)
 
 
 @dataclass(frozen=True)
 class DiskSnapshot:
-    """All groups, and what happened lately."""
+    """All groups, and recent events."""
 
     groups: tuple[GroupSpace, ...]
     events: tuple[dict[str, Any], ...] = ()
 
 
 class _SpaceGroupWatch:
-    """One group with its watch and the course of what is free."""
+    """One group with its watch and its forecasts."""
 
     def __init__(self, name: str, watched: WatchHandle) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class _SpaceGroupWatch:
         self.full_told: float | None = None
 
     def full_at(self, look: SpaceReading) -> float | None:
-        """When bytes, files or the quota are used up, whichever is first."""
+        """When bytes, files or the quota run out, whichever is first."""
         space, quota = look.space, look.quota
         left = (
             space.available_bytes if space is not None else None,
@@ -106,7 +106,7 @@ class _SpaceGroupWatch:
 
 
 class DiskCollector:
-    """Space for each path group and for the run directory."""
+    """Space of each path group and of the run directory."""
 
     name = "disk"
     families = (
@@ -162,7 +162,7 @@ class DiskCollector:
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
     def _tell(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
-        """Events of what has changed."""
+        """Emit events for changes."""
         where = f"{group.name}: {facts.mount or 'its file system'}"
         if facts.responding is False and not group.hang_told and (facts.error or now - (facts.since or now) >= HANGS_S):
             group.hang_told = True
@@ -230,7 +230,7 @@ class DiskCollector:
 
 
 def _decimal_size(count: float) -> str:
-    """Bytes for people, by thousands as the limits are."""
+    """Bytes for people, in decimal units like the limits."""
     for unit, size in (("TB", 1e12), ("GB", 1e9)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,20 +1,18 @@
-"""When a file system is full, from its own course of free space; works for bytes and for inodes."""
+"""Forecast when a file system is full from its readings of free space, in bytes or inodes."""
 
 from collections import deque
 from itertools import pairwise
 from statistics import median
 
 MOST_CHANGES = 256
-FEWEST_CHANGES = 5  # a slope is measured over at least so many
-COURSE_S = 3600.0  # what is older counts for nothing
-TRUSTED = 4.0
-"""A slope counts at once for so many times the span that it was measured over; what is later, longer spans decide,"""
-FARTHEST = 60.0  # and beyond so many times the longest span nothing is said
+FEWEST_CHANGES = 5  # changes needed to measure a slope
+COURSE_S = 3600.0  # older changes are dropped
+TRUSTED = 4.0  # trust a slope this many times its span ahead; further ahead, measure over a longer span
+FARTHEST = 60.0  # no forecast beyond this many times the longest span
 QUIET = 3.0
-LEAST_QUIET_S = 10.0  # falling has ended once nothing fell for so many times the longest pause, and at least so long
-REGULAR_RISES = 2
-"""Fewer rises in a span are an exception, such as cleaning up, and make nothing slower; more are a rhythm."""
-OUTSTANDING = 10.0  # a single fall so many times the usual is no part of the course, such as another's large file
+LEAST_QUIET_S = 10.0  # the fall has ended after this long without one, and after `QUIET` times the longest pause
+REGULAR_RISES = 2  # fewer rises in a span are an exception such as a cleanup, and are ignored
+OUTSTANDING = 10.0  # a fall this many times the median is ignored, such as another user's large file
 FEW_OUTSTANDING = 2
 
 LOW_BYTES = 10e9
@@ -23,15 +21,14 @@ PLENTY_BYTES = 1e12
 
 
 def is_space_low(available_bytes: float, size_bytes: float) -> bool:
-    """Whether there is too little left: less than 10 GB, or a tenth where less than 1 TB is left."""
+    """Whether less than 10 GB is left, or less than a tenth if that is below 1 TB."""
     return available_bytes < LOW_BYTES or (available_bytes < PLENTY_BYTES and available_bytes < LOW_SHARE * size_bytes)
 
 
 class DiskForecast:
-    """The course of what is free, told by readings in the order of their times.
+    """Forecast from readings of free space in the order of their times.
 
-    Only readings at which the value has changed count: writers flush in steps, and a slope from change to change is
-    right where one from reading to reading is not.
+    Only changed values count: writers flush in steps, so slopes are exact between changes, not between readings.
     """
 
     def __init__(self) -> None:
@@ -40,7 +37,7 @@ class DiskForecast:
         self._since_full: float | None = None
 
     def update(self, t: float, free: float) -> None:
-        """A reading at time ``t`` in seconds; after a step of the clock back everything begins anew."""
+        """Add a reading at time ``t`` in seconds; restart if the clock was set back."""
         if self._last is not None and t <= self._last[0]:
             if t == self._last[0]:
                 return
@@ -56,21 +53,21 @@ class DiskForecast:
             self._thin()
 
     def _thin(self) -> None:
-        """Drop every other of the older half: the sums stay right."""
+        """Drop every other change of the older half; this keeps the sums right."""
         kept = list(self._changes)
         half = len(kept) // 2
         self._changes = deque([*kept[:half:2], *kept[half:]])
 
     def full_at(self, now: float) -> float | None:
-        """When nothing will be free, in the readings' seconds; since when nothing is, where that is so.
+        """When nothing will be free, by the clock of the readings; in the past if already full.
 
-        None while it is not falling, before it has fallen a few times, and where it is too far away to be known.
+        None if free space is not falling, has not fallen often enough, or would last too long to forecast.
         """
         if self._last is None:
             return None
         if self._since_full is not None:
             return self._since_full
-        changes, free = list(self._changes)[1:], self._last[1]  # when the first began is not known
+        changes, free = list(self._changes)[1:], self._last[1]  # the start of the first change is unknown
         if len(changes) < FEWEST_CHANGES:
             return None
         count, best = FEWEST_CHANGES, None
@@ -90,7 +87,7 @@ class DiskForecast:
 
 
 def _use_rate(course: list[tuple[float, float]], now: float) -> float | None:
-    """What is used up in a second, over a course of changes; None where it does not fall, or no longer."""
+    """Amount used per second over these changes; None if it does not fall, or no longer does."""
     steps = [(t1 - t0, v0 - v1) for (t0, v0), (t1, v1) in pairwise(course)]
     falls = sorted(fall for _, fall in steps if fall > 0)
     if not falls:
@@ -112,9 +109,9 @@ def _use_rate(course: list[tuple[float, float]], now: float) -> float | None:
 
 
 def _middle_slope(times: list[float], values: list[float]) -> float:
-    """Median of the slopes from each point to the last one that is at least half the span before it.
+    """Median of the slopes between each point and the nearest one at least half the span before it.
 
-    So few points that lie far off do not count (the incomplete method of Theil), and rests between bursts do.
+    This ignores a few outliers (incomplete Theil method) and includes rests between bursts.
     """
     half = (times[-1] - times[0]) / 2
     slopes, early = [], 0

@@ -1,4 +1,4 @@
-"""Quotas by quotactl_fd(2), where the kernel's own quota system has them."""
+"""Read quotas with quotactl_fd(2), where the kernel's own quota system has them."""
 
 import ctypes
 import fcntl
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-SYS_QUOTACTL_FD = 443  # on every architecture
+SYS_QUOTACTL_FD = 443  # the same on every architecture
 Q_GETQUOTA = 0x800007
 KINDS = (("user", 0), ("group", 1), ("project", 2))
 LIMIT_UNIT_BYTES = 1024
@@ -16,22 +16,21 @@ _DQBLK = struct.Struct("=8QI4x")  # struct if_dqblk
 _FSXATTR = struct.Struct("=5I8x")
 _HAS_SPACE = 1 | 2  # QIF_BLIMITS, QIF_SPACE
 
-Call = Callable[[int, int, int], bytes | None]
-"""Descriptor, kind and id to the record of the kernel, or None where it tells none."""
+Call = Callable[[int, int, int], bytes | None]  # descriptor, kind and id to the kernel's record, or None
 
 
 class QuotaFacts(NamedTuple):
-    """One quota that has a limit, in bytes."""
+    """One quota with a limit, in bytes."""
 
     kind: str
     limit_bytes: int
-    available_bytes: int  # what may still be written below the limit, 0 at it and above
+    available_bytes: int  # left below the limit, at least 0
 
 
 def parse_dqblk(kind: str, record: bytes) -> QuotaFacts | None:
-    """A quota from ``struct if_dqblk``; None without a limit.
+    """Parse ``struct if_dqblk``; None without a limit.
 
-    The hard limit counts, or the soft one where there is no hard one: it becomes one after its grace time.
+    The hard limit counts, or without one the soft limit, which becomes hard after its grace time.
     """
     hard, soft, used, *_, valid = _DQBLK.unpack_from(record)
     limit = (hard or soft) * LIMIT_UNIT_BYTES
@@ -41,9 +40,9 @@ def parse_dqblk(kind: str, record: bytes) -> QuotaFacts | None:
 
 
 def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> QuotaFacts | None:
-    """The tightest quota for what this user writes in a directory, or None where none is told.
+    """Return the tightest quota on this user's writes to a directory, or None.
 
-    Those of this user and group anybody may ask for, that of a project root alone. Network file systems tell nothing.
+    Any user may query their own user and group quotas, but only root a project's. Network file systems report none.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -63,7 +62,7 @@ def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> Q
 
 
 def _project(fd: int) -> int | None:
-    """The project that new files of a directory belong to; None where there are none."""
+    """Project of new files in a directory, or None."""
     record = bytearray(_FSXATTR.size)
     try:
         fcntl.ioctl(fd, FS_IOC_FSGETXATTR, record)

@@ -1,4 +1,4 @@
-"""Space and inodes of the file system that a directory is on, and the quota there."""
+"""Read space, inodes and quota of the file system that holds a directory."""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ class SpaceFacts(NamedTuple):
 
     available_bytes: int
     size_bytes: int
-    inodes_available: int | None = None  # none where the file system has no fixed number of them
+    inodes_available: int | None = None  # None if the file system has no fixed number of inodes
     inodes: int | None = None
 
 
 class SpaceReading(NamedTuple):
-    """What there was at one moment, in epoch seconds; ``space`` is None where the file system tells none."""
+    """One reading at ``time`` in epoch seconds; ``space`` is None if the file system reports none."""
 
     time: float
     space: SpaceFacts | None
@@ -27,15 +27,14 @@ class SpaceReading(NamedTuple):
 def read_space(directory: str | os.PathLike[str]) -> SpaceFacts | None:
     """Space of the file system that holds ``directory`` or its nearest existing parent.
 
-    None where the file system tells no space at all, or nothing of the path is there. Raises OSError where it cannot
-    be asked.
+    None if the file system reports no space or no part of the path exists. Raises OSError if statvfs(3) fails.
     """
     found = _nearest(directory)
     return None if found is None else _facts(found[1])
 
 
 def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result] | None:
-    """The directory or its nearest existing parent, with what statvfs(3) says of it."""
+    """Return the directory or its nearest existing parent, with its statvfs(3)."""
     for place in _parents(os.fspath(directory)):
         try:
             return place, os.statvfs(place)
@@ -61,13 +60,13 @@ def _facts(told: os.statvfs_result) -> SpaceFacts | None:
 
 
 class SpaceWatch:
-    """Looks at the space for one directory, whether or not it is there yet."""
+    """Poll the space of one directory, which may not exist yet."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def look(self, now: float) -> SpaceReading:
-        """What there is now."""
+        """Return a reading at ``now``."""
         found = _nearest(self._directory)
         if found is None:
             return SpaceReading(now, None, None)

@@ -1,7 +1,7 @@
-"""Whether a file is whole, told without loading it: by its format's own lengths, checksums and ends.
+"""Whether a file is whole, judged without loading it: by the lengths, checksums and ends of its format.
 
-The first bytes say which format it is; its name is a hint only, and the last resort. Nothing is unpickled, and no more
-is read than ``source.MOST_BYTES``. What cannot be told is "unknown".
+The first bytes decide the format; the name is a hint and the last resort. Nothing is unpickled, and at most
+``source.MOST_BYTES`` are read. An undecided file is "unknown".
 """
 
 import re
@@ -49,61 +49,62 @@ __all__ = [
 
 
 class FileCheck(NamedTuple):
-    """What a look at a file has told."""
+    """Verdict on a file."""
 
     state: str  # one of valid, invalid, empty, unfinished (only its last line is half-written), unknown
     format: str | None
-    reason: str | None = None  # of every state but valid; of a valid file of which only a part was looked at too
-    records: int | None = None  # rows or items, where a header, a footer or a small text tells
+    reason: str | None = None  # for every state but valid, or what part of a valid file was not read
+    records: int | None = None  # rows or items, if a header, a footer or a small text gives them
 
 
 class FileFormat(Protocol):
-    """What a module of a format has."""
+    """Interface of a format module."""
 
     @property
     def NAME(self) -> str:  # noqa: N802 -- a constant of the module
-        """What it is called in a verdict."""
+        """Name in a verdict."""
 
     @property
     def EXTENSIONS(self) -> tuple[str, ...]:  # noqa: N802
-        """How its files are named, in small letters."""
+        """Extensions of its files, in lower case."""
 
     def claims(self, source: FileSource) -> bool:
-        """Whether the file begins as this format does. Cheap."""
+        """Whether the file begins like this format. Cheap."""
 
     def inspect(self, source: FileSource) -> ValidFile:
-        """What it holds. Raises Damaged or Undecided."""
+        """Validate the file; raises FileDamaged or CheckUndecided."""
 
 
 BINARY: tuple[FileFormat, ...] = (
-    *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),  # these share archives: zip comes last
-    *(tfrecord, arrow, safetensors),  # without a magic number: those with more of a structure at their top come first
+    # some of these share a ZIP archive, so zip comes last
+    *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),
+    *(tfrecord, arrow, safetensors),  # without a magic number, the most structured beginning first
 )
 TEXT: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
-JSON: tuple[FileFormat, ...] = (json_text, json_lines)  # of which a file may be the one and be named like the other
-OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")  # extensions that promise nothing
-OF_TEXTS_TOO = (".pth", ".arrows")  # extensions that texts have too: Python's lists of paths, readline's keys
+JSON: tuple[FileFormat, ...] = (json_text, json_lines)  # a file of one kind may be named like the other
+OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")  # extensions that say nothing about the format
+OF_TEXTS_TOO = (".pth", ".arrows")  # extensions of text files too: Python's path lists, readline's keys
+# extensions also used without a magic number: raw items, members of a file family, parts of an archive
 RAW_TOO = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
-"""Extensions of files without a beginning too: items alone, members of a family of files, parts of an archive."""
+# magic numbers of those formats
 BEGINNINGS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
-"""How those begin that have one."""
-NEAR = 3  # a beginning of which one byte in so many is another, or so many of the first are there, was meant to be it
+NEAR = 3  # near a magic number: one byte in this many differs, or this many first bytes match
 KNOWN_BEGINNINGS = (
     *((b"\x80" + bytes((protocol,)), "a pickle") for protocol in range(2, 6)),
     *((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"), (b"GGUF", "GGUF"), (b"CDF", "NetCDF")),
     *((b"SQLite format 3\0", "SQLite"), (b"MATLAB 5.0", "MATLAB"), (b"\x7fELF", "a program"), (b"%PDF", "PDF")),
     *((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"RIFF", "RIFF"), (b"OggS", "Ogg"), (b"fLaC", "FLAC")),
-)  # of files that are not looked into, whatever they are named
-SHARD = re.compile(r"-\d+-of-\d+$")  # what a name has behind its extension when it is one of several files
+)  # magic numbers of files that are not checked, whatever their name
+SHARD = re.compile(r"-\d+-of-\d+$")  # follows the extension in the name of a shard
 LONGEST_REASON = 300
 HOSTILE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
     *(ValueError, struct.error, zlib.error),
-)  # what bytes that no writer has written may lead to
+)  # errors that arbitrary bytes may cause
 
 
 def check_file(source: FileSource) -> FileCheck:
-    """Whether the file is whole, as far as can be told. Does not raise: a file that cannot be read is unknown."""
+    """Judge whether the file is whole. Does not raise: an unreadable file is unknown."""
     if not source.size:
         return FileCheck("empty", None, "is empty")
     try:
@@ -158,7 +159,7 @@ def _check_format(known: FileFormat, source: FileSource) -> FileCheck:
 
 
 def _is_near(top: bytes, beginning: bytes) -> bool:
-    """Whether a file that does not begin so was meant to: few bytes differ, the rest is lost, or all is NUL."""
+    """Whether a file without this magic number was meant to have it: few bytes differ, or it is short or all NUL."""
     if not top.strip(b"\0"):
         return True
     differ = sum(one != other for one, other in zip(top, beginning, strict=False))
@@ -168,9 +169,9 @@ def _is_near(top: bytes, beginning: bytes) -> bool:
 
 
 def _check_text(named: FileFormat, source: FileSource) -> FileCheck:
-    """As what it is named for; as the other kind of JSON when it is a whole one of those.
+    """Check as the format of its name, or as the other kind of JSON if it is a valid one.
 
-    What could not be told of lines that are too long is not told by the two ends of the file either.
+    If overlong lines leave the first check undecided, reading both ends of the other kind does not decide it either.
     """
     verdict = _check_format(named, source)
     if verdict.state != "valid" and named in JSON:
@@ -181,17 +182,17 @@ def _check_text(named: FileFormat, source: FileSource) -> FileCheck:
 
 
 def _is_whole(verdict: FileCheck) -> bool:
-    """Whether something in it was whole, which makes it likely that it is this format."""
+    """Whether it has at least one whole value, which makes this format likely."""
     return verdict.state in ("valid", "unfinished") and (verdict.format != json_lines.NAME or verdict.records != 0)
 
 
 def _may_be_chance(known: FileFormat, source: FileSource) -> bool:
-    """Whether another kind of file may begin like this: a text by its first word, anything where there is no magic."""
+    """Whether other files may begin like this by chance: text, or anything if there is no magic number."""
     return known is safetensors or _is_words(source)
 
 
 def _is_words(source: FileSource) -> bool:
-    """Whether the file begins as a text without special characters."""
+    """Whether the file begins like text without special characters."""
     return bool(re.fullmatch(rb"[\t\n\r -~\x80-\xff]*[\n -~]", source.head(FIRST_BYTES)))
 
 

@@ -1,9 +1,9 @@
-"""Arrow's columns: files (Feather too, from its version 2 on) and streams, told from the messages that frame the data.
+"""Arrow files, including Feather version 2, and streams, checked by the messages that frame the data.
 
-Follows the Arrow Columnar Format, "Serialization and Interprocess Communication". A stream is messages up to a last one
-without content; a message is ``FF FF FF FF``, the length of its metadata, the metadata (a flatbuffer that says among
-others how long the body is) and the body. A file is ``ARROW1``, a stream, a footer (a flatbuffer with the place of each
-batch of rows), the footer's length, and ``ARROW1``. Before version 0.15 messages began with the length alone.
+Follows the Arrow Columnar Format, "Serialization and Interprocess Communication". A stream is messages up to an empty
+one. A message is ``FF FF FF FF``, the length of its metadata, the metadata and the body. The metadata is a flatbuffer
+that includes the body's length. A file is ``ARROW1``, a stream, a footer, its length, and ``ARROW1``. The footer is a
+flatbuffer with the place of each batch of rows. Before version 0.15, messages began with the length.
 """
 
 import struct
@@ -19,16 +19,16 @@ MAGIC, OLD_FEATHER = b"ARROW1", b"FEA1"
 FILE_BEGIN = 8
 CONTINUATION = b"\xff\xff\xff\xff"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-KINDS = range(1, 6)  # kinds of messages; also tensors, which are written one by one, without a stream
-PEEK_BYTES = 128  # read of a message at first: what we need of its metadata mostly stands in its first bytes
+KINDS = range(1, 6)  # kinds of messages, including tensors, which are written one by one without a stream
+PEEK_BYTES = 128  # first read of a message; usually enough of its metadata
 BLOCK = struct.Struct("<qi4xq")
 FOOTER_BYTES = 1 << 18
-MOST_BATCHES = 2000  # of a file so many are looked at
+MOST_BATCHES = 2000  # batches read in one file
 TRIED = (struct.error, IndexError)
 
 
 class FlatbufferTable:
-    """A table of a flatbuffer: its fields by number, found through a list of their places (vtable)."""
+    """A table of a flatbuffer, with fields by number, found through its vtable."""
 
     def __init__(self, text: bytes, place: int) -> None:
         self._text = text
@@ -37,21 +37,21 @@ class FlatbufferTable:
 
     @classmethod
     def root(cls, text: bytes) -> "FlatbufferTable":
-        """The table that a flatbuffer begins with."""
+        """Return the root table of a flatbuffer."""
         return cls(text, struct.unpack_from("<I", text)[0])
 
     def number(self, field: int, form: str) -> int:
-        """A number that stands in the table; 0 when it is left out."""
+        """Return a number in the table; 0 if omitted."""
         at = self._at(field)
         return self._unpack(form, at) if at else 0
 
     def table(self, field: int) -> "FlatbufferTable | None":
-        """Another table that this one refers to."""
+        """Return another table that a field refers to."""
         at = self._at(field)
         return FlatbufferTable(self._text, at + self._unpack("<I", at)) if at else None
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
-        """Structs ``Block`` in a vector: place of a message, length of its metadata, length of its body."""
+        """Return a vector of structs ``Block``: place, metadata length and body length of a message."""
         at = self._at(field)
         if not at:
             return []
@@ -75,10 +75,10 @@ class FlatbufferTable:
 
 
 class ArrowMessage(NamedTuple):
-    """What frames the data."""
+    """A message that frames data."""
 
     kind: int
-    end: int  # where the next one begins
+    end: int  # start of the next message
     rows: int
 
 
@@ -97,7 +97,7 @@ def claims(source: FileSource) -> bool:
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """A file whose batches lie before its footer, or a stream up to its end."""
+    """Validate a file whose batches lie before its footer, or a stream up to its end."""
     if source.head(4) == OLD_FEATHER:
         if source.tail(4) != OLD_FEATHER:
             raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
@@ -164,7 +164,7 @@ def _ended(source: FileSource, offset: int, rows: int) -> ValidFile:
 
 
 def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
-    """The message that begins here; None for the one without content that ends a stream."""
+    """Read the message at this offset; None for the empty one that ends a stream."""
     left = source.size - offset
     top = source.read(offset, min(left, PEEK_BYTES))
     begin = 8 if top[:4] == CONTINUATION else 4
@@ -180,7 +180,7 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
     try:
         return _parse(top[begin : begin + length], offset + begin + length)
     except TRIED:
-        pass  # it stands further back, or is damaged
+        pass  # the metadata is longer, or damaged
     try:
         return _parse(source.read(offset + begin, length), offset + begin + length)
     except TRIED as error:
@@ -188,7 +188,7 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
 
 
 def _parse(metadata: bytes, body: int) -> ArrowMessage:
-    """From the flatbuffer ``ArrowMessage``: version, kind of header, header, length of the body."""
+    """Parse the flatbuffer ``Message``: version, kind of header, header, length of the body."""
     table = FlatbufferTable.root(metadata)
     kind, header, length = table.number(1, "<B"), table.table(2), table.number(3, "<q")
     if kind not in KINDS or header is None or length < 0:

@@ -1,8 +1,7 @@
-"""Tables as CSV: every row has as many fields as the first. Small ones are looked at whole, of large ones both ends.
+"""CSV tables: every row has as many fields as the first. Small files are read whole, of large ones both ends.
 
-Nothing in a CSV file says how it was written, so a way in which all rows agree is looked for: what stands between the
-fields, whether quotes mean anything, whether a backslash does. When there is none it may be several tables in one file
-or rows of several kinds: only NUL bytes, which are left where a write was lost, are damage for certain.
+CSV does not state its dialect, so we search for one in which all rows agree: delimiter, quotes, backslashes. Without
+one, the file may hold several tables or kinds of rows. Only NUL bytes, left by a lost write, are certain damage.
 """
 
 import csv
@@ -17,16 +16,15 @@ from exporter.files.formats.source import CheckUndecided, FileSource, ValidFile
 
 NAME = "csv"
 EXTENSIONS = (".csv", ".tsv")
-NO_DELIMITER = "\x1f"  # for a table of one column: a mark that no text has
-OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)
-"""Where these stand between the fields, a quote may be a letter like any other."""
-END = "\0"  # a row that no table has, put behind the text: it joins the last one where a quoted field is still open
+NO_DELIMITER = "\x1f"  # for a table of one column: no text has this character
+OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)  # with these delimiters, a quote may be an ordinary character
+END = "\0"  # sentinel row after the text; an open quoted field swallows it
 HALF = "its last row is half-written"
 PART = "only its first and last rows were looked at"
 
 
 class CsvDialect(NamedTuple):
-    """How a table may have been written."""
+    """A possible dialect of a table."""
 
     delimiter: str
     quote: str | None = '"'
@@ -34,15 +32,15 @@ class CsvDialect(NamedTuple):
 
 
 class RowWidths(NamedTuple):
-    """The numbers of fields of the rows that are not empty."""
+    """Number of fields of each row that is not empty."""
 
     widths: list[int]
-    is_open: bool  # whether the text ends within a quoted field, in a row that is left out here
-    last: int | None = None  # of a last row that lacks its newline and is left out above
+    is_open: bool  # whether the text ends within a quoted field, whose row is left out
+    last: int | None = None  # width of a last row without newline, which is left out too
 
 
 class DialectResult(NamedTuple):
-    """What one way of reading makes of a table."""
+    """Result of reading a table in one dialect."""
 
     half: bool = False
     records: int = 0
@@ -50,14 +48,14 @@ class DialectResult(NamedTuple):
 
 
 def claims(source: FileSource) -> bool:
-    """No table says that it is one: only a name can."""
+    """Whether it is a table: never by content, since only the name can say so."""
     return False
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """The number of rows without the header, where all have been looked at.
+    """Count the rows without the header, if all were read.
 
-    A last row without a newline that has fewer fields, or ends within one, is half-written.
+    A last row without a newline is half-written if it has fewer fields or an open quote.
     """
     whole = source.size <= 2 * WINDOW_BYTES
     head = source.head(source.size if whole else WINDOW_BYTES)
@@ -77,11 +75,11 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("latin-1")  # in every encoding that has ASCII the marks between the fields are the same
+    return data.decode("latin-1")  # delimiters are the same in every superset of ASCII
 
 
 def _best(head: str, tail: str, window: str = "") -> DialectResult:
-    """The first way that fits; else what is wrong in the first of all."""
+    """Return the result of the first dialect that fits; else raise the complaint about the first one."""
     if window and not (head and tail and window.count("\n") > 1):
         raise CheckUndecided("its rows are longer than what was looked at")
     complaint: Exception | None = None
@@ -98,7 +96,7 @@ def _best(head: str, tail: str, window: str = "") -> DialectResult:
 
 
 def _ways(head: str, tail: str) -> Iterator[CsvDialect]:
-    """Ways in which the first row has several fields, the likeliest first."""
+    """Yield dialects in which the first row has several fields, the likeliest first."""
     line = next((line for line in head.split("\n") if line.strip()), "")
     likeliest = record_count.guess_delimiter(line.encode("latin-1")).decode()
     delimiters = [likeliest, *record_count.DELIMITERS.decode().replace(likeliest, "")]
@@ -128,9 +126,9 @@ def _rows(text: str, way: CsvDialect) -> RowWidths:
 
 
 def _judge(rows: RowWidths, expected: int = 0, place: str = "row {}") -> DialectResult:
-    """Compare rows with the first of them, or with a number of fields that is known."""
+    """Compare rows with the first one, or with a known number of fields."""
     widths = rows.widths or [rows.last or 0]
-    most, _ = Counter(widths).most_common(1)[0]  # of several the first
+    most, _ = Counter(widths).most_common(1)[0]  # the first of several
     if not expected and most != widths[0]:
         return DialectResult(
             complaint=CheckUndecided(f"its first row has {_fields(widths[0])} and most others have {most}")

@@ -1,4 +1,4 @@
-"""gzip (RFC 1952): small files are unpacked, and thrown away, up to their checksums; of large ones the first part."""
+"""gzip (RFC 1952): small files are unpacked to verify checksums, of large ones only the first part."""
 
 import zlib
 
@@ -7,25 +7,25 @@ from exporter.files.formats.source import MOST_BYTES, CheckUndecided, FileDamage
 NAME = "gzip"
 EXTENSIONS = (".gz", ".gzip", ".tgz")
 MAGIC = b"\x1f\x8b"
-GZIP_WINDOW = 31  # for zlib: the largest window, with header and checksum of gzip
-FIRST_BYTES = 64 << 10  # unpacked of a file that is too large to be looked at whole
+GZIP_WINDOW = 31  # for zlib: the largest window, with gzip header and checksum
+FIRST_BYTES = 64 << 10  # unpacked of a file too large to read whole
 PIECE_BYTES = 16 << 10
 MOST_UNPACKED_BYTES = 64 << 20
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins as a gzip file does."""
+    """Whether it begins like a gzip file."""
     return source.head(len(MAGIC)) == MAGIC
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """Every member must unpack and agree with its checksum and its length."""
+    """Validate that every member unpacks and matches its checksum and length."""
     whole = source.size <= MOST_BYTES
     data = memoryview(source.head(source.size if whole else FIRST_BYTES))
     place = unpacked = 0
     while place < len(data):
         if place and not data[place] and not data[place:].tobytes().strip(b"\0"):
-            break  # padding, as on a tape
+            break  # padding, as on tape
         if data[place : place + 2] != MAGIC[: len(data) - place]:
             raise FileDamaged(f"has {source.size - place} bytes behind its end that are no gzip data")
         used, made = _unpack(data[place:], MOST_UNPACKED_BYTES - unpacked, whole)
@@ -36,7 +36,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
-    """Unpack one member: how many bytes it has, and how many come out of it."""
+    """Unpack one member; return its packed and unpacked size."""
     engine = zlib.decompressobj(GZIP_WINDOW)
     taken = made = 0
     waiting = b""

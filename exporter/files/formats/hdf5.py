@@ -1,8 +1,8 @@
-"""HDF5: whether the file reaches to where its superblock says it ends, and how many rows its datasets have.
+"""HDF5: whether the file reaches the end given in its superblock, and the rows of its datasets.
 
-Follows the HDF5 File Format Specification (sections by number). A superblock (II.A), at the top or behind a user
-block of 512, 1024, 2048, ... bytes, names the end of the file and the root group. Its writer writes it when it closes
-the file, or flushes it: what was written after a flush lies behind that end.
+Follows the HDF5 File Format Specification (sections by number). A superblock (II.A) holds the end of the file and the
+root group. It is at the top, or after a user block of 512, 1024, 2048, ... bytes. It is written on close or flush, so
+data written after a flush lies beyond that end.
 """
 
 import struct
@@ -22,25 +22,25 @@ OPEN_FOR_WRITING = 1 | 4  # consistency flags of a file that its writer has not 
 
 
 class Superblock(NamedTuple):
-    """What a superblock says of its file."""
+    """Contents of a superblock."""
 
     base: int  # byte of the file from which addresses count
-    end: int  # bytes that the file has when it is whole, a user block included
+    end: int  # size of the whole file, including a user block
     root: int | None  # address of the root group
     address_bytes: int
     length_bytes: int
     open: bool  # whether it is marked as open for writing
-    several_files: bool  # whether it says how it is spread over several files
+    several_files: bool  # whether it describes a file spread over several
     extension: int | None
 
 
 def claims(source: FileSource) -> bool:
-    """Whether there is a signature where one may be."""
+    """Whether there is a signature at a permitted place."""
     return _signature(source) is not None
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """A file that ends where its superblock says, and begins its root group where that one says."""
+    """Validate that the file ends where its superblock says, and that its root group is readable."""
     place = _signature(source)
     if place is None:
         raise FileDamaged("does not begin like an HDF5 file")
@@ -65,7 +65,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def _has_driver(objects: ObjectHeaders, extension: int | None) -> bool:
-    """Whether a superblock's extension (II.C) says how the file is spread over several (IV.A.2.u)."""
+    """Whether a superblock's extension (II.C) says that the file is spread over several (IV.A.2.u)."""
     try:
         return extension is not None and any(each.kind == DRIVER_INFO for each in objects.messages(extension))
     except (UnsupportedLayout, FileDamaged, CheckUndecided, struct.error, IndexError):
@@ -73,7 +73,7 @@ def _has_driver(objects: ObjectHeaders, extension: int | None) -> bool:
 
 
 def _signature(source: FileSource) -> int | None:
-    """Where the superblock begins: at 0, 512, 1024, 2048 and so on; only in files named so beyond the first."""
+    """Find the superblock; beyond the top, search only files with an HDF5 extension."""
     if source.head(len(SIGNATURE)) == SIGNATURE:
         return 0
     if source.name.lower().endswith(EXTENSIONS):
@@ -87,7 +87,7 @@ def _signature(source: FileSource) -> int | None:
 
 
 def parse_superblock(text: bytes, place: int) -> Superblock:
-    """From the bytes that begin with the signature at this place of the file (II.A)."""
+    """Parse the superblock at this place of the file (II.A)."""
     if len(text) < 20:
         raise FileDamaged("ends within its superblock")
     version = text[8]
@@ -97,7 +97,7 @@ def parse_superblock(text: bytes, place: int) -> Superblock:
     size, length_bytes = (text[13], text[14]) if old else (text[9], text[10])
     if size not in (2, 4, 8) or length_bytes not in (2, 4, 8):
         raise FileDamaged("has a superblock with impossible lengths")
-    # base, free space or extension, end of file, driver or root; then of the old ones the name and place of the root
+    # base, free space or extension, end of file, driver or root; old versions add name and address of the root
     begin, count = {0: (24, 6), 1: (28, 6)}.get(version, (12, 4))
     end = begin + count * size
     if len(text) < end + 4:
@@ -112,7 +112,7 @@ def parse_superblock(text: bytes, place: int) -> Superblock:
         raise FileDamaged("has a superblock without an end of the file")
     return Superblock(
         base=place,
-        end=eof - base + place,  # as the library does, should a user block have been put before it
+        end=eof - base + place,  # like the library, in case a user block was prepended
         root=addresses[-1],
         address_bytes=size,
         length_bytes=length_bytes,

@@ -1,8 +1,8 @@
-"""Objects of HDF5 files: what the messages of an object header say, and which objects are in a group.
+"""Read objects of HDF5 files: the messages of an object header, and the objects of a group.
 
-Follows the HDF5 File Format Specification (sections by number). An object header (IV.A.1) is a list of messages, in one
-block or several. A group has a symbol table, which is a B-tree of nodes with entries (III.A to III.C), or a message for
-each link; a dataset has, among others, messages for its dataspace and its layout.
+Follows the HDF5 File Format Specification (sections by number). An object header (IV.A.1) is a list of messages in one
+or more blocks. A group has a symbol table, which is a B-tree of nodes with entries (III.A to III.C), or one message per
+link. A dataset has messages for its dataspace and its layout, among others.
 """
 
 import math
@@ -14,16 +14,16 @@ from exporter.files.formats.source import FileDamaged, FileSource
 
 NIL, DATASPACE, LINK_INFO, LINK, LAYOUT = 0x00, 0x01, 0x02, 0x06, 0x08
 CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = 0x10, 0x11, 0x14
-SHARED = 2  # flag of a message that stands elsewhere
+SHARED = 2  # flag of a message stored elsewhere
 
-MOST_BLOCKS = 16  # of one object header
+MOST_BLOCKS = 16  # blocks of one object header
 MOST_HEADER_BYTES = 1 << 16
 MOST_NODES = 64
-MOST_OBJECTS = 256  # of the root group; of more no rows are told
+MOST_OBJECTS = 256  # objects of the root group; with more, rows are unknown
 
 
 class UnsupportedLayout(Exception):
-    """What is there is not followed; no rows are told then."""
+    """A valid layout that we do not follow, so rows are unknown."""
 
 
 class ObjectMessage(NamedTuple):
@@ -37,7 +37,7 @@ class ObjectMessage(NamedTuple):
 class ObjectHeaders:
     """Object headers and groups of one file.
 
-    Addresses in it count from the byte ``base``; they and lengths have so many bytes.
+    Addresses count from byte ``base``. Addresses and lengths are ``address_bytes`` and ``length_bytes`` wide.
     """
 
     def __init__(self, source: FileSource, base: int, address_bytes: int, length_bytes: int) -> None:
@@ -47,7 +47,7 @@ class ObjectHeaders:
         self._length_bytes = length_bytes
 
     def messages(self, address: int) -> list[ObjectMessage]:
-        """All messages of an object header, those in its continuation blocks too (IV.A.1)."""
+        """Return all messages of an object header and its continuation blocks (IV.A.1)."""
         top = self._read(address, 16)
         if top.startswith(b"OHDR"):
             return self._messages_2(address)
@@ -57,9 +57,9 @@ class ObjectHeaders:
         return self._all(self._read(address + 16, length), struct.Struct("<HHB3x"), b"")
 
     def rows(self, group: int) -> int | None:
-        """The longest first dimension of the datasets in a group; None without one.
+        """Longest first dimension of the datasets in a group; None without a dataset.
 
-        Raises Damaged when one of its objects is not there, Unusual when they cannot all be looked at.
+        Raises FileDamaged when an object is missing, UnsupportedLayout when not all can be read.
         """
         longest = None
         for count, address in enumerate(self._children(group)):
@@ -74,7 +74,7 @@ class ObjectHeaders:
         return longest
 
     def _first_dimension(self, message: ObjectMessage) -> int | None:
-        """Of a dataspace, in version 1 or 2 of the message (IV.A.2.b); None for a single value."""
+        """First dimension of a dataspace, version 1 or 2 (IV.A.2.b); None for a single value."""
         if message.flags & SHARED or message.body[0] not in (1, 2):
             raise UnsupportedLayout
         begin = 8 if message.body[0] == 1 else 4
@@ -86,7 +86,7 @@ class ObjectHeaders:
         return int.from_bytes(length, "little")
 
     def _children(self, group: int) -> Iterator[int]:
-        """Addresses of the objects in a group, by either kind of group."""
+        """Addresses of the objects in a group of either kind."""
         size = self._address_bytes
         for kind, _, body in self.messages(group):
             if kind == SYMBOL_TABLE:
@@ -100,10 +100,10 @@ class ObjectHeaders:
             elif kind == LINK_INFO:
                 at = 2 + 8 * (body[1] & 1)
                 if address_of(body[at : at + size], size) is not None:
-                    raise UnsupportedLayout  # its links stand in a heap
+                    raise UnsupportedLayout  # its links are in a heap
 
     def _linked(self, body: bytes) -> int | None:
-        """Where a link leads that is no soft one (IV.A.2.g)."""
+        """Target of a hard link (IV.A.2.g); None for other links."""
         flags = body[1]
         at = 2
         if flags & 8:
@@ -118,7 +118,7 @@ class ObjectHeaders:
         return address_of(address, size) if len(address) == size else None
 
     def _entries(self, tree: int) -> Iterator[int]:
-        """Object headers of the entries in the nodes of a B-tree of a group (III.A.1, III.B, III.C)."""
+        """Object headers of the entries in a group's B-tree (III.A.1, III.B, III.C)."""
         size, lengths = self._address_bytes, self._length_bytes
         nodes, seen = [tree], 0
         while nodes:
@@ -142,7 +142,7 @@ class ObjectHeaders:
                 raise FileDamaged("has something else where its list of objects should be")
 
     def _messages_2(self, address: int) -> list[ObjectMessage]:
-        """Of an object header of version 2, which has a checksum."""
+        """Messages of an object header of version 2, which has a checksum."""
         version, flags = self._read(address + 4, 2)
         if version != 2:
             raise FileDamaged("has something else where an object should be")
@@ -154,7 +154,7 @@ class ObjectHeaders:
         return self._all(header[begin:], form, b"OCHK")
 
     def _all(self, block: bytes, form: struct.Struct, mark: bytes) -> list[ObjectMessage]:
-        """Messages of a block, each after a header of this form, and of all blocks that continue it."""
+        """Messages of a block and its continuations, each after a header of this form."""
         messages: list[ObjectMessage] = []
         blocks = [block]
         for count, text in enumerate(blocks):
@@ -182,7 +182,7 @@ class ObjectHeaders:
         return messages
 
     def _checked(self, address: int, length: int) -> bytes:
-        """A block without the checksum at its end, which must be right."""
+        """Return a block without the checksum at its end, after verifying it."""
         block = self._read(address, length)
         if lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
             raise FileDamaged("has an object with a wrong checksum")
@@ -195,19 +195,19 @@ class ObjectHeaders:
 
 
 def address_of(text: bytes, length: int) -> int | None:
-    """A number of so many bytes; all ones for none."""
+    """Parse an address of ``length`` bytes; None if all bits are set."""
     address = int.from_bytes(text, "little")
     return None if address == (1 << 8 * length) - 1 else address
 
 
 def lookup3(data: bytes) -> int:
-    """Bob Jenkins' hash, by which superblocks and object headers are checked (``hashlittle`` of lookup3.c)."""
+    """Bob Jenkins' hash, the checksum of superblocks and object headers (``hashlittle`` of lookup3.c)."""
     a = b = c = 0xDEADBEEF + len(data) & 0xFFFFFFFF
 
     def turned(value: int, by: int) -> int:
         return (value << by | value >> 32 - by) & 0xFFFFFFFF
 
-    blocks = max(0, math.ceil(len(data) / 12) - 1)  # the last one, whole or not, is mixed in otherwise
+    blocks = max(0, math.ceil(len(data) / 12) - 1)  # the last block, full or not, is mixed in differently
     padded = data + bytes(-len(data) % 12)
     for x, y, z in struct.iter_unpack("<3L", padded[: 12 * blocks]):
         a, b, c = a + x & 0xFFFFFFFF, b + y & 0xFFFFFFFF, c + z & 0xFFFFFFFF

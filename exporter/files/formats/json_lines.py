@@ -1,4 +1,4 @@
-"""JSON Lines: each line is a JSON text. Small files are looked at whole, of large ones the first and the last lines."""
+"""JSON Lines: each line is a JSON text. Small files are read whole, of large ones the first and last lines."""
 
 import json
 
@@ -17,9 +17,9 @@ def claims(source: FileSource) -> bool:
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """The number of lines that are not blank, where all have been looked at.
+    """Count the lines that are not blank, if all were read.
 
-    A last line without a newline may be half-written; of any other that is damage.
+    A last line without a newline may be half-written; in any other line that is damage.
     """
     if source.size <= 2 * WINDOW_BYTES:
         data = source.head(source.size)
@@ -49,7 +49,7 @@ def _refuse_other_texts(data: bytes) -> None:
 
 
 def _check(lines: list[bytes], place: str) -> int:
-    """The number of lines that hold something, each of which must be a value."""
+    """Count the lines that are not blank, each of which must be a value."""
     records = 0
     for number, line in enumerate(lines, 1):
         if not line.strip(WHITE):
@@ -70,7 +70,7 @@ def _of_one_line(error: FileDamaged) -> str:
 
 
 def _last(line: bytes) -> str:
-    """Of the text behind the last newline: "none", "whole", "half"."""
+    """Classify the text after the last newline as "none", "whole" or "half"."""
     if not line.strip(WHITE):
         return "none"
     try:

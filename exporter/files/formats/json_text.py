@@ -1,4 +1,4 @@
-"""JSON texts (RFC 8259, and what Python's json reads besides): small ones whole, of large ones both ends."""
+"""JSON texts (RFC 8259, and extensions of Python's json): small ones whole, of large ones both ends."""
 
 import json
 import re
@@ -7,19 +7,17 @@ from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, CheckUndecide
 
 NAME = "json"
 EXTENSIONS = (".json",)
-WINDOW_BYTES = 64 << 10  # looked at of each end of a text that is too large to be parsed
+WINDOW_BYTES = 64 << 10  # read of each end of a text that is too large to parse
 WHITE = b" \t\r\n"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSERS = {b"{": b"}", b"[": b"]", b'"': b'"'}
-INDENTED = re.compile(rb"\s*[\[{][ \t]*\r?\n[ \t]+\S")
-"""The begin of a text of which each level stands further to the right."""
+INDENTED = re.compile(rb"\s*[\[{][ \t]*\r?\n[ \t]+\S")  # start of an indented text
 INDENTED_END = re.compile(rb"\n[ \t]+[\]}]\s*\Z")
 WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
-NUMBER_BEGINNINGS = (".", "e", "E", "e+", "e-", "E+", "E-")
-"""What may be left of a number that is cut, behind what is one by itself."""
+NUMBER_BEGINNINGS = (".", "e", "E", "e+", "e-", "E+", "E-")  # possible rest of a truncated number after a valid one
 IN_THE_MIDDLE = "ends in the middle of a value"
 
-_DECODER = json.JSONDecoder(parse_float=len, parse_int=len)  # no number is too long, and none takes memory
+_DECODER = json.JSONDecoder(parse_float=len, parse_int=len)  # accepts numbers of any length without storing them
 
 
 def claims(source: FileSource) -> bool:
@@ -28,7 +26,7 @@ def claims(source: FileSource) -> bool:
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """The number of items if the root is an array. Of a large text both ends must be those of one value."""
+    """Count the items if the root is an array. Of a large text, both ends must fit one value."""
     if source.size > MOST_BYTES:
         return _look_at_ends(source)
     value = parse_json(decode(source.head(source.size)))
@@ -36,7 +34,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def decode(data: bytes) -> str:
-    """The text of a whole JSON file."""
+    """Decode a whole JSON file."""
     try:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
     except UnicodeDecodeError as error:
@@ -48,13 +46,13 @@ def decode(data: bytes) -> str:
 
 
 def refuse_nul(data: bytes, where: str = "") -> None:
-    """Raise Damaged when there are NUL bytes: what is left where a write was lost."""
+    """Raise FileDamaged if there are NUL bytes, which a lost write leaves."""
     if b"\0" in data:
         raise FileDamaged(f"has {data.count(0)} NUL bytes{where}: what was written there is lost")
 
 
 def parse_json(text: str) -> object:
-    """The value of a text; numbers are not what they were."""
+    """Parse a text; each number becomes the length of its text."""
     try:
         return _DECODER.decode(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
@@ -68,7 +66,7 @@ def parse_json(text: str) -> object:
 
 
 def is_cut(error: json.JSONDecodeError) -> bool:
-    """Whether more text could have made it right."""
+    """Whether more text could have made it valid."""
     rest = error.doc[error.pos :].rstrip()
     return (
         error.msg.startswith("Unterminated string")
@@ -103,10 +101,10 @@ def _look_at_ends(source: FileSource) -> ValidFile:
 
 
 def _closes_inner(end: bytes) -> bool:
-    """Whether the last bracket belongs to one that stands within these last bytes, and so not to the first of all."""
+    """Whether the opening bracket of the last one lies in these bytes, so that it is not the root's."""
     if end.endswith(b'"'):
         return False
-    # the last byte is outside of strings, so every second piece from there is; a first quote may be an escaped one
+    # the end lies outside strings, and so does every second piece before it; a leading quote may be escaped
     plain = end.lstrip(b'\\"').replace(b"\\\\", b"").replace(b'\\"', b"")
     depth = 0
     for code in reversed(b"".join(plain.split(b'"')[::-2][::-1])):

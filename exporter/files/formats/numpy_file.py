@@ -1,7 +1,8 @@
-"""NumPy's files: one array or several, one after the other (NPY), and archives of them from ``numpy.savez`` (NPZ).
+"""NumPy files: one or more arrays (NPY), and archives of them from ``numpy.savez`` (NPZ).
 
-Follows numpy.lib.format. An array is the magic, two bytes of version, the length of the header (two bytes, four from
-version 2 on), the header, which is the text of a Python dictionary, and the items: as many bytes as type and shape say.
+Follows numpy.lib.format. An array is the magic, two bytes of version, the header's length, the header and the items.
+The length has two bytes, or four from version 2 on. The header is the text of a Python dictionary; its type and shape
+give the size of the items.
 """
 
 import ast
@@ -18,30 +19,30 @@ NAME = "npy"
 EXTENSIONS = (".npy", ".npz")
 
 MAGIC = b"\x93NUMPY"
-VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}  # how many bytes the length of the header has
+VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}  # bytes of the header length, by version
 MOST_HEADER_BYTES = 1 << 18
 MOST_DIMENSIONS = 64
 MOST_FIELDS_DEPTH = 8
-MOST_ARRAYS = 256  # of an archive so many headers are looked at
+MOST_ARRAYS = 256  # headers read in one archive
 MOST_BYTES_OF_ANY_FILE = 1 << 63
 
 STRING = r"""[ub]?(?:'(?:[^'\\]|\\E)*+'|"(?:[^"\\]|\\E)*+")""".replace("E", r"""(?:[\\'"nrt]|x\w\w|u\w{4}|U\w{8})""")
+# tokens of a header: no operator and no name, so it evaluates flat; matches without backtracking
 LITERAL = re.compile(rf"(?:{STRING}|True|False|None|\d++|[\s{{}}()\[\],:]++)*+", re.ASCII)
-"""What the header consists of: no operator, no name, so that its evaluation stays flat. Nothing is tried twice."""
 PYTHON_2_LONG = re.compile(r"(?<=\d)L\b")
 TYPE = re.compile(r"[<>|=]?(?:O\d*|([biufcmMSaUV])(\d+)(\[[^\]]*\])?)", re.ASCII)
 
 
 class ArrayHeader(NamedTuple):
-    """What an array says of itself."""
+    """Parsed header of an array."""
 
-    length: int  # bytes up to its items
+    length: int  # bytes before its items
     shape: tuple[int, ...]
-    item_bytes: int | None  # none where the items are Python objects: their length is not known beforehand
+    item_bytes: int | None  # None for Python objects, whose length is unknown
 
     @property
     def end(self) -> int | None:
-        """Bytes of the whole array."""
+        """Size of the whole array in bytes."""
         if self.item_bytes is None:
             return None
         end = self.length + self.item_bytes * math.prod(self.shape)
@@ -51,19 +52,19 @@ class ArrayHeader(NamedTuple):
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins like an array, or like an archive that holds arrays or is named so."""
+    """Whether it begins like an array, or is an archive named NPZ or starting with an array."""
     if source.head(4) in (zip_file.LOCAL_MARK, zip_file.END_MARK):
         return source.name.lower().endswith(".npz") or zip_file.first_name(source).endswith(".npy")
     return source.head(len(MAGIC)) == MAGIC
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """One array or several, or an archive of arrays, each as long as its type and shape say."""
+    """Validate that each array, in the file or archive, is as long as its type and shape say."""
     return _arrays(source) if source.head(len(MAGIC)) == MAGIC else _archive(source)
 
 
 def _arrays(source: FileSource) -> ValidFile:
-    """``numpy.save`` may be called several times with one open file."""
+    """Check successive arrays: ``numpy.save`` may be called several times on one open file."""
     begin = 0
     records: int | None = None
     while begin < source.size:
@@ -85,7 +86,7 @@ def _reader(source: FileSource, begin: int) -> Callable[[int, int], bytes]:
 
 
 def _archive(source: FileSource) -> ValidFile:
-    """Each array of an archive is a member of its own; rows are those of the longest."""
+    """Check an archive with one array per member; records are the rows of the longest."""
     directory = zip_file.read_directory(source)
     members = [member for member in directory.members if member.name.endswith(".npy")]
     if directory.members and not members:
@@ -99,7 +100,7 @@ def _archive(source: FileSource) -> ValidFile:
 
 
 def _member(source: FileSource, member: zip_file.ZipMember) -> ArrayHeader | None:
-    """The header of an array in an archive; None when it is packed in a way, or so long, that it is not looked at."""
+    """Return the header of an array in an archive; None if its compression is unsupported or its header too long."""
     begin = zip_file.data_offset(source, member)
     if member.method == 0:
         if member.packed != member.size:
@@ -132,7 +133,7 @@ def _member(source: FileSource, member: zip_file.ZipMember) -> ArrayHeader | Non
 
 
 def read_array_header(read: Callable[[int, int], bytes], size: int) -> ArrayHeader:
-    """The header at the top of an array, of which there are this many bytes."""
+    """Read the header at the top of an array of ``size`` bytes."""
     if size < len(MAGIC) + 4:
         raise FileDamaged("ends within its header")
     top = read(0, len(MAGIC) + 2)
@@ -154,7 +155,7 @@ def read_array_header(read: Callable[[int, int], bytes], size: int) -> ArrayHead
 
 
 def parse_array_header(header: bytes) -> tuple[tuple[int, ...], int | None]:
-    """Shape and bytes of an item from the text of the header: ``{'descr': '<f4', 'fortran_order': False, ...}``."""
+    """Return shape and item size from a header: ``{'descr': '<f4', 'fortran_order': False, ...}``."""
     try:
         text = PYTHON_2_LONG.sub("", header.decode("utf-8"))
     except UnicodeDecodeError:

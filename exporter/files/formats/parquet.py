@@ -1,8 +1,8 @@
-"""Parquet: a footer at the end of the file that says where the columns of each group of rows are.
+"""Parquet: a footer at the end of the file that locates the columns of each row group.
 
-Follows apache/parquet-format (README.md, parquet.thrift). ``PAR1`` stands at both ends; before the last one stand the
-footer and, in four bytes, its length. The footer is a ``FileMetaData`` in Thrift's compact protocol: a struct is a
-list of fields, each a byte of type and step of the field's number, then its value; zero ends it.
+Follows apache/parquet-format (README.md, parquet.thrift). The file starts and ends with ``PAR1``. Before the last one
+come the footer and its length in four bytes. The footer is a ``FileMetaData`` in Thrift's compact protocol: a struct is
+a list of fields and a zero byte. Each field is a byte with its type and number increment, then its value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ EXTENSIONS = (".parquet", ".parq", ".pq")
 
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 TAIL_BYTES = 8
-FOOTER_BYTES = 1 << 18  # read of the footer at most
+FOOTER_BYTES = 1 << 18  # bytes of the footer read
 
 VERSION, SCHEMA, ROWS, ROW_GROUPS = 1, 2, 3, 4  # fields of FileMetaData
 GROUP_COLUMNS, GROUP_ROWS = 1, 3  # fields of RowGroup
-CHUNK_FILE, CHUNK_DATA = 1, 3  # fields of ColumnChunk: another file that it is in, and its ColumnMetaData
+CHUNK_FILE, CHUNK_DATA = 1, 3  # fields of ColumnChunk: its file if another one, and its ColumnMetaData
 PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN = 7, 9, 11  # fields of ColumnMetaData
+# fields of a struct to keep, with the fields of nested structs; None for a number or a text
 Wanted = Mapping[int, "Wanted | None"]
-"""Which fields of a struct are kept, and which of the structs in them; None for all of a number or a text."""
 GROUP: Wanted = {
     GROUP_COLUMNS: {CHUNK_FILE: None, CHUNK_DATA: dict.fromkeys((PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN))},
     GROUP_ROWS: None,
@@ -36,12 +36,12 @@ class ThriftEnded(Exception):
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins like one."""
+    """Whether it begins like a Parquet file."""
     return source.head(4) in (MAGIC, ENCRYPTED_MAGIC)
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """A file whose footer is whole and whose columns end before it."""
+    """Validate the footer, and that all columns end before it."""
     if source.size < len(MAGIC) + TAIL_BYTES:
         raise FileDamaged("has no footer: its writing was not finished")
     tail = source.tail(TAIL_BYTES)
@@ -83,7 +83,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def _check_group(group: object, footer: int, number: int) -> int:
-    """Rows of a group, all of whose columns must end before the footer."""
+    """Return the rows of a row group, after checking that its columns end before the footer."""
     columns = group.get(GROUP_COLUMNS) if isinstance(group, dict) else None
     rows = group.get(GROUP_ROWS) if isinstance(group, dict) else None
     if not isinstance(columns, list) or not isinstance(rows, int):
@@ -103,21 +103,21 @@ def _check_group(group: object, footer: int, number: int) -> int:
 
 
 class ThriftCompact:
-    """Values in Thrift's compact protocol, one after the other; Ended where the text ends within one."""
+    """Successive values in Thrift's compact protocol; raises ThriftEnded if the text ends within one."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Number and type of each field of a struct; the caller reads or skips each value."""
+        """Yield number and type of each field of a struct; the caller reads or skips each value."""
         field = 0
         while top := self._byte():
             field = field + (top >> 4) if top >> 4 else self.number()
             yield field, top & 15
 
     def items(self, wanted: "Wanted | None", depth: int = 0) -> Iterator[object]:
-        """Values of a list: its type and length, in one byte when it is short, then the items."""
+        """Yield the values of a list: type and length, in one byte if short, then the items."""
         top = self._byte()
         count = top >> 4 if top >> 4 < 15 else self._varint()
         for _ in range(count):
@@ -128,7 +128,7 @@ class ThriftCompact:
                 yield self.value(top & 15, wanted, depth + 1)
 
     def value(self, kind: int, wanted: "Wanted | None", depth: int = 0) -> object:
-        """A number, a list, or the wanted fields of a struct; None for others."""
+        """Return a number, a list, or the wanted fields of a struct; None for others."""
         if depth > MOST_DEPTH:
             raise FileDamaged("has a footer with structs within structs within structs")
         if kind in (I16, I32, I64):
@@ -147,7 +147,7 @@ class ThriftCompact:
         return None
 
     def skip(self, kind: int, depth: int = 0) -> None:
-        """Pass over a value."""
+        """Skip a value."""
         if depth > MOST_DEPTH:
             raise FileDamaged("has a footer with structs within structs within structs")
         if kind in (I16, I32, I64):
@@ -162,7 +162,7 @@ class ThriftCompact:
         elif kind == STRUCT:
             for _, of_field in self.fields():
                 self.skip(of_field, depth + 1)
-        elif kind not in (TRUE, FALSE):  # those are their own value
+        elif kind not in (TRUE, FALSE):  # booleans have no further bytes
             raise FileDamaged("has a footer with a value of no known type")
 
     def _skip_map(self, depth: int) -> None:
@@ -176,12 +176,12 @@ class ThriftCompact:
                     self.skip(kind, depth + 1)
 
     def number(self) -> int:
-        """A signed number, zigzag: 0, -1, 1, -2, 2."""
+        """Return a signed number in zigzag encoding: 0, -1, 1, -2, 2."""
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 
     def _varint(self) -> int:
-        """Seven bits in each byte, lowest first; the highest bit says that more follow."""
+        """Return a number with seven bits per byte, lowest first; the highest bit means that more follow."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._byte()

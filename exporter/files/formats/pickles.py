@@ -1,16 +1,16 @@
-"""Pickles, walked by their opcodes: which texts, numbers, tuples and lists they put together. Nothing that a pickle
-names is looked up, and nothing is called; what it would make of anything else is None here.
+"""Walk pickles by their opcodes to recover texts, numbers, tuples and lists.
 
-A pickle is a program for a machine with a stack, a memory by number (memo), and marks from which on the stack is taken
-as one. The standard library's pickletools knows for each opcode what it takes from the stack and what it leaves there.
+No name in a pickle is resolved and nothing is called; any other object becomes None. A pickle is a program for a stack
+machine with numbered memory (memo) and marks that delimit groups on the stack. The standard library's pickletools
+states the stack effect of each opcode.
 """
 
 import io
 import pickletools
 from typing import NamedTuple
 
+# raised by a walk over truncated bytes or bytes that are no pickle
 ERRORS = (ValueError, LookupError, TypeError, OverflowError, MemoryError, RecursionError)
-"""What a walk raises at bytes that are no pickle, or end before it does."""
 
 MARK = object()
 TEXTS_AND_NUMBERS = frozenset({"int", "int_or_bool", "str", "bytes_or_str"})
@@ -20,14 +20,14 @@ TUPLE = frozenset({"TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 
 
 class PickleContents(NamedTuple):
-    """What there was to see in one pickle."""
+    """Recovered contents of one pickle."""
 
     value: object  # the object itself
-    persistent: list[object]  # what stands for objects that are kept outside of it (BINPERSID)
+    persistent: list[object]  # references to objects stored outside it (BINPERSID)
 
 
 def walk_pickle(stream: io.BytesIO) -> PickleContents:
-    """One pickle; the stream is left behind it. Raises one of ERRORS where there is none."""
+    """Walk one pickle, and leave the stream after it. Raises one of ERRORS if there is none."""
     stack: list[object] = []
     memo: dict[object, object] = {}
     persistent: list[object] = []
@@ -48,11 +48,11 @@ def walk_pickle(stream: io.BytesIO) -> PickleContents:
             if name == "BINPERSID":
                 persistent.append(below[0])
             stack += _made(opcode, argument, below, taken)
-    raise ValueError("has no end")  # genops raises it before
+    raise ValueError("has no end")  # genops raises before this
 
 
 def _take(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple[list[object], list[object]]:
-    """What an opcode takes from the stack: what lies below the last mark, and all that lies above it."""
+    """Pop an opcode's arguments: those below the last mark, and all above it."""
     before = opcode.stack_before
     taken: list[object] = []
     count = len(before)
@@ -71,7 +71,7 @@ def _take(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple[list[obj
 def _made(
     opcode: pickletools.OpcodeInfo, argument: object, below: list[object], taken: list[object]
 ) -> list[object | None]:
-    """What an opcode leaves on the stack."""
+    """Return the values that an opcode pushes."""
     name, after = opcode.name, opcode.stack_after
     if name in TUPLE:
         return [tuple(below + taken)]
@@ -84,7 +84,7 @@ def _made(
     if name == "DUP":
         return below * 2
     if name == "GLOBAL":
-        return [argument]  # module and name with a space between
+        return [argument]  # module and name, separated by a space
     if name == "STACK_GLOBAL":
         return [f"{below[0]} {below[1]}" if all(isinstance(word, str) for word in below) else None]
     if len(after) == 1 and after[0].name in TEXTS_AND_NUMBERS:

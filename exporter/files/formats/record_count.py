@@ -1,8 +1,7 @@
-"""Records of growing text files, counted from where the last look stood: lines of JSONL and CSV, items of a JSON array.
+"""Count records of growing text files: lines of JSONL and CSV, items of a JSON array.
 
-A look reads a bounded number of bytes, so a file of any size is counted in several. What is kept between them is a few
-numbers and the last text before the position: a file that has shrunk, or whose text there has changed, was written
-anew and is counted from its top.
+Each poll reads a bounded number of bytes and continues where the last one stopped. It keeps a few numbers and the text
+before the position. If the file shrank or that text changed, the file was rewritten and counting restarts.
 """
 
 import csv
@@ -12,32 +11,30 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MARK_BYTES = 64  # text before our position that tells whether the file is still the one that was counted
-CHUNK_BYTES = 1 << 20  # worked on at once
-MOST_BYTES = 8 * CHUNK_BYTES  # counted in one look, unless the caller has another bound
-TOP_BYTES = 16 << 10
-"""So much of the top of a CSV file tells what stands between its fields, and whether its first row is a header:"""
-TOP_ROWS = 21  # from so many rows
-COLLAPSES = 8  # levels of nesting within a JSON array that are taken away at once; deeper ones are gone through
+MARK_BYTES = 64  # text before the position, kept to notice a rewritten file
+CHUNK_BYTES = 1 << 20  # processed at once
+MOST_BYTES = 8 * CHUNK_BYTES  # counted in one poll, unless the caller sets a bound
+TOP_BYTES = 16 << 10  # top of a CSV file that is read for the delimiter and the header
+TOP_ROWS = 21  # rows compared to detect a header
+COLLAPSES = 8  # nesting levels in a JSON array removed at once; deeper ones are walked
 
-DELIMITERS = b",;\t|"  # what may stand between the fields of CSV
+DELIMITERS = b",;\t|"  # possible delimiters of CSV
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 WHITE = b" \t\r\n"
 
+# state in a quoted field: outside, inside, after a quote that closes it unless another follows
 OUTSIDE, INSIDE, CLOSING = range(3)
-"""Of a quoted field: outside, inside, and behind a quote that closes it unless another one follows."""
+# state in a JSON text: before its root, after `[`, in the items, after `]`, not an array
 ROOT, FIRST, ITEMS, DONE, OTHER = range(5)
-"""Of a JSON text: before its root, behind its ``[``, in its items, behind its ``]``, and no array."""
 
 COMMENT = b"#"
-MOST_NAME_LETTERS = 80  # the name of a column is not longer
-SAME_LENGTH = 8
-"""Letters in each value of a column, and in its first field, from which on that is no chance: hashes, UUIDs."""
+MOST_NAME_LETTERS = 80  # longest name of a column
+SAME_LENGTH = 8  # from this length, values as long as the first field are no coincidence: hashes, UUIDs
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "?"))
 NO_NAMES = MISSING | {"true", "false", "inf", "-inf"}
 
+# a number, a date or a time
 _NUMBER = re.compile(r"[-+]?[.$]?\d[\d.,:/_ +-]*(?:[eETZ][-+\d.:]*Z?)?%?|[-+]?inf(?:inity)?", re.IGNORECASE)
-"""What is told by digits: a number, a date, a time."""
 _DIGITS = re.compile(r"\d+")
 _BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
 _EMPTY = re.compile(rb"\n\r?(?=\n)")
@@ -46,7 +43,7 @@ _TO_CLOSE = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 _FIELD = {
     bytes((code,)): re.compile(rb'(?<=[\n%b])"[^"]*+(?:""[^"]*+)*+("?)' % re.escape(bytes((code,))))
     for code in DELIMITERS
-}  # for each delimiter: a quoted field up to its closing quote, which is caught, or to the end of the text
+}  # by delimiter: a quoted field up to its closing quote (captured) or the end of the text
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_STRUCTURE = bytes(code for code in range(256) if code not in b'"[]{},')
 _INNERMOST = re.compile(rb"\[,*\]")
@@ -54,25 +51,25 @@ _RUNS = re.compile(rb"\[+|\]+|,+")
 
 
 def guess_delimiter(first_line: bytes) -> bytes:
-    """What stands between fields: of ``, ; tab |`` what the first line has most of, a comma where it has none."""
+    """Return the most frequent of ``, ; tab |`` in the first line; a comma if none occurs."""
     bare = _QUOTED.sub(b"", first_line)
     return max((bytes((code,)) for code in DELIMITERS), key=bare.count)
 
 
 class CsvLayout(NamedTuple):
-    """What the top of a CSV file tells of it."""
+    """Layout of a CSV file, from its top."""
 
-    begin: int  # where its first row begins: behind a byte order mark, blank lines and comments
+    begin: int  # start of its first row, after a byte order mark, blank lines and comments
     delimiter: bytes
-    header: bool  # whether its first row holds the names of its columns
-    sure: bool  # whether more text could not tell otherwise
+    header: bool  # whether its first row names the columns
+    sure: bool  # whether more text cannot change the result
 
 
 def read_csv_layout(top: bytes) -> CsvLayout:
-    """What the first ``TOP_BYTES`` of a CSV file tell, fewer of a shorter one.
+    """Detect the layout from the first ``TOP_BYTES`` of a CSV file, or all of a shorter one.
 
-    Comments are lines before the first row that begin with ``#``, without a quote before it. Where every line does, or
-    several have as many fields as the first row, they are rows; of one alone that has, its fields are the header.
+    Comments are lines starting with ``#`` before the first row. They are rows if all lines are comments, or if several
+    have as many fields as the first row. If exactly one has, it is the header.
     """
     mark = len(BYTE_ORDER_MARK) if top.startswith(BYTE_ORDER_MARK) else 0
     begin, comments, line = mark, [], b""
@@ -99,11 +96,11 @@ def read_csv_layout(top: bytes) -> CsvLayout:
 
 
 def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
-    """Whether the first row of a table is a header and no record; None where nothing tells.
+    """Whether the first row of a table is a header; None if undecided.
 
-    No file says so for certain. The strongest evidence comes first: it is a header when it counts its columns from 0,
-    as pandas does, or has text above a column of numbers. It is a record when it has a number, or a value like those
-    below it. A table of texts tells nothing: there a first row is a header whose fields could be names.
+    No file says so for certain, so the strongest evidence comes first. A header counts its columns from 0, as pandas
+    does, or has text above a column of numbers. A record has a number, or a value like those below it. A table of text
+    gives no evidence; the caller then asks whether the fields could be names.
     """
     first = [field.strip() for field in rows[0]]
     columns = [[row[place].strip() for row in rows[1:] if place < len(row)] for place in range(len(first))]
@@ -121,7 +118,7 @@ def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
 
 
 def _is_alike(field: str, column: Sequence[str]) -> bool:
-    """Whether a field is like those below it: comes again, differs in digits alone, or is as long as all of them."""
+    """Whether a field is like those below it: repeated, different in digits alone, or of the same length."""
     values = [value for value in column if value]
     if not field or not values:
         return False
@@ -134,10 +131,10 @@ def _is_alike(field: str, column: Sequence[str]) -> bool:
 
 
 def _could_be_names(fields: Sequence[str]) -> bool:
-    """Whether they are short and all different, none of them empty, a path or a sentence."""
+    """Whether they are short and distinct, and none is empty, a path or a sentence."""
     names = [field.strip().lower() for field in fields]
     if len(names) > 1:
-        names = names[not names[0] : len(names) - (not names[-1])]  # an index, or a delimiter behind the last one
+        names = names[not names[0] : len(names) - (not names[-1])]  # an index column, or a trailing delimiter
     return len(set(names)) == len(names) and not any(
         name in NO_NAMES
         or len(name) > MOST_NAME_LETTERS
@@ -150,7 +147,7 @@ def _could_be_names(fields: Sequence[str]) -> bool:
 
 
 def _first_rows(text: bytes, between: str) -> list[list[str]]:
-    """The first rows that are whole; of a text of one line that one."""
+    """Return the first complete rows, or the only line."""
     text = text[: text.rfind(b"\n") + 1] or text
     reader = csv.reader(
         io.StringIO(f"{text.decode('latin-1')}\0", newline=""),
@@ -162,16 +159,16 @@ def _first_rows(text: bytes, between: str) -> list[list[str]]:
         for row in filter(None, reader):
             if len(rows) == TOP_ROWS or row == ["\0"]:
                 break
-            if row[-1].endswith("\0"):  # it has no end, or a quote that is open
+            if row[-1].endswith("\0"):  # unfinished, or with an open quote
                 return rows or [[*row[:-1], row[-1].removesuffix("\0")]]
             rows.append(row)
     except csv.Error:
-        pass  # what stands before tells
+        pass  # the rows before are enough
     return rows
 
 
 class _GrowingText:
-    """A position in a file that grows, and the text before it."""
+    """A position in a growing file, and the text before it."""
 
     __slots__ = ("_mark", "position")
 
@@ -179,24 +176,23 @@ class _GrowingText:
         self._restart()
 
     def _restart(self) -> None:
-        self.position = 0
-        """Up to where has been counted."""
+        self.position = 0  # counted up to here
         self._mark = b""
 
     def _count(self, text: bytes) -> None:
-        """Count the text that comes next."""
+        """Count the next text."""
         raise NotImplementedError
 
     def _usable(self, text: bytes, place: int) -> bytes:
-        """So much of the text from this place on as can be counted by now."""
+        """Return the part of the text at this place that can be counted now."""
         return text
 
     def _is_over(self) -> bool:
-        """Whether nothing that may follow matters."""
+        """Whether the rest of the text does not matter."""
         return False
 
     def _top(self, fd: int, size: int) -> bool:
-        """Prepare for reading from the top; whether it can be begun."""
+        """Prepare reading from the top; return whether it can start."""
         top = os.pread(fd, min(len(BYTE_ORDER_MARK), size), 0)
         if top == BYTE_ORDER_MARK:
             self.position, self._mark = len(top), top
@@ -204,9 +200,9 @@ class _GrowingText:
         return not BYTE_ORDER_MARK.startswith(top)
 
     def advance(self, fd: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
-        """Count on in the open file, up to ``size``, in at most so many bytes; whether there is more to count at once.
+        """Count up to ``size`` in at most ``most_bytes``; return whether more can be counted at once.
 
-        Raises OSError when it cannot be read; the next look goes on where this one was.
+        Raises OSError when the file cannot be read; the next call continues from the same position.
         """
         back = self.position - len(self._mark)
         if os.pread(fd, len(self._mark), back) != self._mark:
@@ -229,11 +225,11 @@ class _GrowingText:
 
 
 class LineCounter(_GrowingText):
-    r"""Records of a JSONL or CSV file: lines that are finished and not blank, of CSV without comments and header.
+    r"""Count records of a JSONL or CSV file: finished lines that are not blank, without CSV comments and header.
 
-    A record of CSV goes on over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only where a field
-    begins, and a doubled one does not close. Where tabs separate the fields it is a letter: natural text in them is
-    mostly written as it is. Lines end with ``\n`` or ``\r\n``.
+    A CSV record continues over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only at the start of a
+    field, and a doubled one does not close it. In tab-separated files a quote is an ordinary character, since natural
+    text is rarely escaped there. Lines end with ``\n`` or ``\r\n``.
     """
 
     __slots__ = (
@@ -242,23 +238,22 @@ class LineCounter(_GrowingText):
     )
 
     def __init__(self, *, csv: bool = False, waits: bool = False) -> None:
-        """``waits``: whether NUL bytes are waited before, as the hole of a write that is still to come."""
+        """Count lines; with ``waits``, stop before NUL bytes, which a pending write may still fill."""
         self._csv = csv
         self._waits = waits
-        self._passes = 0  # NUL bytes before this place are text like any other
+        self._passes = 0  # NUL bytes before this position are ordinary text
         super().__init__()
 
     def _restart(self) -> None:
         super()._restart()
         self._lines = 0
-        self._before = b"\n"  # a short text that says of the line so far what matters for the rest of it
+        self._before = b"\n"  # summary of the current line for the text that follows
         self._quote = OUTSIDE
         self._delimiter = b","
         self._header = True
-        self._top_known = 0  # bytes of the top that have told of header and delimiter
+        self._top_known = 0  # bytes of the top examined for header and delimiter
         self._top_begin = 0
-        self.hole = False
-        """Whether the last look has ended before a NUL byte."""
+        self.hole = False  # whether the last call stopped before a NUL byte
 
     @property
     def records(self) -> int:
@@ -267,15 +262,15 @@ class LineCounter(_GrowingText):
 
     @property
     def unfinished(self) -> bool:
-        """Whether text follows the last of them: a half-written record, or one that only lacks its newline."""
+        """Whether text follows the last record: half a record, or one that only lacks its newline."""
         return self._quote != OUTSIDE or self._before not in (b"\n", b"\n\r")
 
     def pass_hole(self, size: int) -> None:
-        """Count on over all NUL bytes up to this size of the file: nobody seems to fill them."""
+        """Count over all NUL bytes before this size, since nothing seems to fill them."""
         self._passes = size
 
     def advance(self, fd: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
-        """See above; of a table the header is looked for again while its top grows."""
+        """Count as in the base class; detect the layout again while the top of a table grows."""
         self.hole = False
         if self._csv and self.position and self._top_known < min(size, TOP_BYTES):
             before = self._top_begin, self._delimiter
@@ -285,7 +280,7 @@ class LineCounter(_GrowingText):
         return super().advance(fd, size, most_bytes)
 
     def _look_at_top(self, fd: int, size: int) -> bytes:
-        """Learn what the top tells; the text of it that there is."""
+        """Detect the layout from the top, and return the top."""
         top = self._usable(os.pread(fd, min(TOP_BYTES, size), 0), 0)
         layout = read_csv_layout(top)
         self._header, self._top_begin, self._delimiter = layout.header, layout.begin, layout.delimiter
@@ -299,7 +294,7 @@ class LineCounter(_GrowingText):
             top = self._look_at_top(fd, size)
             line, newline, _ = top[self._top_begin :].partition(b"\n")
             if not newline and len(top) < TOP_BYTES:
-                # it is not known yet what stands between the fields
+                # the delimiter is not known yet
                 hole = self.hole
                 self._restart()
                 self._before, self.hole = b"x" if line else b"\n", hole
@@ -321,7 +316,7 @@ class LineCounter(_GrowingText):
             self._lines_of(self._before + text, _EMPTY)
 
     def _lines_of(self, text: bytes, blank: re.Pattern[bytes]) -> None:
-        """Count lines in a text without quoted fields that begins with what is known of its line."""
+        """Count lines in a text without quoted fields that starts with the summary of its line."""
         self._lines += text.count(b"\n", 1) - len(blank.findall(text))
         last = text[text.rfind(b"\n") + 1 :]
         if not self._csv:
@@ -332,7 +327,7 @@ class LineCounter(_GrowingText):
         self._before = b"x" + last[-1:] if last else b"\n"
 
     def _rows_of(self, text: bytes) -> None:
-        """Count rows in a text with quotes: each quoted field is replaced by a letter."""
+        """Count rows in a text with quotes, by replacing each quoted field with a letter."""
         if self._quote == CLOSING and text.startswith(b'"'):
             self._quote, text = INSIDE, text[1:]
         if self._quote == INSIDE:
@@ -352,9 +347,9 @@ class LineCounter(_GrowingText):
 
 
 class ArrayItemCounter(_GrowingText):
-    """Items of the array that is the root of a JSON file.
+    """Count items of the array that is the root of a JSON file.
 
-    Only brackets, commas and quotes are looked at: a text that is no JSON has some number too.
+    Only brackets, commas and quotes are read, so an invalid text also gets some number.
     """
 
     __slots__ = ("_commas", "_depth", "_escaped", "_phase", "_string")
@@ -363,20 +358,20 @@ class ArrayItemCounter(_GrowingText):
         super()._restart()
         self._phase = ROOT
         self._commas = 0  # between items
-        self._depth = 1  # of brackets that are open, the root's included
+        self._depth = 1  # open brackets, the root's included
         self._string = False
         self._escaped = False
 
     @property
     def items(self) -> int | None:
-        """Finished items so far; None while nothing is known of the root, and when it is no array."""
+        """Finished items so far; None while the root is unknown, or if it is not an array."""
         if self._phase in (ROOT, OTHER):
             return None
         return self._commas + (self._phase == DONE and not self._depth)
 
     @property
     def complete(self) -> bool:
-        """Whether the end of the array has come."""
+        """Whether the array is closed."""
         return self._phase == DONE
 
     def _is_over(self) -> bool:
@@ -396,15 +391,15 @@ class ArrayItemCounter(_GrowingText):
     def _items_of(self, text: bytes) -> None:
         if self._escaped:
             text = text[1:]
-        # an even number of backslashes means none, an odd one before a quote takes it away
+        # remove escaped backslashes, then escaped quotes
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         self._escaped = text.endswith(b"\\")
-        # two quotes side by side change nothing for what follows
+        # adjacent quotes cancel out
         parts = text.translate(_BRACKETS, _NO_STRUCTURE).replace(b'""', b"").split(b'"')
         structure = b"".join(parts[self._string :: 2])
         self._string ^= len(parts) % 2 == 0
         if self._depth + structure.count(b"[") > structure.count(b"]"):
-            # the root is still open, and whatever is closed lies within it
+            # the root stays open, so all closed brackets lie within it
             for _ in range(COLLAPSES):
                 before = len(structure)
                 structure = _INNERMOST.sub(b"", structure)

@@ -1,8 +1,9 @@
-"""Tensors in the format of the library safetensors: a header that says where each one is, and their bytes.
+"""safetensors: a header that locates the tensors, and their bytes.
 
-Follows the README of huggingface/safetensors and its ``SafeTensors::read_metadata``: eight bytes with the length of the
-header, the header as JSON, then all tensors without a gap up to the end of the file:
-``{"weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"format": "pt"}}``.
+Follows the README of huggingface/safetensors and its ``SafeTensors::read_metadata``. Eight bytes hold the length of the
+header, which is JSON. The tensors follow without gaps up to the end of the file.
+
+``{"weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"format": "pt"}}``
 """
 
 import json
@@ -15,7 +16,7 @@ NAME = "safetensors"
 EXTENSIONS = (".safetensors",)
 
 LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100_000_000  # the library reads no longer header
+MOST_HEADER_BYTES = 100_000_000  # limit of the library
 MOST_DIMENSIONS = 64
 ITEM_BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -28,7 +29,7 @@ ITEM_BITS = {
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies, counted from the end of the header."""
+    """Place of a tensor, counted from the end of the header."""
 
     begin: int
     end: int
@@ -36,13 +37,13 @@ class TensorEntry(NamedTuple):
 
 
 def claims(source: FileSource) -> bool:
-    """Whether a possible length is followed by the brace that begins a header."""
+    """Whether a plausible length is followed by the opening brace of a header."""
     top = source.head(LENGTH_BYTES + 1)
     return top[LENGTH_BYTES:] == b"{" and 2 <= int.from_bytes(top[:LENGTH_BYTES], "little") <= MOST_HEADER_BYTES
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """Tensors that are as long as their types and shapes say, one after the other up to the end of the file."""
+    """Validate that tensors match their types and shapes, and fill the file without gaps."""
     length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
     begin = LENGTH_BYTES + length
     if length > MOST_HEADER_BYTES:
@@ -63,7 +64,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 def parse_tensor_header(header: bytes) -> list[TensorEntry]:
-    """All tensors that a header describes."""
+    """Return all tensors that a header describes."""
     try:
         fields = json.loads(header.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Bounded reads of one regular file, for looks at files of any size that may be damaged or hostile.
+"""Bounded reads of one regular file, which may have any size and be damaged or hostile.
 
-Whatever a length or an offset in a file says, no more than ``MOST_BYTES`` in ``MOST_READS`` pieces are read of it.
+Whatever lengths and offsets the file contains, at most ``MOST_BYTES`` are read in ``MOST_READS`` pieces.
 """
 
 import errno
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-MOST_BYTES = 1 << 20  # read of one file at most, in all
-MOST_READS = 4096  # and in so many pieces: on a network file system each may take as long as many bytes
-FIRST_BYTES = 4096  # read at once when the top of a file is asked for: every format looks there
+MOST_BYTES = 1 << 20  # read of one file in all
+MOST_READS = 4096  # pieces read in all: on a network file system each is slow, however small
+FIRST_BYTES = 4096  # read at once from the top, which every format examines
 
 KINDS = {
     stat.S_IFDIR: "is a directory",
@@ -24,28 +24,28 @@ KINDS = {
 
 
 class FileDamaged(Exception):
-    """The file is not what it says it is; the text says what is wrong, for people: "ends 12 bytes too early"."""
+    """The file is damaged; the text names the damage for people: "ends 12 bytes too early"."""
 
 
 class CheckUndecided(Exception):
-    """It cannot be told, within the bounds or by what is known of the format; the text says why."""
+    """No verdict is possible within the bounds or for this format; the text says why."""
 
 
 class NotRegularFile(Exception):
-    """There is no regular file to read; the text says what there is: "is a FIFO", "Permission denied"."""
+    """There is no regular file to read; the text says why: "is a FIFO", "Permission denied"."""
 
 
 class ValidFile(NamedTuple):
-    """What a format says of a file that it has found nothing wrong with."""
+    """Result of a format for a file without errors."""
 
     format: str
-    records: int | None = None  # rows or items, where a header, a footer or a small text tells
-    reason: str | None = None  # what has not been looked at, or what is unfinished
-    unfinished: bool = False  # whether the last record is half-written, as in a file that is being written to
+    records: int | None = None  # rows or items, if a header, a footer or a small text gives them
+    reason: str | None = None  # which part was not read, or what is unfinished
+    unfinished: bool = False  # whether the last record is half-written
 
 
 class FileSource:
-    """One open regular file, of the size that it had when it was opened."""
+    """One open regular file, of its size when opened."""
 
     __slots__ = ("_fd", "_head", "_tail", "name", "reads", "size", "spent")
 
@@ -55,15 +55,13 @@ class FileSource:
         self._tail = b""
         self.name = name
         self.size = os.fstat(fd).st_size
-        self.spent = 0
-        """Bytes read so far."""
-        self.reads = 0
-        """In so many pieces."""
+        self.spent = 0  # bytes read so far
+        self.reads = 0  # pieces read so far
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly this many bytes.
+        """Return exactly this many bytes.
 
-        Raises Damaged where the file ends before, Undecided when too much would have been read of it in all.
+        Raises FileDamaged if the file ends before, CheckUndecided beyond the limits of the whole file.
         """
         if offset < 0 or length < 0:
             raise FileDamaged("points to a place before its beginning")
@@ -73,7 +71,7 @@ class FileSource:
         return known + self._pread(offset + len(known), length - len(known)) if len(known) < length else known
 
     def head(self, length: int) -> bytes:
-        """Up to this many bytes from the top, fewer of a shorter file; they are kept, and read only once."""
+        """Return up to this many first bytes, fewer if the file is shorter. They are read only once."""
         length = min(length, self.size)
         if length > len(self._head):
             most = min(max(length, FIRST_BYTES), self.size)
@@ -81,7 +79,7 @@ class FileSource:
         return self._head[:length]
 
     def tail(self, length: int) -> bytes:
-        """Up to this many of the last bytes; the longest that was asked for is kept."""
+        """Return up to this many last bytes; the longest result is cached."""
         length = min(length, self.size)
         if length > len(self._tail):
             self._tail = self.read(self.size - length, length - len(self._tail)) + self._tail
@@ -104,10 +102,10 @@ class FileSource:
 
 @contextmanager
 def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSource]:
-    """A regular file of this folder (or of one below it, with ``/`` in the name), open while the context lasts.
+    """Open a regular file in this folder or below it (``/`` in the name) as a context.
 
-    Raises NoFile for what is no regular file, cannot be opened, or lies outside of the folder: a symbolic link
-    counts by where it leads to. Never waits for the other end of a FIFO.
+    Raises NotRegularFile if it cannot be opened, is of another kind, or resolves to a place outside the folder. Never
+    waits for the other end of a FIFO.
     """
     fd = _open(os.fspath(folder), name)
     try:
@@ -122,7 +120,7 @@ def _open(folder: str, name: str) -> int:
         place = os.path.realpath(os.path.join(top, name))
         if not (place == top or place.startswith(os.path.join(top, ""))):
             raise NotRegularFile("leads out of its folder")
-        _regular(os.stat(place, follow_symlinks=False))  # a device is not even opened
+        _regular(os.stat(place, follow_symlinks=False))  # never open a device
         fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise NotRegularFile(_words(error)) from error
@@ -152,7 +150,7 @@ def _words(error: OSError) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of any origin as one line that can be printed: other characters are written as escapes."""
+    """Return the text as one printable line, with other characters as escapes."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
     )

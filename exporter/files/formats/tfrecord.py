@@ -1,4 +1,4 @@
-"""TFRecord: records with their lengths before and CRC-32C of both. Walked as far as the bounds go, and from the end."""
+"""TFRecord: records framed by a length and CRC-32C checksums, walked from the top and checked at the end."""
 
 import struct
 
@@ -9,11 +9,11 @@ EXTENSIONS = (".tfrecord", ".tfrecords")
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 WINDOW_BYTES = 32 << 10
-WALKED_BYTES = 512 << 10  # read from the top; what is left of the bounds is for the end
+WALKED_BYTES = 512 << 10  # read from the top; the end gets the rest of the limit
 WALKED_READS = 1024
 TAIL_BYTES = 128 << 10
-CHECKED_BYTES = 64 << 10  # of the data so much is compared with its checksums
-UPPER_HALF = b"\0\0\0\0"  # of the length of every record that is not larger than 4 GiB
+CHECKED_BYTES = 64 << 10  # data compared with its checksums
+UPPER_HALF = b"\0\0\0\0"  # upper half of every record length below 4 GiB
 CASTAGNOLI = 0x82F63B78
 MASK_DELTA = 0xA282EAD8
 
@@ -31,7 +31,7 @@ _TABLE = _table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum as TFRecord stores it."""
+    """Return the checksum as TFRecord stores it."""
     crc = 0xFFFFFFFF
     for code in data:
         crc = _TABLE[(crc ^ code) & 0xFF] ^ crc >> 8
@@ -40,18 +40,18 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _length(header: bytes) -> int | None:
-    """The length that a header tells, or None when its checksum says that it is none."""
+    """Parse the length from a header; None if its checksum is wrong."""
     length, checksum = struct.unpack("<QI", header)
     return length if masked_crc32c(header[:8]) == checksum else None
 
 
 def claims(source: FileSource) -> bool:
-    """Whether the first length has its checksum: one in four thousand million files would by chance."""
+    """Whether the first length has a correct checksum, which occurs by chance in one of 2^32 files."""
     return source.size >= HEADER_BYTES and _length(source.head(HEADER_BYTES)) is not None
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """The number of records when all have been walked through."""
+    """Count the records, if all can be walked."""
     walk = RecordWalk(source)
     if source.size <= WALKED_BYTES:
         source.head(source.size)
@@ -64,7 +64,7 @@ def inspect(source: FileSource) -> ValidFile:
 
 
 class RecordWalk:
-    """Goes from record to record."""
+    """Walk from record to record."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -76,7 +76,7 @@ class RecordWalk:
         self.records = 0
 
     def step(self) -> None:
-        """Go over one record. Raises Damaged when it is not whole."""
+        """Walk over one record. Raises FileDamaged when it is not whole."""
         source, number = self._source, self.records + 1
         if source.size - self.place < HEADER_BYTES:
             raise FileDamaged(f"ends in the middle of the header of record {number}")
@@ -104,7 +104,7 @@ class RecordWalk:
 
 
 def _check_end(source: FileSource) -> None:
-    """Find a record in the last bytes from which others lead exactly to the end of the file."""
+    """Find a record in the last bytes from which a chain leads exactly to the end of the file."""
     tail = source.tail(TAIL_BYTES)
     cut_by = place = 0
     while (upper := tail.find(UPPER_HALF, place + 4)) >= 0:
@@ -114,7 +114,7 @@ def _check_end(source: FileSource) -> None:
             return
         if records > 1 and end + HEADER_BYTES > len(tail):
             cut_by = max(end - len(tail), 1)
-        # what other records have led over cannot hold the first one
+        # no chain starts within one that was already followed
         place = end if records > 1 else place + 1
     if cut_by:
         raise FileDamaged(f"ends at least {cut_by} bytes before the end of its last record")
@@ -122,7 +122,7 @@ def _check_end(source: FileSource) -> None:
 
 
 def _chain(tail: bytes, place: int) -> tuple[int, int]:
-    """Where the records end that follow each other from here on, and how many there are."""
+    """Return where the chain of records from here ends, and its length."""
     records = 0
     while place + HEADER_BYTES <= len(tail):
         length = _length(tail[place : place + HEADER_BYTES])

@@ -1,10 +1,10 @@
-"""What ``torch.save`` and ``torch.jit.save`` write: a ZIP archive, or before version 1.6 a row of pickles. No pickle
-is ever loaded: its opcodes are walked with ``pickletools``, and nothing that they name is looked up or called.
+"""Files of ``torch.save`` and ``torch.jit.save``: a ZIP archive, or pickles in a row before version 1.6.
 
-Follows torch/serialization.py. An archive has one folder with ``data.pkl`` (the object, whose tensors refer to storages
-by key), ``data/<key>`` (the bytes of each storage) and, written last, ``version``. The older format is the pickles of
-a magic number, a protocol version, facts of the machine, the object, and a list of storage keys; then, in the order
-of that list, the storages: a count of eight bytes and so many items.
+No pickle is loaded: ``pickletools`` walks its opcodes, and no name in it is resolved or called. Follows
+torch/serialization.py. An archive has one folder with ``data.pkl`` (the object, with references to storages),
+``data/<key>`` (the bytes of each storage) and, written last, ``version``. The older format pickles a magic number, a
+protocol version, facts of the machine, the object, and a list of storage keys. The storages follow in that order, each
+an item count of eight bytes and the items.
 """
 
 import io
@@ -23,10 +23,10 @@ FIRST_MEMBER = re.compile(r"[^/]+/(data\.pkl|constants\.pkl|version|byteorder|\.
 MAGIC = 0x1950A86A20F9469CFC6C
 MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")  # the magic number as protocols 2 and above write it
 PROTOCOL_VERSION = 1001
-PICKLES_BYTES = (1 << 16, 1 << 19)  # read for the pickles of one object, and when they are longer
+PICKLES_BYTES = (1 << 16, 1 << 19)  # bytes read for the pickles of one object: first try, second try
 COUNT_BYTES = 8
+# members of torch.package and torch.export archives, which torch writes in the same way
 OTHER_ARCHIVES = (".data/extern_modules", "archive_format")
-"""What is in archives of torch.package and torch.export, which torch writes in the same way."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
@@ -39,7 +39,7 @@ ITEM_BYTES = {
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins like either format; an archive that may be anything is told by its name."""
+    """Whether it begins like either format; an ambiguous archive is judged by its name."""
     if source.head(4) == zip_file.LOCAL_MARK:
         known = FIRST_MEMBER.fullmatch(zip_file.first_name(source)) is not None
         return known or source.name.lower().endswith(EXTENSIONS)
@@ -47,7 +47,7 @@ def claims(source: FileSource) -> bool:
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """An archive with all that torch looks for, or an object followed by the whole of its storages."""
+    """Validate an archive with all members that torch needs, or an object with all its storages."""
     return _archive(source) if source.head(4) == zip_file.LOCAL_MARK else _legacy(source)
 
 
@@ -74,9 +74,9 @@ def _archive(source: FileSource) -> ValidFile:
 
 
 def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], folder: str) -> str | None:
-    """Raise Damaged when a storage of the object is missing: torch ends the archive in order also when it fails.
+    """Raise FileDamaged if a storage is missing: torch closes the archive properly even when it fails.
 
-    Otherwise what has not been looked at.
+    Returns the part that was not checked, or None.
     """
     pickled = members[f"{folder}/data.pkl"]
     if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
@@ -97,7 +97,7 @@ def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], 
 
 
 def _legacy(source: FileSource) -> ValidFile:
-    """One object or several, each with its storages: ``torch.save`` may be called again with the open file."""
+    """Check one or more objects with their storages: ``torch.save`` may be called again on an open file."""
     begin = 0
     while begin < source.size:
         left = source.size - begin
@@ -108,7 +108,7 @@ def _legacy(source: FileSource) -> ValidFile:
 
 
 def _object(source: FileSource, begin: int) -> int:
-    """Where the last storage of an object ends that begins here."""
+    """Return where the last storage of the object at ``begin`` ends."""
     storages, keys, offset = _pickles(source, begin)
     for key in keys:
         if key not in storages:
@@ -128,7 +128,7 @@ def _object(source: FileSource, begin: int) -> int:
 
 
 def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
-    """Type and items of each storage by key, the keys in the order of the storages, and where the first one begins."""
+    """Return type and items of each storage by key, their keys in file order, and the start of the first."""
     left = source.size - begin
     for most in PICKLES_BYTES:
         text = source.read(begin, min(left, most))
@@ -140,7 +140,7 @@ def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]]
                 raise FileDamaged("has something else where a pickle should be") from error
             if len(text) == left:
                 raise FileDamaged("ends within its pickled object") from error
-            continue  # it may go on
+            continue  # it may be longer
         if magic.value != MAGIC or version.value != PROTOCOL_VERSION:
             raise FileDamaged("does not begin with the numbers of torch.save")
         return _storages(of_object.persistent), _keys(keys.value), begin + stream.tell()
@@ -148,7 +148,7 @@ def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]]
 
 
 def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
-    """From ``('storage', type, key, location, items)``, in the older format with a sixth; modules are others."""
+    """Parse ``('storage', type, key, location, items)``, with a sixth item in the older format; skip modules."""
     storages: dict[str, tuple[str, int]] = {}
     for found in persistent:
         if not isinstance(found, tuple) or not found:
@@ -157,7 +157,7 @@ def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
             kind, key, items = (found[1], found[2], found[4]) if len(found) in (5, 6) else (None, None, None)
             if not (isinstance(kind, str) and isinstance(key, str) and isinstance(items, int)):
                 raise FileDamaged("has an object whose storages cannot be told")
-            storages.setdefault(key, (kind.rpartition(" ")[2], items))  # the first one says how it is written
+            storages.setdefault(key, (kind.rpartition(" ")[2], items))  # the first reference defines the type
     return storages
 
 

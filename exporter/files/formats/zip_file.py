@@ -1,10 +1,9 @@
-"""ZIP archives, told from their central directory: what is stored where. Nothing is unpacked.
+"""ZIP archives, checked by their central directory. Nothing is unpacked.
 
-Follows PKWARE's APPNOTE.TXT. Each member stands in the file as a local header (4.3.7) and its bytes; after the last one
-come the central directory (4.3.12) with one entry for each member, and the end record (4.3.16), which says where the
-directory is. Archives of more than 4 GiB or 65535 members have their numbers in a second, wider end record (zip64,
-4.3.14 and 4.3.15) and in an extra field of the entry (4.5.3). Since the end record is written last, an archive whose
-writer has died does not have it.
+Follows PKWARE's APPNOTE.TXT. Each member is a local header (4.3.7) and its bytes. The central directory (4.3.12)
+follows, with one entry per member. The end record (4.3.16) comes last and locates the directory, so an archive whose
+writer died lacks it. Archives above 4 GiB or 65535 members keep their numbers in a zip64 end record (4.3.14, 4.3.15)
+and in an extra field of each entry (4.5.3).
 """
 
 import re
@@ -24,47 +23,47 @@ WIDE_END = struct.Struct("<4sQ2H2L4Q")
 LOCAL_MARK, ENTRY_MARK, END_MARK = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 LOCATOR_MARK, WIDE_END_MARK = b"PK\x06\x07", b"PK\x06\x06"
 MOST_COMMENT_BYTES = 0xFFFF
-WIDE = 0xFFFFFFFF  # in place of a number that stands in the extra field
+WIDE = 0xFFFFFFFF  # placeholder for a number in the extra field
 WIDE_FIELD = 1
-SIZES_FOLLOW = 8  # flag of a local header whose sizes were not known yet: they stand after the member's bytes
+SIZES_FOLLOW = 8  # flag of a local header whose sizes follow the member's bytes
 
 SEVERAL = "is several archives in one file, or has something before its directory"
 
-DIRECTORY_BYTES = 1 << 19  # read of the central directory at most: some 5000 members
-LOCAL_HEADERS = 8  # so many local headers are compared with the directory, the first and the last among them
+DIRECTORY_BYTES = 1 << 19  # bytes of the central directory read: some 5000 members
+LOCAL_HEADERS = 8  # local headers compared with the directory, including the first and the last
 
 
 class ZipMember(NamedTuple):
     """One entry of the central directory."""
 
     name: str
-    method: int  # 0 where the bytes are stored as they are, 8 for deflate
+    method: int  # 0 for stored bytes, 8 for deflate
     packed: int  # bytes in the archive
     size: int  # bytes when unpacked
-    offset: int  # where its local header begins
+    offset: int  # of its local header
 
 
 class ZipDirectory(NamedTuple):
-    """The central directory, or the first part of one that is very long."""
+    """The central directory, or the first part of a very long one."""
 
     members: list[ZipMember]
-    begin: int  # where it begins: each member ends before
-    reason: str | None  # what has not been looked at
+    begin: int  # its start; each member ends before it
+    reason: str | None  # which part was not read
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins with a member, or with the end of an archive that has none."""
+    """Whether it begins with a member, or is an empty archive."""
     return source.head(4) in (LOCAL_MARK, END_MARK)
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """An archive whose directory and local headers agree."""
+    """Validate that directory and local headers agree."""
     directory = read_directory(source)
     return ValidFile(NAME, len(directory.members) if directory.reason is None else None, directory.reason)
 
 
 def first_name(source: FileSource) -> str:
-    """Name of the member at the top of the file, also where the directory is lost; empty when there is none."""
+    """Name of the first member, even if the directory is lost; empty without one."""
     top = source.head(LOCAL.size + 256)
     if not top.startswith(LOCAL_MARK) or len(top) < LOCAL.size:
         return ""
@@ -73,7 +72,7 @@ def first_name(source: FileSource) -> str:
 
 
 def read_directory(source: FileSource) -> ZipDirectory:
-    """All members, or the first of very many. Raises Damaged when one of them cannot lie where it should."""
+    """Read all members, or the first of very many. Raises FileDamaged if one is misplaced."""
     count, size, begin = _end(source)
     text = source.read(begin, min(size, DIRECTORY_BYTES))
     members: list[ZipMember] = []
@@ -99,7 +98,7 @@ def read_directory(source: FileSource) -> ZipDirectory:
 
 
 def data_offset(source: FileSource, member: ZipMember) -> int:
-    """Where the bytes of a member begin. Raises Damaged when its local header is another's (4.3.7)."""
+    """Start of a member's bytes. Raises FileDamaged if its local header belongs to another (4.3.7)."""
     mark, _, flags, _, _, _, _, packed, size, name_length, extra_length = LOCAL.unpack(
         source.read(member.offset, LOCAL.size)
     )
@@ -114,7 +113,7 @@ def data_offset(source: FileSource, member: ZipMember) -> int:
 
 
 def _end(source: FileSource) -> tuple[int, int, int]:
-    """How many members there are, length of the central directory, and where it begins (4.3.14 to 4.3.16)."""
+    """Number of members, and length and start of the central directory (4.3.14 to 4.3.16)."""
     place = source.size - END.size
     if not (source.tail(END.size).startswith(END_MARK) and source.tail(2) == b"\0\0"):
         place = _commented_end(source)
@@ -140,7 +139,7 @@ def _end(source: FileSource) -> tuple[int, int, int]:
 
 
 def _commented_end(source: FileSource) -> int:
-    """Where the end record is: a comment of up to 64 KiB may stand after it."""
+    """Find the end record, which a comment of up to 64 KiB may follow."""
     tail = source.tail(END.size + MOST_COMMENT_BYTES)
     at = tail.rfind(END_MARK)
     while at >= 0:
@@ -154,7 +153,7 @@ def _commented_end(source: FileSource) -> int:
 
 
 def _entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
-    """One entry of the directory (4.3.12) and where the next one begins; None where the text ends before."""
+    """Return an entry of the directory (4.3.12) and the start of the next; None if the text ends before."""
     if at + ENTRY.size > len(text):
         return None
     fields = ENTRY.unpack_from(text, at)
@@ -176,7 +175,7 @@ def _entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
 
 
 def _wide(extra: bytes, *numbers: int) -> list[int]:
-    """The numbers of an entry with those that did not fit taken from its extra field, in this order (4.5.3)."""
+    """Replace numbers that did not fit by those in the extra field, in this order (4.5.3)."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

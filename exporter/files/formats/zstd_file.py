@@ -1,4 +1,4 @@
-"""Zstandard (RFC 8878): the headers of all frames and blocks, up to the end of the file. Nothing is unpacked."""
+"""Zstandard (RFC 8878): headers of all frames and blocks, up to the end. Nothing is unpacked."""
 
 import struct
 
@@ -7,8 +7,8 @@ from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSourc
 NAME = "zstd"
 EXTENSIONS = (".zst", ".zstd")
 MAGIC = 0xFD2FB528
-OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)  # of versions before 0.8, whose frames are others
-SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)  # of frames that hold no data: an index, or a note. LZ4 has them too
+OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)  # versions before 0.8, with other frames
+SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)  # frames without data, such as an index; LZ4 has them too
 WHOLE_BYTES = 128 << 10  # read at once from the top
 MOST_BLOCK_BYTES = 128 << 10
 RAW, REPEATED, COMPRESSED, RESERVED = range(4)
@@ -21,7 +21,7 @@ def claims(source: FileSource) -> bool:
 
 
 def inspect(source: FileSource) -> ValidFile:
-    """Each frame must have all its blocks and its checksum, and the last one must end where the file ends."""
+    """Validate that each frame has all blocks and its checksum, and the last ends with the file."""
     place, frames = 0, 0
     source.head(WHOLE_BYTES)
     while place < source.size:
@@ -52,7 +52,7 @@ def _part(source: FileSource, place: int, length: int) -> bytes:
 
 
 def _frame(source: FileSource, place: int) -> int:
-    """Where the frame ends whose magic number ends here."""
+    """Return the end of the frame whose magic number ends at ``place``."""
     (flags,) = _part(source, place, 1)
     if flags & 8:
         raise FileDamaged("has a reserved bit set in the header of a frame")
@@ -62,7 +62,7 @@ def _frame(source: FileSource, place: int) -> int:
     place += 1 + (not single) + dictionary_bytes
     content = int.from_bytes(_part(source, place, size_bytes), "little") + (256 if size_bytes == 2 else 0)
     place += size_bytes
-    least = most = 0  # what the blocks can come to
+    least = most = 0  # range of the unpacked size
     is_last = False
     while not is_last:
         header = int.from_bytes(_part(source, place, 3), "little")

@@ -1,1 +1,1 @@
-"""Result files: growth, records, and stalls."""
+"""Output files: growth, records, and stalls."""

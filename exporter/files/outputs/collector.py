@@ -1,4 +1,4 @@
-"""Output and checkpoint files: how many, how large, how they grow, what is in them, and whether they are whole."""
+"""Output files: number, size, growth, records, and validity."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -59,15 +59,14 @@ WORKER_STALLED = Family(
     labels=WORKER_GROUP,
 )
 
-CHECKPOINT = "checkpoint"
-"""Name of the group whose files are checkpoints: they come rarely, and have a collector of their own."""
-SLOW_S = 5.0  # a look that takes longer than it is waited for, and not for longer than this, is slow and does not hang
+CHECKPOINT = "checkpoint"  # group of checkpoints: they are rare, and have their own collector
+SLOW_S = 5.0  # an unanswered poll is slow up to this, and hangs after it
 EVENTS = 50
 
 
 @dataclass(frozen=True)
 class WorkerOutput:
-    """Files of one worker at one look."""
+    """Files of one worker in one poll."""
 
     files: int
     bytes: int
@@ -78,7 +77,7 @@ class WorkerOutput:
 
 @dataclass(frozen=True)
 class OutputGroup:
-    """One path group at one look; None is not known."""
+    """One path group in one poll; None means unknown."""
 
     name: str
     files: int
@@ -86,45 +85,47 @@ class OutputGroup:
     growth: float | None
     mtime: float | None
     records: int | None = None
-    stalled: bool | None = None  # none before the job has written anything
+    stalled: bool | None = None  # None before the job has written anything
     valid: bool | None = None
     invalid_files: int = 0
     invalid: tuple[InvalidFile, ...] = ()
     first_output: float | None = None
-    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)  # by rank, those that have files
+    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)  # by rank, only those with files
     passed_over: tuple[tuple[str, str], ...] = ()
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class OutputsSnapshot:
-    """All groups that could be looked at, and what has happened lately."""
+    """All groups that could be read, and recent events."""
 
     groups: tuple[OutputGroup, ...]
     events: tuple[dict[str, Any], ...] = ()
 
 
 class _WriteStall:
-    """Whether files that were written are written no more, and when that has changed."""
+    """Whether writing has stalled."""
 
     def __init__(self) -> None:
         self.stalled = False
 
     def look(self, last: float | None, running_since: float | None, timeout_s: float, now: float) -> bool | None:
-        """``last``: when the job last wrote; ``running_since``: since when somebody runs who would."""
+        """Return whether writing has stalled, or None before the first write.
+
+        ``last`` is the last write; ``running_since`` is since when a writer runs.
+        """
         self.stalled = last is not None and running_since is not None and now - max(last, running_since) >= timeout_s
         return None if last is None else self.stalled
 
 
 class _OutputGroupWatch:
-    """What is known of one group from look to look."""
+    """State of one group between polls."""
 
     def __init__(self, group: PathGroup, watched: WatchHandle) -> None:
         self.group = group
         self.watched = watched
         self.growth = GroupGrowth()
-        self.watch: int | None = None
-        """Which watch its growth and numbers are of."""
+        self.watch: int | None = None  # number of the watch that growth and file numbers belong to
         self.facts: OutputGroup | None = None
         self.silence = _WriteStall()
         self.silences: dict[int, _WriteStall] = {}
@@ -137,9 +138,9 @@ class _OutputGroupWatch:
 class OutputsCollector:
     """Files of each path group.
 
-    On a shared file system every node sees all files. A node answers for those whose names carry
-    the number of one of its workers; the first node also for those that carry none, so that sums
-    over the nodes count every file once. In a directory of its own a node answers for all.
+    On a shared file system every node sees all files. A node counts those with the number of one of its workers; the
+    first node also counts those without one, so that sums over nodes count every file once. In a node-local directory,
+    a node counts all files.
     """
 
     name = "outputs"
@@ -186,7 +187,7 @@ class OutputsCollector:
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
 
     def _take(self, group: _OutputGroupWatch, look: OutputReading | Exception, now: float) -> OutputGroup | None:
-        """The facts of a group; None when it cannot be looked at."""
+        """Return the facts of a group; None if it cannot be read."""
         if isinstance(look, WatchHanging):
             return group.facts if self._files.clock.monotonic() - look.since < SLOW_S else None
         if isinstance(look, OSError):
@@ -228,7 +229,7 @@ class OutputsCollector:
         )
 
     def _growth(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> float | None:
-        """Bytes per second, from the second look of a watch on."""
+        """Bytes per second, from the second reading of a watch on."""
         if not begun:
             group.growth = GroupGrowth()
         for change in look.changes:
@@ -238,7 +239,7 @@ class OutputsCollector:
         return group.growth.per_second(now) if begun else None
 
     def _last_written(self, owned: OwnedOutput) -> float | None:
-        """When this job last wrote one of these files, as far as is known; by our own clock where we saw it."""
+        """When the job last wrote one of these files, if known; by our own clock if we saw it."""
         if owned.changed_at is not None:
             return owned.changed_at
         if owned.newest is None or self._start is None or owned.newest < self._start - CLOCK_SLACK_S:
@@ -246,7 +247,7 @@ class OutputsCollector:
         return max(owned.newest, self._start)
 
     def _stalled(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> bool | None:
-        """Whether the group is written no more; tells the event."""
+        """Whether writing to the group has stalled; emits an event on a change."""
         if group.group.name == CHECKPOINT:
             return None
         written = [last for owned in look.owners.values() if (last := self._last_written(owned)) is not None]
@@ -282,9 +283,9 @@ class OutputsCollector:
         self._event(group, now, level, event, words, **whose)
 
     def _note_files(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> None:
-        """Events of files."""
+        """Emit events for first, complete and damaged files."""
         if look.first is not None and not group.has_output:
-            if begun:  # else it was there before we looked
+            if begun:  # else it existed before our first poll
                 self._event(group, look.first[0], "info", "first output", look.first[1])
             group.has_output = True
         if not begun:

@@ -1,4 +1,4 @@
-"""Files of measurements that sidecars write into a job's output directory: their names, and lines appended to one."""
+"""CSV files of measurements that sidecars write into the job's output directory."""
 
 import contextlib
 import errno
@@ -7,7 +7,7 @@ import re
 import stat
 
 NAME = "gpu_metrics"
-MOST_BYTES = 64 << 20  # a file that would be larger is put aside as `.1` in place of the one before, and begun anew
+MOST_BYTES = 64 << 20  # a file that would grow beyond this is moved to `.1`, and a new one starts
 _WORD_LENGTH = 100
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.-]")
 _OURS = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_WORD_LENGTH + 16}}})?\.csv(?:\.1)?")
@@ -15,34 +15,37 @@ _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | o
 
 
 def csv_file_name(node: str, node_index: int) -> str:
-    """Name of a node's file: appends of several machines to one file of a network file system can mix."""
+    """Name of a node's file: appends of several machines to one network file can mix."""
     if node_index == 0:
         return f"{NAME}.csv"
     word = _NOT_IN_A_WORD.sub("_", node)[:_WORD_LENGTH]
     if word != node or not word:
-        word = f"{word}_{node_index}"  # of another node the same may be left
+        word = f"{word}_{node_index}"  # another node may map to the same word
     return f"{NAME}_{word}.csv"
 
 
 def is_sidecar_csv(name: str) -> bool:
-    """Whether a file of this name is one that a sidecar writes, or has put aside."""
+    """Whether a sidecar writes a file of this name, or has moved one to it."""
     return _OURS.fullmatch(name) is not None
 
 
 class CsvFile:
-    """Appends lines to a file, as a watch of ``exporter.machine.file_host``: the file may lie where a server is gone.
+    """Append lines to a file, as a watch of ``exporter.machine.file_host``: its file system may hang.
 
-    A watch is told the time alone, so the lines of each look stand in a file that the caller fills before it.
+    A watch only receives the time, so the caller first stores the lines of each poll in another file.
     """
 
     def __init__(self, directory: str, name: str, header: str, source: str) -> None:
-        """``header`` is the first line; ``source`` is where the lines to append stand, each with its newline."""
+        """Append to file ``name`` with ``header`` as its first line.
+
+        ``source`` is the file with the lines to append, each with its newline.
+        """
         self._path = os.path.join(directory, name)
         self._header = header.encode() + b"\n"
         self._source = source
 
     def look(self, _now: float) -> None:
-        """Append the lines; raises OSError when not all of them can be written, and then leaves none of them."""
+        """Append the lines; raise OSError and leave none of them if not all can be written."""
         with open(self._source, "rb") as source:
             lines = source.read()
         if not self._append(lines):
@@ -50,7 +53,7 @@ class CsvFile:
             self._append(lines)
 
     def _append(self, lines: bytes) -> bool:
-        """Whether there was room for them."""
+        """Append the lines; return False if they do not fit."""
         fd = os.open(self._path, _OPEN, 0o666)
         try:
             facts = os.fstat(fd)
@@ -62,12 +65,12 @@ class CsvFile:
                 raise OSError(errno.EEXIST, "Another file has this name", self._path)
             if size < len(self._header):
                 if size:
-                    os.ftruncate(fd, 0)  # part of a header, left by a crash
+                    os.ftruncate(fd, 0)  # partial header after a crash
                 size, lines = 0, self._header + lines
             elif size + len(lines) > MOST_BYTES:
                 return False
             elif os.pread(fd, 1, size - 1) != b"\n":
-                lines = b"\n" + lines  # a partial line was left by a crash
+                lines = b"\n" + lines  # partial line after a crash
             if os.write(fd, lines) < len(lines):
                 with contextlib.suppress(OSError):
                     os.ftruncate(fd, size)

@@ -1,7 +1,7 @@
-"""Files directly in one folder, followed at little cost however many there are.
+"""Follow the files of one folder at little cost, however many there are.
 
-Names are read again when the folder has changed, facts of those files at every look that have lately been written, and
-those of all others in turn. Of a file that nothing happens to there is its name and a place in a few arrays, no object.
+Names are read again when the folder changes. Recently written files are read at every poll, all others in turn. An idle
+file costs its name and a slot in a few arrays, but no object.
 """
 
 import fnmatch
@@ -15,26 +15,24 @@ from collections.abc import Callable
 from itertools import chain, islice
 from typing import NamedTuple
 
-SURE_S = 2.0  # the time of a folder may stand still for so long while names change: it is read again after that
-ANYWAY_S = 60.0
-"""Names are read again after so long in any case: a network file system may give an old time of its folder."""
-SHARE = 20.0  # reading names takes at most one part in so many of the time,
-MOST_REST_S = 600.0  # and is not put off for longer than this, whatever the last time took
-SCAN_S = 0.5
-"""One look reads names for about so long, facts of new files included; what is left then waits for the next one,"""
-STAT_S = 0.15  # and facts of known files for so long
+SURE_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
+ANYWAY_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
+SHARE = 20.0  # reading names takes at most one part in this many of the time
+MOST_REST_S = 600.0  # longest pause between two passes over the names
+SCAN_S = 0.5  # time for names in one poll, including reading new files; the next poll continues
+STAT_S = 0.15  # time for reading known files in one poll
 CHUNK = 4096
-AHEAD = 8  # where the names go on in the order of the last pass is looked for among the next so many
+AHEAD = 8  # names to search ahead when the order differs from the last pass
 
-HOT_S = 120.0  # files that have changed within this time are looked at each time,
-HOT_LEAST = 256  # those that changed last even if that is longer ago,
-HOT_MOST = 4096  # and of more than so many those that changed last
-TURN = 64  # of the others so many at each look
+HOT_S = 120.0  # files that changed within this time are read at every poll
+HOT_LEAST = 256  # at least this many, the last changed
+HOT_MOST = 4096  # at most this many, the last changed
+TURN = 64  # other files read in one poll
 
-NOBODY = -1  # owner of files that count and are nobody's,
-SKIPPED = -2  # of those that do not count,
-PASSED_OVER = -3  # and of what has such a name and is no regular file
-NAMED = 20  # so many of those are kept by name
+NOBODY = -1  # owner of files that count but belong to no worker
+SKIPPED = -2  # owner of files that do not count
+PASSED_OVER = -3  # owner of matching names that are not regular files
+NAMED = 20  # of these, names kept
 
 KINDS = {
     stat.S_IFDIR: "directory",
@@ -47,87 +45,80 @@ KINDS = {
 
 
 class FileChange(NamedTuple):
-    """A known file as it was found changed; times in epoch seconds, sizes in bytes."""
+    """A change found in a known file; times in epoch seconds, sizes in bytes."""
 
-    file: int  # a number that the file keeps while it is looked at each time, under any name
+    file: int  # number that the file keeps while it is read at every poll, even if renamed
     owner: int
     mtime: float
     size: int
-    before: tuple[float, int]  # time and size at the look before
+    before: tuple[float, int]  # time and size at the previous poll
 
 
 class ActiveFile:
-    """A file that is looked at each time."""
+    """A file that is read at every poll."""
 
     __slots__ = ("look", "number", "since")
 
     def __init__(self, number: int, since: float, look: int) -> None:
         self.number = number
-        self.since = since
-        """When it was last found changed, or first looked at,"""
-        self.look = look
-        """and at which look."""
+        self.since = since  # when last found changed, or first read
+        self.look = look  # number of that poll
 
 
 class FileTotals:
-    """Files of one owner; those that were born appeared since the first look."""
+    """Totals of one owner's files; born files appeared after the first poll."""
 
     __slots__ = ("born_bytes", "born_files", "born_mtime", "bytes", "changed_at", "files", "newest")
 
     def __init__(self) -> None:
         self.files = 0
         self.bytes = 0
-        self.newest: float | None = None
-        """Latest time of them."""
-        self.changed_at: float | None = None
-        """When one was last found new or changed, since the first look."""
+        self.newest: float | None = None  # latest time of any file
+        self.changed_at: float | None = None  # when one was last found new or changed, after the first poll
         self.born_files = 0
-        self.born_bytes = 0
-        """Their sizes when they were found,"""
-        self.born_mtime: float | None = None
-        """and the latest of their times."""
+        self.born_bytes = 0  # their sizes when found
+        self.born_mtime: float | None = None  # latest of their times
 
 
 class FolderListener:
-    """Is told of files by their slots; a slot may be given to another file after ``removed``."""
+    """Receives changes of files by slot; after ``removed``, another file may get the slot."""
 
     def added(self, slot: int) -> None:
-        """A file that counts is there for the first time."""
+        """A file that counts appeared."""
 
     def changed(self, slot: int) -> None:
-        """It was written."""
+        """The file was written."""
 
     def removed(self, slot: int) -> None:
-        """It is gone; its owner is still known."""
+        """The file is gone; its owner is still known."""
 
     def moved(self, old: int, new: int) -> None:
-        """It has another name and slot; ``added`` was told of the new one, ``removed`` follows for the old."""
+        """The file was renamed; called after ``added`` for the new slot and before ``removed`` for the old."""
 
     def placed(self, slot: int) -> None:
-        """One that was added had a name before that does not count."""
+        """An added file was renamed from a name that does not count."""
 
     def cooled(self, slot: int) -> None:
-        """It is no longer looked at each time."""
+        """The file is no longer read at every poll."""
 
 
 class NameTable:
-    """Slots by name, with no more than a few bytes for each besides the name: a hash table in an array.
+    """Hash table in an array, from names to slots.
 
-    A dictionary needs as much memory for a number as for a short name.
+    It costs a few bytes for each name; a dictionary needs as much memory for a number as for a short name.
     """
 
     EMPTY, REMOVED = -1, -2
 
     def __init__(self, names: list[str | None]) -> None:
-        """``names`` are those of the slots; the caller keeps them."""
+        """Index ``names`` by slot; the caller owns the list."""
         self._names = names
         self._cells = array("i", [self.EMPTY]) * 64
-        self._used = 0
-        """Cells that are not empty."""
+        self._used = 0  # cells that are not empty
         self.size = 0
 
     def find(self, name: str) -> int | None:
-        """The slot of a name."""
+        """Return the slot of a name, or None."""
         cells, names = self._cells, self._names
         mask = len(cells) - 1
         place = hash(name) & mask
@@ -138,7 +129,7 @@ class NameTable:
         return None
 
     def add(self, name: str, slot: int) -> None:
-        """Note the slot of a name that has none."""
+        """Add a name that has no slot yet."""
         if self._used * 3 >= len(self._cells) * 2:
             self._rebuild()
         self._put(name, slot)
@@ -146,7 +137,7 @@ class NameTable:
         self.size += 1
 
     def remove(self, name: str) -> None:
-        """Forget a name that has a slot; it is still in the names."""
+        """Forget a name; it must still be in the names."""
         mask = len(self._cells) - 1
         place = hash(name) & mask
         while self._cells[place] < 0 or self._names[self._cells[place]] != name:
@@ -162,7 +153,7 @@ class NameTable:
         self._cells[place] = slot
 
     def _rebuild(self) -> None:
-        """Make room for twice as many names as there are."""
+        """Rebuild the table with room for twice as many names."""
         slots = [slot for slot in self._cells if slot >= 0]
         cells = 64
         while cells < 3 * len(slots):
@@ -174,33 +165,27 @@ class NameTable:
 
 
 class _NameScan:
-    """A pass over the names that is under way."""
+    """An unfinished pass over the names."""
 
     __slots__ = ("entries", "fresh", "key", "order", "place", "replaced", "seen", "started", "took_s")
 
     def __init__(self, entries: "os._ScandirIterator[str]", known: int, key: tuple[int, int, int], now: float) -> None:
         self.entries = entries
         self.seen = bytearray(known)
-        self.order = array("I")
-        """Slots in the order of the names,"""
-        self.place = 0
-        """and how far that of the pass before has come."""
-        self.fresh = array("I")
-        """Slots given in this pass."""
-        self.replaced: list[tuple[int, int]] = []
-        """Slots of names that are those of other files by now, with the inodes of these."""
+        self.order = array("I")  # slots in the order of the names
+        self.place = 0  # position in the order of the previous pass
+        self.fresh = array("I")  # slots assigned in this pass
+        self.replaced: list[tuple[int, int]] = []  # slots whose names now belong to other files, with the new inodes
         self.key = key
         self.started = now
         self.took_s = 0.0
 
 
 class FolderWatch:
-    """Regular files of a folder whose names match a glob, and whose they are.
+    """Watch a folder for regular files whose names match a glob, and for their owners.
 
-    Links are not followed, other kinds of file are passed over; names that start with a dot match only a pattern that
-    does. A folder that does not exist (yet) has no files.
-
-    A slot is the place of a name in the arrays.
+    Links are not followed. Other kinds are passed over. Names that start with a dot match only a pattern that does. A
+    missing folder has no files. A slot is the index of a name in the arrays.
     """
 
     def __init__(
@@ -210,57 +195,44 @@ class FolderWatch:
         owner_of: Callable[[str], int | None],
         listener: FolderListener | None = None,
     ) -> None:
-        """``owner_of`` gives the owner of a name, at least 0 or ``NOBODY``; None for a file that does not count."""
+        """Map names with ``owner_of``: a number from 0, ``NOBODY``, or None for a file that does not count."""
         self.directory = directory
         self.names: list[str | None] = [None]
         self.sizes = array("q", [0])
         self.mtimes = array("d", [0.0])
-        self.owners = array("i", [SKIPPED])  # slot 0 is nobody's
-        self.hot: dict[int, ActiveFile] = {}
-        """Files that are looked at each time, in the order of their last changes."""
+        self.owners = array("i", [SKIPPED])  # slot 0 stays unused
+        self.hot: dict[int, ActiveFile] = {}  # files read at every poll, in the order of their last changes
         self.totals: dict[int, FileTotals] = {}
-        self.changes: list[FileChange] = []
-        """What the last look has found changed."""
-        self.complete = False
-        """Whether every file has been looked at once."""
+        self.changes: list[FileChange] = []  # changes found by the last poll
+        self.complete = False  # whether every file has been read once
         self.looks = 0
+        # matching names that are not regular files, with their kind; at most `NAMED`
         self.passed_over: dict[str, str] = {}
-        """Names that are those of no regular files, and what they are; of many some."""
-        self.unreadable: str | None = None
-        """Why facts of a file cannot be read."""
+        self.unreadable: str | None = None  # why a file could not be read
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._owner_of = owner_of
         self._listener = listener or FolderListener()
         self._table = NameTable(self.names)
-        self._order = _padded(array("I"))
-        """Slots in the order of the names at the last pass: it is mostly that of the next one."""
+        self._order = _padded(array("I"))  # slots in the order of the last pass; mostly the order of the next
         self._inodes = array("Q", [0])
-        self._inodes_tell = True
-        """Whether a file keeps its inode: some file systems make one up each time."""
+        self._inodes_tell = True  # whether inodes are stable: some file systems invent one each time
         self._free = array("I")
         self._scan: _NameScan | None = None
-        self._key: tuple[int, int, int] | None = None
-        """Folder and its time at the last look,"""
-        self._key_since = 0.0
-        """and since when it has been that;"""
-        self._scanned_key: tuple[int, int, int] | None = None
-        """at the last pass over the names,"""
-        self._scanned_at = 0.0
-        """and when that was."""
+        self._key: tuple[int, int, int] | None = None  # device, inode and mtime of the folder at the last poll
+        self._key_since = 0.0  # since when it has had this value
+        self._scanned_key: tuple[int, int, int] | None = None  # its value at the last pass over the names
+        self._scanned_at = 0.0  # time of that pass
         self._rest_until = 0.0
-        self._missing = False
-        """Whether a file was not there any more."""
-        self._stale: set[int] = set()
-        """Owners whose newest file has gone or become older."""
-        self._files = 0
-        """Number of files that were given one."""
+        self._missing = False  # whether a file had disappeared when read
+        self._stale: set[int] = set()  # owners whose newest file is gone or became older
+        self._files = 0  # file numbers assigned so far
         self._hot_from = 0
         self._turn = 0
         self._fd = -1
 
     def look(self, now: float) -> None:
-        """Bring everything up to date, within bounds of time; raises OSError when the folder cannot be read."""
+        """Update everything within the time limits; raises OSError when the folder cannot be read."""
         self.looks += 1
         self.changes = []
         self.unreadable = None
@@ -288,7 +260,7 @@ class FolderWatch:
             self._find_newest()
 
     def refresh(self, slot: int, now: float) -> bool:
-        """Read the facts of one file again, between two looks; whether they are as they were."""
+        """Read one file again between two polls; return whether it is unchanged."""
         name = self.names[slot]
         if name is None:
             return False
@@ -317,7 +289,7 @@ class FolderWatch:
         )
 
     def _read_names(self, scan: _NameScan, now: float) -> None:
-        """Go on with a pass over the names for as long as one look may."""
+        """Continue a pass over the names until the time for one poll is used up."""
         started = time.monotonic()
         until = started + SCAN_S
         find, names, inodes, seen, entries = self._table.find, self.names, self._inodes, scan.seen, scan.entries
@@ -342,7 +314,7 @@ class FolderWatch:
                         continue
                     slot = found
                     for step in range(1, AHEAD):
-                        if before[place + step] == slot:  # those between have gone
+                        if before[place + step] == slot:  # those in between are gone
                             place += step + 1
                             break
                 seen[slot] = 1
@@ -358,7 +330,7 @@ class FolderWatch:
             self._finish(scan, now)
 
     def _meet(self, scan: _NameScan, entry: "os.DirEntry[str]", now: float) -> None:
-        """A name that was not there before."""
+        """Add a new name."""
         name = entry.name
         owner = self._owner(name)
         slot = self._free.pop() if self._free else len(self.names)
@@ -375,7 +347,7 @@ class FolderWatch:
         self._table.add(name, slot)
         scan.order.append(slot)
         if owner != SKIPPED:
-            self.owners[slot] = PASSED_OVER  # until its facts are known
+            self.owners[slot] = PASSED_OVER  # until it is read
             if self.complete:
                 scan.fresh.append(slot)
             self._read(slot, name, self._fd, now)
@@ -387,7 +359,7 @@ class FolderWatch:
         return SKIPPED if owner is None else owner
 
     def _finish(self, scan: _NameScan, now: float) -> None:
-        """Sort out what has gone, what has another name and what is another file by now."""
+        """Handle names that are gone, renamed or reused for other files."""
         self._missing = False
         gone: list[tuple[str, int]] = []
         if scan.seen.count(1) != self._table.size:
@@ -404,7 +376,7 @@ class FolderWatch:
                 before = skipped.get(self._inodes[slot])
                 stem = (self.names[slot] or "").partition(".")[0]
                 if before is not None and stem in before and self.owners[slot] >= NOBODY:
-                    self._listener.placed(slot)  # without its name in the old one it would be another file
+                    self._listener.placed(slot)  # one without its name in the old name would be another file
         for name, slot in gone:
             self._remove(name, slot)
         for slot, inode in scan.replaced:
@@ -421,13 +393,13 @@ class FolderWatch:
             self._warm_up(now)
 
     def _goes_on(self, old: int, new: int) -> bool:
-        """Whether it may be the same file: the inode of one that was removed is soon given to another."""
+        """Whether it may be the same file: the inode of a removed file is soon reused."""
         return (
             self.owners[new] >= NOBODY and self.sizes[new] >= self.sizes[old] and self.mtimes[new] >= self.mtimes[old]
         )
 
     def _move(self, old: int, new: int, now: float) -> None:
-        """A file that has another name: it was not born, and what is known of it goes on."""
+        """Continue a renamed file under its new name; it was not born."""
         totals = self.totals[self.owners[new]]
         totals.born_files -= 1
         totals.born_bytes -= self.sizes[new]
@@ -441,10 +413,10 @@ class FolderWatch:
         self.hot.pop(new, None)
         self.hot[new] = hot
         self._listener.moved(old, new)
-        self._drop(old)  # where its name goes on it is that of a new file
+        self._drop(old)  # if the old name still exists, it is a new file
 
     def _remove(self, name: str, slot: int) -> None:
-        """A name that is not there any more."""
+        """Forget a name that is gone."""
         self._drop(slot)
         self.owners[slot] = SKIPPED
         self._table.remove(name)
@@ -453,7 +425,7 @@ class FolderWatch:
         self.passed_over.pop(name, None)
 
     def _drop(self, slot: int) -> None:
-        """Count a file no longer."""
+        """Stop counting a file."""
         owner = self.owners[slot]
         if owner < NOBODY:
             return
@@ -472,7 +444,7 @@ class FolderWatch:
             self._scan = None
 
     def _forget_all(self) -> None:
-        """There is no folder."""
+        """Forget all names, since the folder is missing."""
         self._end_scan()
         for slot, name in enumerate(self.names):
             if name is not None:
@@ -484,7 +456,7 @@ class FolderWatch:
             self._find_newest()
 
     def _read_facts(self, now: float) -> None:
-        """Look at the files that were lately written, and at the next of the others."""
+        """Read recently written files, and the next of the others."""
         until = time.monotonic() + STAT_S
         hot = list(self.hot)
         start = self._hot_from if self._hot_from < len(hot) else 0
@@ -505,11 +477,11 @@ class FolderWatch:
                 self._read(slot, self.names[slot] or "", self._fd, now)
 
     def _read(self, slot: int, place: str, fd: int | None, now: float) -> bool:
-        """Read the facts of one file, and count what is new of it; whether they could be read."""
+        """Read one file and record its changes; return whether that succeeded."""
         try:
             facts = os.stat(place, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
-            self._missing = True  # whether it has another name is for the next pass to tell
+            self._missing = True  # the next pass finds out whether it was renamed
             return False
         except OSError as error:
             self.unreadable = error.strerror
@@ -529,7 +501,7 @@ class FolderWatch:
         return True
 
     def _add(self, slot: int, owner: int, size: int, mtime: float, now: float) -> None:
-        """A file that counts from now on."""
+        """Count a file from now on."""
         totals = self.totals.get(owner)
         if totals is None:
             totals = self.totals[owner] = FileTotals()
@@ -548,7 +520,7 @@ class FolderWatch:
         self._listener.added(slot)
 
     def _change(self, slot: int, size: int, mtime: float, now: float) -> None:
-        """A file that is not as it was."""
+        """Record a change of a file."""
         owner, before = self.owners[slot], (self.mtimes[slot], self.sizes[slot])
         totals = self.totals[owner]
         totals.bytes += size - before[1]
@@ -569,19 +541,19 @@ class FolderWatch:
         return ActiveFile(self._files, now, self.looks)
 
     def _heat(self, slot: int, hot: ActiveFile) -> None:
-        """Look at a file each time from now on."""
+        """Read a file at every poll from now on."""
         self.hot[slot] = hot
         if len(self.hot) > HOT_MOST:
             self._cool_one(next(iter(self.hot)))
 
     def _warm_up(self, now: float) -> None:
-        """Begin with the files that were written last."""
+        """Start with the last written files."""
         ours = (slot for slot, owner in enumerate(self.owners) if owner >= NOBODY)
         for slot in reversed(heapq.nlargest(HOT_LEAST, ours, key=self.mtimes.__getitem__)):
             self.hot[slot] = self._number(now)
 
     def _cool(self, now: float) -> None:
-        """Look no longer each time at files that have long been as they are."""
+        """Stop reading files at every poll once long unchanged."""
         while len(self.hot) > HOT_LEAST:
             slot, hot = next(iter(self.hot.items()))
             if 0 <= now - hot.since < HOT_S:
@@ -593,7 +565,7 @@ class FolderWatch:
         self._listener.cooled(slot)
 
     def _find_newest(self) -> None:
-        """The latest time of the owners who have lost theirs."""
+        """Recompute the latest time of stale owners."""
         newest: dict[int, float] = {}
         for owner, mtime in zip(self.owners, self.mtimes, strict=True):
             if owner in self._stale and mtime > newest.get(owner, -1e300):
@@ -604,6 +576,6 @@ class FolderWatch:
 
 
 def _padded(order: "array[int]") -> "array[int]":
-    """An order with slot 0, which has no name, behind its end."""
+    """Append slot 0, which has no name, to an order."""
     order.extend([0] * AHEAD)
     return order

@@ -1,19 +1,19 @@
-"""How fast files grow, of which only some moments are seen.
+"""Growth rates of files that are seen only at some moments.
 
-A buffered writer writes a piece now and then. Between two of its writes nothing tells how far it is, and a size read at
-any other moment is too small; but at each write size and time go together. So growth is taken from change to change.
+A buffered writer writes in pieces. Between writes its progress is invisible and the size is too small, but at a write
+size and time agree. So growth is measured from change to change.
 """
 
 from typing import NamedTuple
 
-WINDOW_S = 120.0  # growth is that of the changes within so long; where there are fewer, of the last three
+WINDOW_S = 120.0  # changes within this time count, but at least the last three
 LEAST_POINTS = 3
 MOST_POINTS = 16
-MOST_FILES = 4096  # followed at once: those that changed last
+MOST_FILES = 4096  # files followed at once, the last changed
 
 
 class GrowthPoint(NamedTuple):
-    """A change: its own time in seconds, the size since, and the longest wait for a change up to then."""
+    """A change: its time in seconds, the size then, and the longest gap before a change up to it."""
 
     t: float
     value: float
@@ -21,25 +21,24 @@ class GrowthPoint(NamedTuple):
 
 
 class StepGrowth:
-    """Growth of one file, or of anything else that grows in steps."""
+    """Growth of anything that grows in steps, such as one file."""
 
     __slots__ = ("_points", "_seen")
 
     def __init__(self) -> None:
         self._points: list[GrowthPoint] = []
-        self._seen = 0.0
-        """When the last change was seen, by our own clock."""
+        self._seen = 0.0  # when the last change was seen, by our own clock
 
     @property
     def last(self) -> GrowthPoint | None:
-        """The last change."""
+        """Last change, or None."""
         return self._points[-1] if self._points else None
 
     def note(self, t: float, value: float, now: float) -> None:
-        """A change of time ``t`` that is seen at ``now``, by a clock that may be another one.
+        """Record a change of time ``t``, seen at ``now``; the two clocks may differ.
 
-        What has become smaller was written anew, and what comes after a long silence has a rhythm of its own: the
-        changes before are forgotten.
+        Earlier changes are forgotten if the size fell, since the file was rewritten, or after a long silence, since a
+        new rhythm starts.
         """
         points = self._points
         if points:
@@ -48,7 +47,7 @@ class StepGrowth:
                 return
             if value < last.value or (len(points) > 1 and self._is_over(now)):
                 points.clear()
-            elif t <= last.t:  # by a clock with large steps
+            elif t <= last.t:  # its clock has large steps
                 points[-1] = last._replace(value=value)
                 self._seen = now
                 return
@@ -68,14 +67,14 @@ class StepGrowth:
             self._points.append(old[-1])
 
     def _patience_s(self) -> float:
-        """Silence that is nothing unusual: twice the longest between two changes."""
+        """Longest normal silence: twice the longest gap between changes."""
         return 2 * max(point.gap for point in self._points[1:])
 
     def _is_over(self, now: float) -> bool:
         return now - self._seen >= WINDOW_S and now - self._seen > self._patience_s()
 
     def per_second(self, now: float) -> float:
-        """Growth per second; 0 before the second change, and when the last one is long ago."""
+        """Growth per second; 0 before the second change, and long after the last."""
         if len(self._points) < 2 or self._is_over(now):
             return 0.0
         first, last = self._points[0], self._points[-1]
@@ -85,26 +84,24 @@ class StepGrowth:
 
 
 class GroupGrowth:
-    """Growth of many files: of each by its own changes, and of each owner by the files that appear."""
+    """Growth of many files: of each file by its changes, and of each owner by new files."""
 
     def __init__(self) -> None:
-        self._files: dict[int, StepGrowth] = {}
-        """By number, those that changed last at the end."""
-        self._births: dict[int, StepGrowth] = {}
-        """Bytes of files that have appeared, by owner."""
+        self._files: dict[int, StepGrowth] = {}  # by number, the last changed at the end
+        self._births: dict[int, StepGrowth] = {}  # bytes of new files, by owner
 
     def changed(self, file: int, t: float, size: int, before: tuple[float, int], now: float) -> None:
-        """A file was written at ``t``; ``before`` are time and size as they were last seen."""
+        """Record a write at ``t``; ``before`` is the time and size last seen."""
         growth = self._files.pop(file, None) or StepGrowth()
         self._files[file] = growth
-        if t - before[0] <= WINDOW_S:  # where it has been told already it changes nothing
+        if t - before[0] <= WINDOW_S:  # a repeated report changes nothing
             growth.note(*before, now)
         growth.note(t, size, now)
         if len(self._files) > MOST_FILES:
             del self._files[next(iter(self._files))]
 
     def born(self, owner: int, t: float | None, born_bytes: int, now: float) -> None:
-        """Files have appeared, the last one written at ``t``, of so many bytes in all since we look."""
+        """Record new files: the last written at ``t``, ``born_bytes`` in all since the first poll."""
         growth = self._births.get(owner)
         if growth is None:
             growth = self._births[owner] = StepGrowth()
@@ -113,5 +110,5 @@ class GroupGrowth:
             growth.note(t, born_bytes, now)
 
     def per_second(self, now: float) -> float:
-        """Bytes per second of all."""
+        """Bytes per second of all files."""
         return sum(growth.per_second(now) for growths in (self._files, self._births) for growth in growths.values())

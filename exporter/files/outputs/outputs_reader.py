@@ -1,6 +1,6 @@
-"""Files that a job writes: how many, how large, how they change, the records in them, and whether they are whole.
+"""Poll the files that a job writes: number, size, changes, records, and validity.
 
-A watch may live in another process: what it is made from and what it gives can be pickled.
+A watch may run in another process, so its arguments and results must be picklable.
 """
 
 import heapq
@@ -19,47 +19,43 @@ from exporter.files.formats.source import printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 
-SETTLED_S = 10.0  # a file that is unchanged for so long,
-SETTLED_LOOKS = 2  # and at so many looks, is looked into
-AGAIN_S = 10.0
-"""A damaged one is looked into again after so long before it is said: it may be in the middle of being written."""
-CHECKS, CHECK_S = 8, 0.05  # files looked into at one look, and time for them
-COUNT_BYTES, COUNT_S = 32 << 20, 0.1  # text in which records are counted at one look, and time for that
+SETTLED_S = 10.0  # a file is checked once unchanged for this long
+SETTLED_LOOKS = 2  # and for this many polls
+AGAIN_S = 10.0  # damage is confirmed after this time, since the file may still be being written
+CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
+COUNT_BYTES, COUNT_S = 32 << 20, 0.1  # text counted in one poll, and the time for it
 PIECE_BYTES = 4 << 20
-HOLE_S = 60.0  # so long lines are not counted beyond a NUL byte: network file systems may write what comes later first
-CLOCK_SLACK_S = 60.0
-"""The clock of a file server may be so far behind ours: what was written so long before the job's start is its own."""
-FOUND = 512
-INVALID_TOLD = 20
-MOST_INVALID = 1000  # damaged files after which no others are looked for
-FEW_FILES = 50  # up to so many files it is told of each that it is complete
+HOLE_S = 60.0  # wait this long at a NUL byte: network file systems may write later parts first
+CLOCK_SLACK_S = 60.0  # a file server's clock may be this far behind, so files this much older than the start count
+FOUND = 512  # files to check selected at once
+INVALID_TOLD = 20  # damaged files named in a reading
+MOST_INVALID = 1000  # stop checking after this many damaged files
+FEW_FILES = 50  # report each complete file only up to this number of files
 
 LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv")
 ARRAYS = (".json",)
+# headers or footers of these formats hold the number of records
 ROWS = (".parquet", ".arrow", ".feather", ".ipc", ".h5", ".hdf5", ".npy")
-"""Files whose headers and footers tell how many records there are."""
-GROWING = frozenset(("jsonl", "csv"))
-"""Formats of files that are whole after each line: only a name that it gets in the end tells that one is complete."""
+GROWING = frozenset(("jsonl", "csv"))  # formats valid after each line: only a rename shows that such a file is complete
 
+# Flags of a file. To do: count its records, check it, wait for its records before giving a sum. Known: written since
+# the first poll, renamed into place, reported as complete, text after its last counted line.
 TO_COUNT, TO_CHECK, AWAITED, NEWS, PLACED, SAID, LACKS_NEWLINE = (1 << place for place in range(7))
-"""What is to be done with a file: count in it, look into it, which the number of all records waits for; and what is
-known of it: that it was written since we look, that it was renamed into place, that it was said to be complete, that
-text follows its last counted line."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True)
 class FileOwnership:
-    """Whose a file is by its name: the rank of one of our workers, ``NOBODY``, or None when we do not answer for it."""
+    """Map a file name to the rank of one of our workers, to ``NOBODY``, or to None if another node counts it."""
 
     rank_of: Callable[[str], int | None]
     ours: frozenset[int]
     others: frozenset[int]
-    rest: bool  # whether we answer for files that carry no worker's number
+    rest: bool  # whether files without a worker's number are ours
+    # rank by words that name a worker alone, not a part of the output that any worker may write
     own_rank_of: Callable[[str], int | None] | None = None
-    """The rank by such words alone as name a worker, and no part of the output that any of them may write."""
-    local: bool = False  # whether nobody else sees the files: then we answer for all
+    local: bool = False  # whether only this node sees the files, so that all are ours
 
     def __call__(self, name: str) -> int | None:
         rank = self.rank_of(name)
@@ -68,31 +64,30 @@ class FileOwnership:
         return NOBODY if self.local or (self.rest and rank not in self.others) else None
 
     def names_worker(self, name: str) -> bool:
-        """Whether a file of one of our workers is written by nobody but that one."""
+        """Whether a file of one of our workers is written by that worker alone."""
         return self.own_rank_of is None or self.own_rank_of(name) == self.rank_of(name)
 
     def is_beyond(self, name: str) -> bool:
-        """Whether a name has the number of a worker that there is not: such numbers count something else."""
+        """Whether a name has a number that no worker has, so that such numbers count something else."""
         rank = self.rank_of(name)
         return rank is not None and rank not in self.ours and rank not in self.others
 
 
 class OwnedOutput(NamedTuple):
-    """Files of one owner; times in epoch seconds, ``changed_at`` by our own clock, the others by the files'."""
+    """Files of one owner; ``changed_at`` by our own clock, other times by the files', in epoch seconds."""
 
     files: int
     bytes: int
-    newest: float | None  # when the last of them was written
-    records: int | None  # none where none can be counted, or not all have been yet
-    changed_at: float | None
-    """When one was last found new or changed; None when that has not happened since the first look."""
-    born_bytes: int  # sizes of the files that have appeared since the first look, as they were found,
-    born_mtime: float | None  # and the latest of their times
-    of_worker: bool  # whether it is the one who writes them all, as far as names tell
+    newest: float | None  # last write
+    records: int | None  # None if uncountable or not all counted yet
+    changed_at: float | None  # when one was last found new or changed after the first poll
+    born_bytes: int  # sizes of files that appeared after the first poll, as found
+    born_mtime: float | None  # latest of their times
+    of_worker: bool  # whether names suggest that the owner writes them alone
 
 
 class InvalidFile(NamedTuple):
-    """A damaged file; its name and the reason as text that can be shown."""
+    """A damaged file; name and reason are printable."""
 
     file: str
     format: str | None
@@ -100,7 +95,7 @@ class InvalidFile(NamedTuple):
 
 
 class FinishedFile(NamedTuple):
-    """A file that is complete: renamed into place, or whole in a format that is written at once."""
+    """A complete file: renamed into place, or valid in a format that is written at once."""
 
     number: int
     time: float
@@ -109,25 +104,24 @@ class FinishedFile(NamedTuple):
 
 
 class OutputReading(NamedTuple):
-    """What there is, and what one look has found."""
+    """Present files, and changes that one poll found."""
 
-    watch: int  # another number when it begins anew, in another process
-    complete: bool  # whether every file has been looked at once
+    watch: int  # changes when the watch restarts in another process
+    complete: bool  # whether every file has been read once
     owners: Mapping[int, OwnedOutput]
     changes: tuple[FileChange, ...]
-    first: tuple[float, str] | None
-    """When the first file since the start of the job was written, as far as is known, and its name."""
-    valid: int  # files that have been looked into and found whole
-    invalid: tuple[InvalidFile, ...]  # damaged ones, the latest; of many some
+    first: tuple[float, str] | None  # time and name of the first file known to be written since the job started
+    valid: int  # checked files found valid
+    invalid: tuple[InvalidFile, ...]  # damaged files, the latest `INVALID_TOLD`
     invalid_files: int
-    finished: tuple[FinishedFile, ...]  # the last files that have become complete, in order
+    finished: tuple[FinishedFile, ...]  # the last files that became complete, in order
+    # matching names that are not regular files, with their kind; only some if many
     passed_over: tuple[tuple[str, str], ...]
-    """Names like those of the files that are of something else, and what that is; of many some."""
-    unreadable: str | None  # why facts of some files are not known
+    unreadable: str | None  # why some files could not be read
 
 
 class _SuspectedDamage(NamedTuple):
-    """A file that looked damaged."""
+    """State of a file when it first looked damaged."""
 
     time: float
     size: int
@@ -146,38 +140,30 @@ class OutputWatch(FolderListener):
         *,
         gpu_metrics: bool = False,
     ) -> None:
-        """``since``: when the job started, where that is known; files that were written before are not its own.
+        """Set up the watch without reading anything.
 
-        ``gpu_metrics``: whether sidecars write ``gpu_metrics.csv`` there, which is none of the job's files.
+        ``since`` is when the job started, if known; older files are not its own. With ``gpu_metrics``, sidecars write
+        ``gpu_metrics.csv`` there, which does not count.
         """
         self._folder = FolderWatch(directory, pattern, self._owner, self)
         self._owner_of = owner_of
         self._gpu_metrics = gpu_metrics
-        self._parts: set[int] = set()
-        """Owners who have files that others may write as well."""
-        self._beyond = False
-        """Whether any file has a number that is no worker's."""
+        self._parts: set[int] = set()  # owners with files that other workers may write too
+        self._beyond = False  # whether any file has a number that is no worker's
         self._since = since
         self._watch = time.monotonic_ns() ^ os.getpid() << 48
         self._flags = bytearray()
-        self._records = array("q")
-        """By slot; -1 where they are not known."""
-        self._sums: dict[int, list[int]] = {}
-        """Files that are counted and records in them, by owner."""
+        self._records = array("q")  # by slot; -1 if unknown
+        self._sums: dict[int, list[int]] = {}  # counted files and their records, by owner
         self._uncounted = 0
         self._awaited = 0
         self._counted_all = False
         self._counts: dict[int, LineCounter | ArrayItemCounter] = {}
-        self._holes: dict[int, tuple[int, float]] = {}
-        """Where the count of a file has stopped before a NUL byte, and since when."""
-        self._due: dict[int, None] = {}
-        """Files to count next: those that have just changed."""
-        self._count_from = 0
-        """Where to look for others."""
-        self._to_check: list[int] = []
-        """Some files to look into that are not looked at each time, those that were written last at the end."""
-        self._all_checked = False
-        """Whether there are no others."""
+        self._holes: dict[int, tuple[int, float]] = {}  # position of a NUL byte where a count waits, and since when
+        self._due: dict[int, None] = {}  # files to count first: recently changed ones
+        self._count_from = 0  # slot where the search for others continues
+        self._to_check: list[int] = []  # settled files to check, the last written at the end
+        self._all_checked = False  # whether no more are left to find
         self._doubts: dict[int, _SuspectedDamage] = {}
         self._invalid: dict[int, InvalidFile] = {}
         self._valid = 0
@@ -187,7 +173,7 @@ class OutputWatch(FolderListener):
         self._complete_since: tuple[float, int] | None = None
 
     def look(self, now: float) -> OutputReading:
-        """What there is now; raises OSError when the directory cannot be read."""
+        """Return the present state; raises OSError when the directory cannot be read."""
         folder = self._folder
         folder.look(now)
         if folder.complete and self._complete_since is None:
@@ -225,7 +211,7 @@ class OutputWatch(FolderListener):
         )
 
     def _owner(self, name: str) -> int | None:
-        """Whose a file is; notes what its name tells of the others."""
+        """Return the owner of a file, and note clues in its name about the owners of others."""
         if self._gpu_metrics and is_sidecar_csv(name):
             return None
         owner = self._owner_of(name)
@@ -236,7 +222,7 @@ class OutputWatch(FolderListener):
         return owner
 
     def _begin(self, now: float) -> None:
-        """Everything has been looked at once: note what is to be done with what was there."""
+        """Prepare the work on initial files once all have been read."""
         self._complete_since = (now, self._folder.looks)
         for slot, flags in enumerate(self._flags):
             if not flags & TO_CHECK:
@@ -250,7 +236,7 @@ class OutputWatch(FolderListener):
                 if self._first is None or mtime < self._first[0]:
                     self._first = (mtime, printable(self._folder.names[slot] or ""))
 
-    # What the folder tells.
+    # Notifications from the folder
 
     def added(self, slot: int) -> None:
         while len(self._flags) <= slot:
@@ -306,7 +292,7 @@ class OutputWatch(FolderListener):
             mtime = self._folder.mtimes[slot]
             self._first = (max(mtime, self._since or mtime), printable(self._folder.names[slot] or ""))
 
-    # Records.
+    # Records
 
     def _kind(self, slot: int) -> str | None:
         """How records of a file are counted, by its name."""
@@ -320,7 +306,7 @@ class OutputWatch(FolderListener):
         return "rows" if name.endswith(ROWS) else None
 
     def _want_count(self, slot: int) -> None:
-        """Count a file of lines soon; others are counted once they are settled."""
+        """Schedule a count of lines; other formats are counted once settled."""
         if self._kind(slot) in ("lines", "table"):
             self._need_count(slot)
         else:
@@ -357,7 +343,7 @@ class OutputWatch(FolderListener):
             self._awaited -= 1
 
     def _count(self, now: float) -> None:
-        """Count on, those first that have just changed."""
+        """Continue counting, with recently changed files first."""
         until, left = time.monotonic() + COUNT_S, COUNT_BYTES
         for slot, (_, since) in self._holes.items():
             count = self._counts.get(slot)
@@ -368,7 +354,7 @@ class OutputWatch(FolderListener):
             if left <= 0 or time.monotonic() > until:
                 return
             left -= self._count_on(slot, left, until, now)
-            if self._flags[slot] & TO_COUNT:  # there is more: the others have their turn first
+            if self._flags[slot] & TO_COUNT:  # more is left, but others go first
                 self._due[slot] = self._due.pop(slot, None)
         for _ in range(len(self._flags) if self._uncounted else 0):
             if not self._uncounted or left <= 0 or time.monotonic() > until:
@@ -381,7 +367,7 @@ class OutputWatch(FolderListener):
                 self._count_from += 1
 
     def _count_on(self, slot: int, most_bytes: int, until: float, now: float) -> int:
-        """Count on in one file; how many bytes that was."""
+        """Continue counting in one file; return the number of bytes read."""
         kind, count = self._kind(slot), self._counts.get(slot)
         if count is None:
             count = ArrayItemCounter() if kind == "array" else LineCounter(csv=kind == "table", waits=True)
@@ -411,7 +397,7 @@ class OutputWatch(FolderListener):
         return done
 
     def _note_hole(self, slot: int, count: LineCounter | ArrayItemCounter, now: float) -> None:
-        """Note since when a count has stood before the same NUL byte."""
+        """Record since when a count has waited at the same NUL byte."""
         if not isinstance(count, LineCounter) or not count.hole:
             self._holes.pop(slot, None)
         elif slot not in self._holes or self._holes[slot][0] != count.position:
@@ -428,13 +414,13 @@ class OutputWatch(FolderListener):
         if count.unfinished:
             self._flags[slot] |= LACKS_NEWLINE
 
-    # Whether files are whole.
+    # Validity
 
     def _check(self, now: float) -> None:
-        """Look into some files that nobody seems to write to: doubtful ones, then those that were written last."""
+        """Check some files that are no longer written: suspected damage first, then the last written."""
         until, done = time.monotonic() + CHECK_S, 0
         for slot in list(self._invalid)[-INVALID_TOLD:]:
-            self._folder.refresh(slot, now)  # it may have been written again
+            self._folder.refresh(slot, now)  # it may have been rewritten
         if len(self._invalid) >= MOST_INVALID:
             return
         doubtful = [slot for slot, doubt in self._doubts.items() if not 0 <= now - doubt.time < AGAIN_S]
@@ -452,7 +438,7 @@ class OutputWatch(FolderListener):
                 done += self._look_into(slot, now)
 
     def _find_to_check(self) -> None:
-        """Find the files to look into next, those that were written last."""
+        """Find the files to check next, the last written first."""
         hot, doubts = self._folder.hot, self._doubts
         left = (
             slot
@@ -466,7 +452,7 @@ class OutputWatch(FolderListener):
         return not 0 <= now - since < SETTLED_S and self._folder.looks - look >= SETTLED_LOOKS
 
     def _settled(self, now: float) -> list[int]:
-        """Files that were lately written and seem to be done, those that changed last first."""
+        """Recently written files that seem finished, the last changed first."""
         found = []
         for slot in reversed(self._folder.hot):
             if self._flags[slot] & TO_CHECK and slot not in self._doubts:
@@ -478,7 +464,7 @@ class OutputWatch(FolderListener):
         return found
 
     def _look_into(self, slot: int, now: float) -> bool:
-        """Whether a file was looked into: one that has changed meanwhile, or was done already, was not."""
+        """Check a file; return False if it changed since the last poll or needs no check."""
         folder = self._folder
         if not self._flags[slot] & TO_CHECK or not folder.refresh(slot, now):
             return False
@@ -489,7 +475,7 @@ class OutputWatch(FolderListener):
         except NotRegularFile as error:
             verdict = FileCheck("unknown", None, str(error))
         if not folder.refresh(slot, now):
-            return True  # it was written while we looked
+            return True  # written during the check
         if verdict.state == "invalid":
             doubt = self._doubts.get(slot)
             if doubt is None or (doubt.size, doubt.mtime) != (size, mtime):
@@ -510,7 +496,7 @@ class OutputWatch(FolderListener):
         return True
 
     def _note_valid(self, slot: int, verdict: FileCheck) -> None:
-        """What a whole file tells besides: its records, and that it is complete."""
+        """Record the number of records of a valid file, and that it is complete."""
         kind, flags = self._kind(slot), self._flags[slot]
         if kind in ("lines", "table"):
             if flags & LACKS_NEWLINE and not flags & TO_COUNT and self._records[slot] >= 0:
