@@ -1,4 +1,4 @@
-"""Worker processes: up, state, start, CPU, memory, IO, children, threads, restarts and exits."""
+"""Worker processes: state, start, CPU, memory, I/O, children, threads, restarts and exits."""
 
 import dataclasses
 from collections import deque
@@ -71,14 +71,14 @@ _DETAILS = tuple(item.name for item in dataclasses.fields(ProcessTreeDetails))
 
 @dataclass(frozen=True)
 class WorkersSnapshot:
-    """All workers of this node, and what happened to them lately."""
+    """All workers of this node and their recent events."""
 
     workers: tuple[WorkerReading, ...]
     events: tuple[dict[str, Any], ...]
 
 
 class WorkersCollector:
-    """Follows the start and exit records of this node's workers, and the processes they name."""
+    """Reads the start and exit records of this node's workers, and the processes they name."""
 
     name = "workers"
     interval_s = 1.0
@@ -109,7 +109,7 @@ class WorkersCollector:
         self._workers = [WorkerRuns(context, task, self._event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
-        self._context.exits.dispatch()  # where nobody else does it
+        self._context.exits.dispatch()  # in case no other thread does it
         now, state = self._context.clock.time(), self._read_state()
         stop = parse_job_stop(state)
         failures = [

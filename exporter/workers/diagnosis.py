@@ -1,4 +1,4 @@
-"""What is to be known about a worker that has failed or stalled, as one value and as a text."""
+"""Diagnosis of a worker that failed or stalled, as JSON and as text."""
 
 import json
 from collections import deque
@@ -24,9 +24,9 @@ MOST_PEERS = 256
 MOST_JSON_BYTES = 1 << 20
 MOST_TEXT_BYTES = 256 * 1024
 
-RECENT_SAMPLES = 30  # kept as they come, about one a second
+RECENT_SAMPLES = 30  # all are kept, about one a second
 OLDER_SAMPLES = 54
-OLDER_EVERY = 5  # one of so many is kept of what came before: 5 minutes in all
+OLDER_EVERY = 5  # one in five older samples is kept: 5 minutes in all
 
 
 class LogEndView(Protocol):
@@ -45,7 +45,7 @@ class LogEndView(Protocol):
 
 
 class RunFilesView(Protocol):
-    """What one run of a task has left; see ``exporter.workers.diagnosis_reader``."""
+    """Files of one run of a task; see ``exporter.workers.diagnosis_reader``."""
 
     @property
     def worker(self) -> str: ...
@@ -72,7 +72,7 @@ class RunFilesView(Protocol):
 
 
 class RecentSamples:
-    """The last minutes of one worker: every sample of the last half minute, every fifth of the time before."""
+    """Last minutes of one worker: every sample of the last 30 s, and every fifth before that."""
 
     def __init__(self) -> None:
         self._older: deque[Mapping[str, float]] = deque(maxlen=OLDER_SAMPLES)
@@ -83,7 +83,7 @@ class RecentSamples:
         return len(self._older) + len(self._recent)
 
     def add(self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: Told | None = None) -> None:
-        """Keep what a worker's entry in the status, and those of the job's memory and GPUs, say now."""
+        """Add a sample from a worker's entry, the memory and the GPUs of the status."""
         known = {key: value for key, value in worker.items() if key in _WORKER_KEYS and isinstance(value, int | float)}
         sample: dict[str, float] = {"time": now, **known, **gpu_sample(worker, gpus or {})}
         for key in ("used_bytes", "limit_bytes"):
@@ -97,7 +97,7 @@ class RecentSamples:
             self._passed += 1
 
     def samples(self) -> list[dict[str, float]]:
-        """From the oldest on, with ``cpu_cores`` used since the one before."""
+        """Samples from the oldest to the latest, with ``cpu_cores`` used since the previous one."""
         found: list[dict[str, float]] = []
         for sample in (*self._older, *self._recent):
             found.append(dict(sample))
@@ -114,21 +114,22 @@ _WORKER_KEYS = frozenset({"rss_bytes", "threads", "children", "cpu_s", "items"})
 
 @dataclass(frozen=True)
 class NodeSituation:
-    """What the sidecar of the node knew at the time; a launcher without one gives what it has."""
+    """Facts of the node's sidecar at the time; a launcher without a sidecar passes what it has."""
 
     time: float
-    status: Mapping[str, Any]  # of the node, as `/status` shows it
+    status: Mapping[str, Any]  # of the node, as at `/status`
     course: Sequence[Mapping[str, float]] = ()
-    details: Mapping[str, Any] | None = None  # open files and what else was last known of the process
-    stacks: Mapping[str, str] | None = None  # of processes that still run, by what they are
+    details: Mapping[str, Any] | None = None  # open files and other last known facts of the process
+    stacks: Mapping[str, str] | None = None  # of running processes, by description
 
 
 def build_failure_diagnosis(
     files: RunFilesView, moment: NodeSituation, ended: Mapping[str, Any], errors: Sequence[Pattern]
 ) -> dict[str, Any]:
-    """The diagnosis of an end; ``ended`` has its reason and the evidence for it, as the status and the report do.
+    """Build the diagnosis of a failure.
 
-    ``errors`` are the error patterns of all jobs.
+    ``ended`` has the exit reason and evidence as in the status and the report; ``errors`` are the error patterns of all
+    jobs.
     """
     return _build("failure", files, moment, {"exit": _exit(files, ended)}, errors)
 
@@ -136,7 +137,7 @@ def build_failure_diagnosis(
 def build_stall_diagnosis(
     files: RunFilesView, moment: NodeSituation, since: float | None, errors: Sequence[Pattern]
 ) -> dict[str, Any]:
-    """The diagnosis of a worker that runs and has made no progress ``since`` then."""
+    """Build the diagnosis of a running worker without progress ``since`` this time."""
     return _build("stall", files, moment, {"since": since}, errors)
 
 
@@ -168,7 +169,7 @@ def _build(
     if "phase" in files.state:
         body["job"]["phase"] = files.state["phase"]
     body = redact_all(body)
-    body["logs"] = [_log(log) for log in files.logs]  # redacted as texts, since a secret may have several lines
+    body["logs"] = [_log(log) for log in files.logs]  # redacted as texts, since a secret may span several lines
     return _fitted(body)
 
 
@@ -200,13 +201,13 @@ def _exit(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_this_run(own: Mapping[str, Any], files: RunFilesView) -> dict[str, Any]:
-    """The entry of a worker without what the run after it does to GPUs."""
+    """Entry of a worker, without the GPU values if they are of a later run."""
     kept = own.get("restarts") == files.restart
     return {key: value for key, value in own.items() if kept or not key.startswith("gpu_") or key == "gpu_plan"}
 
 
 def _process(own: Mapping[str, Any], files: RunFilesView, details: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was last known of the process, as far as it is about this run of the worker."""
+    """Last known facts of the process, limited to this run of the worker."""
     found: dict[str, Any] = {}
     if own.get("restarts") == files.restart:
         found |= {key: own[key] for key in ("pid", "gpus", "found_by") if own.get(key) is not None}
@@ -225,7 +226,10 @@ def _peer(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_error(logs: Sequence[LogEndView], errors: Sequence[Pattern]) -> dict[str, Any] | None:
-    """The most telling last error of all logs: one with a traceback before others, of two alike the later log's."""
+    """The most informative last error of all logs.
+
+    A certain error comes first, then one with a traceback, then the later log.
+    """
     best: tuple[tuple[bool, bool], LogEndView, LogError] | None = None
     for log in logs:
         error = last_error(log.text, errors)
@@ -261,7 +265,7 @@ def _log(log: LogEndView) -> dict[str, Any]:
 
 
 def _fitted(body: dict[str, Any]) -> dict[str, Any]:
-    """The body within its size: stacks and logs are halved until it is."""
+    """The body within `MOST_JSON_BYTES`: stacks, peers and logs are halved until it fits."""
     while len(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")) > MOST_JSON_BYTES:
         if not any(log["lines"] for log in body["logs"]) and not body["stacks"] and not body["peers"]:
             break
@@ -274,7 +278,7 @@ def _fitted(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def render_diagnosis(body: Mapping[str, Any]) -> str:
-    """The diagnosis for people: what has happened first, the ends of the logs last."""
+    """Render the diagnosis for people: the failure first, the log ends last."""
     for lines in (LOG_LINES, 50, 25, 10, 5):
         text = "\n".join(_text(body, lines)) + "\n"
         if len(text.encode("utf-8", "replace")) <= MOST_TEXT_BYTES:
@@ -353,7 +357,7 @@ def _section(title: str, lines: "Iterator[str] | Sequence[str]") -> Iterator[str
 
 
 def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each value that is known, or for each of its entries."""
+    """One line for each known value or entry."""
     for key, value in values.items():
         if value is None or value == [] or value == {}:
             continue
@@ -365,7 +369,7 @@ def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(key: str, value: Any) -> str:
-    """One value as people read it, by what its key says it is."""
+    """One value in readable form, with the unit that its key implies."""
     if key == "oom_victims" and isinstance(value, Mapping):
         return ", ".join(f"pid {pid} at {_clock(moment)}" for pid, moment in value.items())
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Writes down what is known about a worker when it fails or stalls: tomorrow nobody can look any more."""
+"""Writes a diagnosis when a worker fails or stalls, while its processes and files can still be read."""
 
 import errno
 import logging
@@ -27,7 +27,7 @@ from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_
 from exporter.workers.exit_reason import CONSEQUENCES
 
 LOOK_S = 1.0
-STACK_PEERS = 4  # workers of this node, beside the one that failed, whose stacks are taken
+STACK_PEERS = 4  # other workers of this node whose stacks are read
 STACKS_OF_WORKER = 2
 STACKS_TIMEOUT_S = 2.0
 
@@ -39,10 +39,9 @@ Build = Callable[[RunFiles, NodeSituation], dict[str, Any]]
 
 
 class DiagnosticsCollector:
-    """Looks at the status of its own sidecar for workers that have failed or stalled.
+    """Finds workers that failed or stalled in the status of its own sidecar.
 
-    It is not in the list of collectors: it shows no series, and the run directory that it writes to
-    may hang without holding the last values of the others.
+    It is not one of `COLLECTORS`: it has no series, and it writes to a run directory that may hang.
     """
 
     name = "diagnostics"
@@ -53,16 +52,15 @@ class DiagnosticsCollector:
         self._context = context
         self._status = status
         self._tasks = {task.rank: task for task in context.tasks}
-        self._courses: dict[tuple[int, int], RecentSamples] = {}
-        """By rank and restart."""
+        self._courses: dict[tuple[int, int], RecentSamples] = {}  # by rank and restart
         self._details: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._done: set[tuple[int, int]] = set()
+        # Restart and last progress of each stalled worker, by rank.
         self._stalls: dict[int, tuple[int, float | None]] = {}
-        """Restart and last progress of each worker that has stalled, by rank."""
         self._full = False
 
     def read(self) -> int:
-        """One look; gives the number of diagnoses written so far."""
+        """Diagnose new failures and stalls; return the number of failed runs diagnosed so far."""
         status = self._status()
         now = float(status["time"])
         fresh = []
@@ -88,7 +86,7 @@ class DiagnosticsCollector:
         self._courses[run].add(now, entry, status["memory"], status.get("gpus") or {})
 
     def _new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, Build]]:
-        """Runs of a worker that have failed or stalled since the last look, with what builds their diagnosis."""
+        """Runs that failed or stalled since the last read, each with its diagnosis builder."""
         for ended in entry["exits"]:
             run = task.rank, int(ended["restart"])
             if run not in self._done and ended["reason"] not in CONSEQUENCES:
@@ -110,12 +108,12 @@ class DiagnosticsCollector:
             moment = NodeSituation(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
             body = build(files, moment)
             if not course and has_diagnosis(self._context.manifest.run_dir, body):
-                continue  # by an earlier sidecar, which knew the minutes before
+                continue  # by an earlier sidecar, which had the samples before the end
             found.append((files, moment, build))
             self._write(body)
         if not found or not with_stacks:
             return
-        # first of all the files: taking stacks takes seconds, which a node that is being stopped may not have
+        # Write all files first: stacks take seconds, which a stopping node may not have.
         stacks = self._stacks(status, {task.rank for task, _, _ in fresh})
         for files, moment, build in found:
             self._write(build(files, NodeSituation(now, status, moment.course, moment.details, stacks)))
@@ -128,7 +126,7 @@ class DiagnosticsCollector:
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
     def _stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
-        """Of what is left of these workers, and of some others that still run."""
+        """Python stacks of what is left of these workers, and of some running peers."""
         proc, job_id = self._context.proc, self._context.identity.job_id
         wanted: dict[int, str] = {}
         others = 0
@@ -150,7 +148,7 @@ class DiagnosticsCollector:
         return {wanted[pid]: text for pid, text in found.items()}
 
     def _is_here(self, task: Task, entry: Mapping[str, Any]) -> bool:
-        """Whether the pid of a worker is its pid here too, and not another process of another pid namespace."""
+        """Whether the recorded pid is this worker in our pid namespace, not an unrelated process."""
         identity = self._context.identity
         name = run_files.record_name(task.worker, task.rank, identity.attempt, int(entry["restarts"]))
         record = run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json")
@@ -167,7 +165,7 @@ class DiagnosticsCollector:
             self._full = self._full or full
 
     def render(self, snapshot: int, out: Samples) -> None:
-        """Nothing: what it finds is in files."""
+        """Render nothing: the diagnoses are files."""
 
     def describe(self, snapshot: int, status: NodeStatus) -> None:
-        """Nothing to add."""
+        """Add nothing."""

@@ -1,12 +1,12 @@
-"""Files that a diagnosis is made of, and the files that hold it.
+"""Reads the files for a diagnosis, and writes the diagnosis.
 
     files = read_run_files(manifest, task, node, attempt, restart)
-    body = derive.diagnostics.build_failure(files, moment, ended)
-    write_diagnostics(manifest.run_dir, body, derive.diagnostics.render(body))
+    body = build_failure_diagnosis(files, moment, ended, errors)
+    write_diagnosis(manifest.run_dir, body, render_diagnosis(body))
 
-``diagnostics/{worker}.json`` and ``.txt`` are of the worker's latest failure. What would be overwritten stands,
-or is kept, under ``{worker}_rank{rank}_r{restart}``, with ``_a{attempt}`` after a requeue; a worker of several
-ranks has both from the beginning, since its ranks may be on several nodes. A stall has ``_stall`` at the end.
+``diagnostics/{worker}.json`` and ``.txt`` describe the worker's latest failure. Before they are overwritten, they are
+renamed to ``{worker}_rank{rank}_r{restart}``, with ``_a{attempt}`` after a requeue. A worker with several ranks always
+has both names, since its ranks may be on several nodes. The names of a stall end in ``_stall``.
 """
 
 import errno
@@ -22,33 +22,33 @@ from exporter.logs.places_reader import log_paths, run_suffix
 
 MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
-MOST_COUNTED_BYTES = 8 << 20  # lines before the end of a log are counted where there are no more bytes than this
-SMALL_TEXT_BYTES = 4096  # tried where a disk has no room for more
+MOST_COUNTED_BYTES = 8 << 20  # lines before the log's end are counted only up to this size
+SMALL_TEXT_BYTES = 4096  # written if the disk has no room for more
 
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of one log, beginning with a whole line where it has several."""
+    """The end of one log, from the start of a line if it has several."""
 
-    name: str  # relative to the run directory, if it is there
+    name: str  # relative to the run directory, if inside it
     size_bytes: int
     text: bytes
-    start: int  # byte of the file at which the text begins
-    lines_before: int | None  # lines of the file before the text; None when there is too much to count
+    start: int  # offset of the text in the file
+    lines_before: int | None  # lines of the file before the text; None if too large to count
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What one run of a task has left in the run directory so far."""
+    """Files of one run of a task in the run directory so far."""
 
     worker: str
     role: str
     rank: int
-    ranks: int  # ranks of its worker
+    ranks: int  # of its worker
     node: str
     attempt: int
     restart: int
-    start: Mapping[str, Any]  # start record; empty without one, as the next two
+    start: Mapping[str, Any]  # start record; empty if missing, like the next two
     ended: Mapping[str, Any]
     state: Mapping[str, Any]
     logs: tuple[LogEnd, ...]
@@ -57,7 +57,7 @@ class RunFiles:
 def read_run_files(
     manifest: Manifest, task: Task, node: str, attempt: int, restart: int, more_logs: Iterable[Path] = ()
 ) -> RunFiles:
-    """The records, the state of the job and the ends of the logs of one run: the task's own and then ``more_logs``."""
+    """Read the records, the job state and the log ends of one run; ``more_logs`` follow the task's own."""
     stem = str(
         manifest.run_dir / run_files.WORKERS_DIR / run_files.record_name(task.worker, task.rank, attempt, restart)
     )
@@ -79,9 +79,9 @@ def read_run_files(
 
 
 def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
-    """The end of a log, or None when it cannot be read."""
+    """Read the end of a log; None if unreadable."""
     try:
-        # a FIFO at this path must not block
+        # A FIFO at this path must not block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
@@ -90,7 +90,7 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
         start = max(0, size - MOST_LOG_BYTES)
         text = os.pread(fd, MOST_LOG_BYTES, start)
         if start:
-            # half a line may begin in the middle of a secret, where nothing tells what it is
+            # Skip the partial first line: it could be the unrecognizable rest of a secret.
             gap = next((gap for gap in (b"\n", b"\r", b" ") if gap in text), b"")
             begin = text.find(gap) + len(gap)
             start, text = start + begin, text[begin:]
@@ -104,16 +104,15 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
 
 
 def has_diagnosis(run_dir: Path, body: Mapping[str, Any]) -> bool:
-    """Whether a diagnosis of the same end, or of the same stall, is there; ``body`` needs no more than the names."""
+    """Whether a diagnosis of the same end or stall exists; ``body`` needs only the identifying keys."""
     folder = run_dir / run_files.DIAGNOSTICS_DIR
     return any(_same(run_files.read_json(folder / f"{stem}.json"), body) for stem in (_own_stem(body), _stem(body)))
 
 
 def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
-    """Write a diagnosis; false when there is one of the same end that says more.
+    """Write a diagnosis; false if a richer one of the same end exists.
 
-    Raises OSError where it cannot be written; the text is written first, and as its beginning
-    alone where there is no room for all of it.
+    The text is written first, and shortened if the disk is full. Raises OSError if nothing can be written.
     """
     folder = run_dir / run_files.DIAGNOSTICS_DIR
     folder.mkdir(exist_ok=True)
@@ -126,7 +125,7 @@ def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
         stems = [own, stem]
     if latest is not None and _own_stem(latest) != own:
         if _moment(latest) > _moment(body):
-            stems = [own]  # an older end, told late
+            stems = [own]  # an older end, reported late
         else:
             stems = [own, stem]
             _keep(folder, stem, _own_stem(latest))
@@ -137,7 +136,7 @@ def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
 
 
 def _keep(folder: Path, stem: str, own: str) -> None:
-    """Give what is under ``stem`` its own name, unless that is there already."""
+    """Rename the files under ``stem`` to ``own``, unless those exist."""
     for suffix in ("txt", "json"):
         if not (folder / f"{own}.{suffix}").exists():
             try:
@@ -163,7 +162,7 @@ def _same(old: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
 
 
 def _richness(body: Mapping[str, Any] | None) -> int:
-    """How much it holds that is known only at the moment itself."""
+    """Amount of data that was available only at the time of the end."""
     return sum(len(body.get(name) or ()) for name in ("course", "stacks")) if body is not None else -1
 
 
@@ -175,7 +174,7 @@ def _moment(body: Mapping[str, Any]) -> float:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Replace a text in one step, as ``run_files.write_json`` does."""
+    """Replace a text atomically, as ``run_files.write_json`` does."""
     whole = text.encode("utf-8", "replace")
     try:
         _replace(path, whole)

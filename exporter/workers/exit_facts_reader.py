@@ -1,4 +1,4 @@
-"""What the kernel's log and the GPU driver say of a worker that has ended, as fields of a record."""
+"""Facts from the kernel log and the GPU driver about a worker that ended, as fields of its record."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -9,22 +9,21 @@ from exporter.gpus.analysis.blame import FaultAttribution, GpuError, WorkerGpuRe
 from exporter.gpus.records import GpuState
 from exporter.machine.kernel_log import KernelEvent, KernelXid, OomVictim
 
-LAST_LOOK_S = 0.5
-"""How long the look at the GPUs may take that an end calls for: one that was lost just now is not known to be yet."""
+LAST_LOOK_S = 0.5  # time for the read of the GPUs at an end: a GPU lost just now may not be known yet
 
 
 def oom_exit_facts(context: CollectorContext, pids: Collection[int], since: float) -> dict[str, Any]:
-    """Whether one of these processes was killed for lack of memory, as the kernel's log says."""
+    """Whether the OOM killer killed one of these processes, according to the kernel log."""
     victims = [event.what.pid for event in _kernel_events(context, since) if isinstance(event.what, OomVictim)]
     victim = next((pid for pid in reversed(victims) if pid in pids), None)
     return {} if victim is None else {"oom_victim": f"its process {victim} was killed for lack of memory"}
 
 
 def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int], since: float) -> dict[str, Any]:
-    """Errors of a worker's GPUs since a moment, as driver and kernel's log tell them, and which of them are lost.
+    """GPU errors of a worker since a time, from driver and kernel log, and its lost GPUs.
 
-    The log names a process, often, and is not always to be read. What a program has done wrong is the worker's where
-    that is named, or where nobody else was on that GPU.
+    The log often names a process, but is not always readable. A program's error is the worker's if it is named, or if
+    no other process was on that GPU.
     """
     told = [
         GpuError(event.time, what.code, pci=what.pci, pid=what.pid, gpu_instance=what.gpu_instance)
@@ -46,9 +45,9 @@ def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int],
 
 
 def _lost(context: CollectorContext, task: Task) -> Mapping[str, tuple[float, str]]:
-    """GPUs that are lost, by UUID, since when, and what the driver says.
+    """Lost GPUs by UUID: since when, and the driver's words.
 
-    None at the first look at the workers: an end of before says nothing of GPUs that are lost by now.
+    Empty at the first read of the workers: an end before it has nothing to do with GPUs lost now.
     """
     board, host = context.board, context.gpus
     if board.gpus is None or host is None or task.rank not in board.pids:
@@ -66,11 +65,10 @@ def _kernel_events(context: CollectorContext, since: float) -> list[KernelEvent]
 
 
 def _gpus(context: CollectorContext, task: Task) -> Iterator[WorkerGpuRelation]:
-    """The GPUs of this node as the last look has found them."""
+    """GPUs of this node as of the last read."""
     board = context.board
     states = board.gpus.gpus if board.gpus is not None else ()
-    planned: dict[str, set[int]] = {}
-    """By UUID the ranks to which the plan gives a GPU; to whom it gives a MIG instance it gives a part of its GPU."""
+    planned: dict[str, set[int]] = {}  # ranks that the plan gives a GPU, by UUID; a MIG instance counts for its GPU too
     parents = {state.gpu.uuid: state.gpu.parent for state in states}
     for other in context.tasks:
         for uuid in (board.gpu_positions[at] for at in other.gpus if at in board.gpu_positions):
@@ -90,8 +88,8 @@ def _gpus(context: CollectorContext, task: Task) -> Iterator[WorkerGpuRelation]:
 
 
 def _knows_foreign_processes(state: GpuState, board: Board) -> bool:
-    """Whether all that are on a GPU were looked at: on the job's own alone.
+    """Whether all processes on a GPU were read, which is so only on the job's own GPUs.
 
-    A divided GPU is none of these, and others may have parts of it that are not seen here.
+    Not for a MIG GPU: others may use parts that are not visible here.
     """
     return state.gpu.uuid in board.own_gpus and state.gpu.uuid in board.gpu_users and state.processes is not None

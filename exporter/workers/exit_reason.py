@@ -1,4 +1,4 @@
-"""Why a worker ended: from evidence to a reason, and never further than the evidence goes."""
+"""Find the reason of a worker's end, and claim no more than the evidence supports."""
 
 import re
 import signal
@@ -24,10 +24,10 @@ REASONS = (
     "node_failure",
     "launch_failed",
     "killed_unknown",
-)  # every exit reason, in the order in which the documentation lists them
+)  # all exit reasons, in the order of the documentation
 
+# Reasons that are not the cause of a job's failure.
 CONSEQUENCES = frozenset({"completed", "terminated_peer", "time_limit", "preempted", "cancelled"})
-"""Reasons that are nobody's fault: not the cause of a job's failure."""
 
 _CRASHES = {
     signal.SIGSEGV,
@@ -38,63 +38,59 @@ _CRASHES = {
     signal.SIGSYS,
     signal.SIGTRAP,
 }
-CLOCK_SKEW_S = 5.0  # difference that the clocks of two nodes may have
+CLOCK_SKEW_S = 5.0  # most that the clocks of two nodes differ
 _ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
 _KILLS = _CRASHES | _ASKS_TO_END | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
+# A shell reports these signals as 128 + number; other statuses above 128 are the program's own.
 _KILLS |= {signal.SIGUSR1, signal.SIGUSR2}
-"""Signals that a shell tells as 128 and their number; other statuses above 128 are a program's own."""
-SIGNAL_COUNTS_S = 600.0
-"""How long before an end a signal from outside may be its reason: one that a worker has lived with is none."""
-DISK_FULL_BYTES = 1 << 20  # less than this left is a full disk: a log cannot say so, since it could not be written
+SIGNAL_COUNTS_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
+DISK_FULL_BYTES = 1 << 20  # with less free space the disk is full, and the log could not be written
+# Log classes that are reasons, causes before their consequences.
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
-"""Log classes that are reasons, those that lead to others first."""
-GPU_XID = "gpu_xid"  # log class of what the driver says of a GPU; whether the device is at fault is in the line itself
-PEER_LOST = "peer_lost"
-"""Log class of a worker that has lost another one: a consequence when there was an earlier failure."""
+GPU_XID = "gpu_xid"  # log class of driver messages about a GPU; the line itself shows whether the device is at fault
+PEER_LOST = "peer_lost"  # log class of a lost peer: a consequence if another worker failed earlier
+# A GPU fault may cause an end this much later, and the kernel may report it this much after the end.
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
-"""How long before an end a GPU fault may be its cause, and how much later the kernel may say so."""
-PEER_WINDOW_S = 60.0
-"""How long after the failure of a peer a lost connection, or a SIGTERM from nowhere, counts as its consequence."""
-LIMIT_OVERRUN_S = 300.0  # how late Slurm may be: it looks every half minute, and sites allow some overrun
-TIME_LIMIT_MARGIN_S = 60.0  # Slurm warns, signals and kills around the limit, OverTimeLimit and KillWait included
+PEER_WINDOW_S = 60.0  # a lost connection or unexplained SIGTERM this soon after a peer's failure is its consequence
+LIMIT_OVERRUN_S = 300.0  # how late Slurm may be: it checks every 30 s, and sites allow some overrun
+TIME_LIMIT_MARGIN_S = 60.0  # Slurm warns, signals and kills around the limit, including OverTimeLimit and KillWait
 
 
 @dataclass(frozen=True)
 class JobStop:
-    """The launcher's notice that it is ending the job: the reason that workers inherit, why, and when."""
+    """The launcher's notice that it is ending the job, with the reason that workers inherit."""
 
     reason: str
     cause: str
     time: float
-    rank: int | None = None
-    """Rank and run of the worker whose end has led to the stop, if one has: its end is no consequence of it."""
+    rank: int | None = None  # rank and run of the worker that caused the stop; its own end is no consequence
     restart: int | None = None
+    # Failed nodes, if they are the reason. Their workers failed with them; all other ends are consequences.
     nodes: tuple[str, ...] = ()
-    """Nodes that have failed, if that is why: what ran there failed with them, all else is a consequence."""
 
     def follows_from(self, rank: int, restart: int) -> bool:
-        """Whether this run of a worker is what the job is being stopped for."""
+        """Whether this run of a worker caused the stop."""
         return (self.rank, self.restart) == (rank, restart)
 
 
 @dataclass(frozen=True)
 class _GpuIncident:
-    """Something that has met a GPU of the worker, and when that was told."""
+    """Something that happened to a GPU of the worker, and when it was reported."""
 
     time: float
 
     def is_near(self, end: float | None) -> bool:
-        """Whether it may be the cause of an end at this moment; of one whose moment is not known it may."""
+        """Whether it may have caused an end at this time; true if the time is unknown."""
         return self.is_before(end) and (end is None or end - self.time <= FAULT_BEFORE_S)
 
     def is_before(self, end: float | None) -> bool:
-        """Whether it was there when the worker ended, however long before."""
+        """Whether it happened before the end, at any distance."""
         return end is None or self.time - end <= FAULT_AFTER_S
 
 
 @dataclass(frozen=True)
 class GpuFault(_GpuIncident):
-    """An error that the driver or the kernel reported about a GPU that the worker uses (an NVIDIA Xid)."""
+    """An NVIDIA Xid that driver or kernel reported for a GPU of the worker."""
 
     xid: int
     words: str
@@ -102,13 +98,13 @@ class GpuFault(_GpuIncident):
 
 @dataclass(frozen=True)
 class LostGpu(_GpuIncident):
-    """A GPU that the worker uses was seen to be lost, or to need a reset, and still was so when it ended."""
+    """A GPU of the worker that was lost, or needed a reset, and still did when the worker ended."""
 
     gpu: str
-    words: str  # the driver's
+    words: str  # from the driver
 
     def told(self, end: float | None) -> str:
-        """In words, by the end of the worker."""
+        """Describe the loss relative to the end of the worker."""
         if end is None:
             return f"{self.gpu} was lost: {self.words}"
         if self.time > end:
@@ -123,11 +119,11 @@ _DEVICE_WORDS = re.compile(
 
 @dataclass(frozen=True)
 class LogEvidence:
-    """What the end of a worker's log says. ``classes`` are names of error patterns that nothing has followed."""
+    """Evidence from the end of a worker's log; ``classes`` are error patterns with no progress after them."""
 
     classes: tuple[str, ...] = ()
-    line: str | None = None  # the decisive line: `RuntimeError: shape mismatch`
-    place: str | None = None  # where it stands, for people
+    line: str | None = None  # decisive line, such as `RuntimeError: shape mismatch`
+    place: str | None = None  # its source and file, for people
 
 
 @dataclass(frozen=True)
@@ -141,46 +137,45 @@ class FailedPeer:
 
 @dataclass(frozen=True)
 class ExitEvidence:
-    """What is known about one end. ``code`` and ``signal`` are both None when nobody knows the status."""
+    """Facts about one end; ``code`` and ``signal`` are both None if the status is unknown."""
 
     code: int | None = None
     signal: int | None = None
     core: bool = False
     end: float | None = None
-    source: str = "wrapper"  # who tells the status: its parent, or the kernel when there is no (more) wrapper
-    attached: bool = False  # whether the job was started by others, so that there never was a wrapper
+    source: str = "wrapper"  # who reported the status: the wrapper, or the kernel if there was none or it was lost
+    attached: bool = False  # whether others started the job, so that there was no wrapper
     launch_error: str | None = None
-    oom_kills: int | None = None  # kills by the kernel's OOM killer in the worker's own cgroup during its life
-    oom_victim: str | None = None  # the kernel log's words when it names a process of the worker as a victim
-    forwarded: tuple[int, ...] = ()  # signals that reached the wrapper from outside before the worker ended
-    wrapper: str | None = None  # how the wrapper ended that left no record
+    oom_kills: int | None = None  # OOM kills in the worker's own cgroup during this run
+    oom_victim: str | None = None  # words of the kernel log, if it names a process of the worker as a victim
+    forwarded: tuple[int, ...] = ()  # signals from outside that reached the wrapper before the end
+    wrapper: str | None = None  # how the wrapper ended, if it left no record
     log: LogEvidence = LogEvidence()
     gpu_faults: tuple[GpuFault, ...] = ()
     gpu_losses: tuple[LostGpu, ...] = ()
-    disk_available_bytes: int | None = None  # space that was left in the run directory when it ended
+    disk_available_bytes: int | None = None  # free space in the run directory at the end
     stop: JobStop | None = None
-    node: str | None = None  # where it ran
+    node: str | None = None
     peer: FailedPeer | None = None  # the first other worker that failed
-    job_end: float | None = None  # time limit of the job as a moment
-    survivors: int = 0  # processes of the worker that were still there after its end
-    service: bool = False  # whether it had to serve until it is told to end
+    job_end: float | None = None  # when the job reaches its time limit
+    survivors: int = 0  # processes of the worker that outlived it
+    service: bool = False  # whether it had to serve until asked to end
 
 
 @dataclass(frozen=True)
 class ExitReason:
-    """A reason with the evidence for it, as words."""
+    """An exit reason, with its evidence in words."""
 
     reason: str
     evidence: tuple[str, ...]
 
 
 def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
-    """The reason of one end.
+    """Find the reason of one end.
 
-    The order matters: a clean exit is a clean exit whatever else happened; an end that somebody
-    above asked for is not the worker's fault; what the kernel says outranks what the log says,
-    and the log what the bare status says. A GPU's error outranks the log where no program goes on after it.
-    So does the loss of a GPU, which is told whatever the reason of a failure is.
+    The order matters. A clean exit comes first, then an end that was requested from above. The kernel outranks the log,
+    and the log outranks the bare status. A GPU error outranks the log if no program survives it, and so does the loss
+    of a GPU. A loss is reported as evidence with every failure.
     """
     judged = _reason_with_log(evidence)
     if judged.reason in ("completed", "launch_failed"):
@@ -190,12 +185,12 @@ def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
 
 
 def needs_log_evidence(evidence: ExitEvidence) -> bool:
-    """Whether the verdict asks what the log says: to read the end of one takes some 10 ms, and a job may have 512."""
+    """Whether the reason depends on the log. Reading one log end takes 10 ms, and a job may have 512."""
     return _reason_without_log(evidence) is None
 
 
 def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
-    """The verdict on a start that has failed, a clean exit, and an end that was asked for; None for all others."""
+    """Reason of a failed start, a clean exit or a requested end; None for all others."""
     facts = [_status_words(evidence)]
     if evidence.launch_error:
         return ExitReason("launch_failed", (evidence.launch_error,))
@@ -215,7 +210,7 @@ def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
 
 
 def _number_of(evidence: ExitEvidence) -> int | None:
-    """The signal it died of, also where a shell between us and the program says that as 128 and its number."""
+    """Signal that killed it, also if a shell in between reported 128 + number."""
     code = evidence.code
     if evidence.signal is None and code is not None and code - 128 in _KILLS:
         return code - 128
@@ -223,7 +218,7 @@ def _number_of(evidence: ExitEvidence) -> int | None:
 
 
 def _signals_to_end(evidence: ExitEvidence) -> tuple[int, ...]:
-    """Those from outside that ask for the end, whatever status they led to; another one only if it died of it."""
+    """Signals from outside that request the end, whatever its status, and the signal that killed it."""
     number = _number_of(evidence)
     return tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
 
@@ -256,21 +251,21 @@ def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
 
 
 def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | None:
-    """The reason of a teardown that reached this worker.
+    """Reason of a teardown that reached this worker, as (reason, words).
 
-    It goes through the wrapper: that has passed a signal on, or was itself killed at the deadline
-    and could not tell the status.
+    The wrapper passed a signal on, or was itself killed at the deadline and left no record.
     """
     stop = evidence.stop
     if stop is None or (evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S):
-        return None  # it had ended long before
+        return None  # it ended long before the stop
     no_record = evidence.source != "wrapper" or (evidence.code is None and evidence.signal is None)
     if forwarded or no_record:
         if evidence.node in stop.nodes:
             return "node_failure", stop.cause
         if stop.reason == "completed":
             return ("completed" if evidence.service else "terminated_peer"), f"the job was over: {stop.cause}"
-        # whoever was not ready in time, it was not for those that ran; and a node that could still tell has not failed
+        # A service that was not ready in time is not the failure of running workers. A node that still reports has not
+        # failed.
         not_its_own = stop.reason == "launch_failed" or (stop.reason == "node_failure" and not no_record)
         reason = "terminated_peer" if not_its_own else stop.reason
         return reason, f"the job was being stopped: {stop.cause}"
@@ -278,9 +273,10 @@ def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | 
 
 
 def _kernel_evidence(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str] | None:
-    """What the kernel says. A control group may be shared, or a child have been killed long before.
+    """Reason according to the kernel, as (reason, words).
 
-    So its count explains an end by SIGKILL, or one about which the log says nothing else.
+    A cgroup may be shared, and a child may have been killed long before. So its OOM count explains only a SIGKILL, or
+    an end that the log does not explain.
     """
     log = evidence.log
     otherwise = _has_reason(log) or (log.line is not None and "kill" not in log.line.lower())
@@ -302,9 +298,9 @@ def _has_reason(log: LogEvidence) -> bool:
 
 
 def _device_fault(evidence: ExitEvidence) -> str | None:
-    """An error of a GPU that explains an end about which the log says nothing.
+    """A GPU error that explains an end without an error in the log.
 
-    It need not have ended the program, unless that could not go on after it: then it may also have hung for long.
+    A fatal error may be much older than the end, since the program may have hung. Other errors must be near the end.
     """
     if evidence.log.line is not None or _has_reason(evidence.log):
         return None
@@ -313,7 +309,7 @@ def _device_fault(evidence: ExitEvidence) -> str | None:
 
 
 def _earlier_fault(evidence: ExitEvidence) -> str | None:
-    """An error of a GPU in the worker's life after which no program goes on, or its loss: what hangs ends late."""
+    """A GPU loss or a fatal GPU error at any time before the end: a hanging program ends late."""
     for fault in evidence.gpu_faults:
         if (reason := fatal_xid_text(fault.xid)) and fault.is_before(evidence.end):
             earlier = "" if evidence.end is None else f", {max(0.0, evidence.end - fault.time):.0f} s before its end"
@@ -323,7 +319,7 @@ def _earlier_fault(evidence: ExitEvidence) -> str | None:
 
 
 def _program_fault(evidence: ExitEvidence) -> str | None:
-    """The driver's word for what the program did to a GPU; what only follows from that is left out."""
+    """The driver's report of what the program did wrong on a GPU, without follow-up errors."""
     for fault in evidence.gpu_faults:
         if fault.xid in BLAMED_ON_PROGRAMS and fault.is_near(evidence.end):
             return f"{fault.words}: {xid_meaning(fault.xid)}, by the program"
@@ -331,7 +327,7 @@ def _program_fault(evidence: ExitEvidence) -> str | None:
 
 
 def _log_evidence(evidence: ExitEvidence) -> tuple[str, ...] | None:
-    """A reason, and words for it."""
+    """Reason according to the log, with words for it."""
     log, peer = evidence.log, evidence.peer
     after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
     if PEER_LOST in log.classes and peer is not None and after_a_peer:
@@ -346,7 +342,7 @@ def _log_evidence(evidence: ExitEvidence) -> tuple[str, ...] | None:
 
 
 def _blames_the_device(log: LogEvidence) -> bool:
-    """Whether the decisive line is of a GPU that is at fault, not of a program at fault on it."""
+    """Whether the decisive line blames the GPU, not the program on it."""
     found = _DEVICE_WORDS.search(log.line or "") if GPU_XID in log.classes else None
     return found is not None and (found["xid"] is None or blames_device(int(found["xid"])))
 
@@ -359,7 +355,7 @@ def _disk_evidence(evidence: ExitEvidence) -> tuple[str, str] | None:
 
 
 def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -> ExitReason:
-    """A kill that no evidence of its own explains."""
+    """Reason of a kill without evidence of its own."""
     peer = evidence.peer
     if (
         evidence.wrapper is None
@@ -386,7 +382,7 @@ def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -
 
 
 def _ended_from_outside(evidence: ExitEvidence, facts: tuple[str, ...]) -> ExitReason:
-    """Somebody has asked it to end, and nobody has said why: the moment may tell."""
+    """Reason of an end that an unknown sender requested: its time may show the time limit."""
     if _at_the_limit(evidence):
         return ExitReason("time_limit", (*facts, "the time limit was reached"))
     return ExitReason("cancelled", facts)
@@ -396,7 +392,8 @@ def _at_the_limit(evidence: ExitEvidence) -> bool:
     end, limit = evidence.end, evidence.job_end
     if end is None or limit is None:
         return False
-    return limit - TIME_LIMIT_MARGIN_S <= end <= limit + LIMIT_OVERRUN_S  # a job that outlives it was given more time
+    # A job that outlives this had its limit extended.
+    return limit - TIME_LIMIT_MARGIN_S <= end <= limit + LIMIT_OVERRUN_S
 
 
 def _log_words(evidence: ExitEvidence) -> tuple[str, ...]:
@@ -413,7 +410,7 @@ def _status_words(evidence: ExitEvidence) -> str:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; the number as text when it has no name."""
+    """Name of a signal, such as ``SIGKILL`` for 9, or its number as text if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -421,13 +418,13 @@ def signal_name(number: int) -> str:
 
 
 def first_failure(ends: Sequence[tuple[float, str]]) -> int | None:
-    """Index of the first failure in time among (end, reason); the rest are its consequences."""
+    """Index of the earliest failure among (end, reason), or None; the others are consequences."""
     failures = [(end, index) for index, (end, reason) in enumerate(ends) if reason not in CONSEQUENCES]
     return min(failures)[1] if failures else None
 
 
 def parse_job_stop(state: Mapping[str, Any]) -> JobStop | None:
-    """The notice in a ``state.json``, or None while the job is not being stopped."""
+    """Parse the notice in ``state.json``; None while the job is not being stopped."""
     stop = state.get("stop")
     if not isinstance(stop, dict):
         return None
@@ -446,7 +443,7 @@ def parse_job_stop(state: Mapping[str, Any]) -> JobStop | None:
 
 
 def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence:
-    """The evidence in an exit record, together with what is known ``beside`` it (fields of Evidence)."""
+    """Evidence from an exit record, with further fields of `ExitEvidence` in ``beside``."""
     return ExitEvidence(
         code=record.get("code"),
         signal=record.get("signal"),
@@ -468,7 +465,7 @@ def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence
 
 
 def _signals_that_count(record: Mapping[str, Any], stop: JobStop | None) -> Iterator[int]:
-    """Signals shortly before the end, or since the job was being stopped."""
+    """Signals shortly before the end or after the stop began."""
     end = record.get("end")
     since = float("-inf") if end is None else end - SIGNAL_COUNTS_S
     if stop is not None:

@@ -1,4 +1,4 @@
-"""What the ends of a worker's logs say about why it ended."""
+"""Evidence from the ends of a worker's logs about why it ended."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ _RECORD_END = re.compile(rb"[\r\n]")
 
 
 def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvidence:
-    """The words of a worker whose logs end with ``texts``, (name, text) each.
+    """Find the evidence in ``texts``, the (name, end) of each log.
 
-    Only what nothing has followed counts: an error that the work went on after has been got over.
-    Where a log ends with a last error, its own words count, not those of errors before it.
+    Only errors after the last progress count: the worker survived the others. If a log ends with a last error, only the
+    text of that error is matched.
     """
     classes: set[str] = set()
     chosen: tuple[bool, int, str, LogError] | None = None
@@ -31,7 +31,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
         found = engine.scan(words).errors
         classes |= set(found)
         if error is not None:
-            # one that also has a class is the more telling; of two alike the later log, which is that of errors
+            # An error with a class is more informative; of two equal ones the later log wins, which is the error log.
             rank = (error.certain, len(found), name, error)
             chosen = rank if chosen is None or rank[:2] >= chosen[:2] else chosen
     if chosen is None:
@@ -42,7 +42,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
 
 
 def _last_move(positions: Iterable[LogPosition]) -> int | None:
-    """Where the last record with a new position stands: a bar is drawn once more as it is torn down."""
+    """Offset of the last record with a new position: a progress bar is drawn again when it is torn down."""
     place, known = None, dict[tuple[str, int | None], tuple[int, int | None]]()
     for position in positions:
         key, value = (position.pattern, position.rank), (position.done, position.epoch)
@@ -52,7 +52,7 @@ def _last_move(positions: Iterable[LogPosition]) -> int | None:
 
 
 def _text_after_position(text: bytes, offset: int, progress: Sequence[Pattern]) -> bytes:
-    """What follows the position in the record at ``offset``: an error may stand in the line of a progress bar."""
+    """Text after the position in the record at ``offset``: an error may share the line of a progress bar."""
     ended = _RECORD_END.search(text, offset)
     record = text[offset : len(text) if ended is None else ended.start()]
     end = 0

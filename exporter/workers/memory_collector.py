@@ -1,4 +1,4 @@
-"""Memory of the job on this node, from its control group; whom the OOM killer took."""
+"""Memory of the job on this node, from its cgroup, and victims of the OOM killer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,26 +40,26 @@ PRESSURE = Family(
     kind="counter",
 )
 
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0  # the kernel sums up the whole tree of control groups for each look
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0  # every read makes the kernel sum up the whole cgroup tree
 LISTED_XIDS = 50
 
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """The job's cgroup on this node and its facts; None is not known."""
+    """The job's cgroup on this node and its facts; None if unknown."""
 
     cgroup: MemoryCgroup | None = None
     facts: CgroupMemory | None = None
     oom_kills: int | None = None
-    kmsg: str = "available"  # or why the kernel's log is not
+    kmsg: str = "available"  # or why the kernel log is not available
+    # Time of each OOM kill of a process of the job, by pid.
     oom_victims: Mapping[int, float] = field(default_factory=dict)
-    """When the OOM killer took a process of the job, by pid."""
-    xids: tuple[dict[str, Any], ...] = ()  # errors of this node's GPUs since the job's start
+    xids: tuple[dict[str, Any], ...] = ()  # errors of this node's GPUs since the start of the job
 
 
 @dataclass
 class _MemoryRun:
-    """One run of one worker: where its memory counts, and what its wrapper has said of kills there."""
+    """One run of one worker: its cgroup, and the OOM kills that its wrapper counted there."""
 
     task: Task
     restart: int
@@ -71,7 +71,7 @@ class _MemoryRun:
 
 @dataclass
 class _OomKillCount:
-    """Count of a cgroup of v1, whose last value stays when it is removed."""
+    """OOM kills of a v1 cgroup; the last count remains after its removal."""
 
     file: OpenCgroupFile
     count: int = 0
@@ -82,11 +82,11 @@ class _OomKillCount:
 
 
 class MemoryCollector:
-    """Memory of the nearest cgroup that holds this sidecar and the workers of this node.
+    """Memory of the smallest cgroup that contains this sidecar and the workers of this node.
 
-    Under Slurm that is the job's, on one machine the one that all were started in, and before a worker is known
-    the sidecar's own. When it is the root of the hierarchy it is the machine's and not the job's, and nothing is said.
-    A sidecar that was attached to a job of others stands elsewhere: then the workers alone say where the job is.
+    Under Slurm this is the job's cgroup, on one machine the one in which all were started. Before any worker is known
+    it is the sidecar's own. Nothing is reported for the root of the hierarchy, which is the machine. The sidecar of an
+    attached job is in another cgroup, so only the workers count.
     """
 
     name = "memory"
@@ -136,14 +136,14 @@ class MemoryCollector:
         )
 
     def _is_ours(self, victim: OomVictim) -> bool:
-        """Whether a victim was in the job's cgroup, or is a worker where an old kernel does not tell the cgroup."""
+        """Whether a victim was in the job's cgroup, or is a worker if an old kernel does not log the cgroup."""
         job = self._reader.cgroup.path if self._reader is not None else ""
         if victim.cgroup is not None and job:
             return f"{victim.cgroup}/".startswith(f"{job}/")
         return any(run.record.get("pid") == victim.pid for run in self._all_runs())
 
     def _follow_runs(self) -> None:
-        """Find runs that have left a record since the last look, and where those that still run are."""
+        """Find runs with a new record, and the cgroups of those that still run."""
         for task in self._context.tasks:
             runs = self._runs[task.rank]
             while (
@@ -190,10 +190,10 @@ class MemoryCollector:
         return self._reader.read()
 
     def _count(self, facts: CgroupMemory) -> int | None:
-        """OOM kills of the job on this node, which never fall.
+        """OOM kills of the job on this node; never falls.
 
-        v2 counts them for all cgroups below. In v1 each has those of its own processes alone, and the one of a step
-        is removed at the very moment its last process is killed: then the wrapper, which stood in it, has counted.
+        A v2 cgroup counts its whole subtree, a v1 cgroup only its own processes. The v1 cgroup of a step is removed
+        when its last process is killed; then the count of the wrapper, which ran in it, is used.
         """
         if self._own is None or facts.oom_kills is None:
             return None
@@ -209,7 +209,7 @@ class MemoryCollector:
             if run.cgroup is not None:
                 place = run.cgroup.directory
                 kernel = self._kills_of(run.cgroup)
-            else:  # never seen there: in a cgroup of its own if the others are, else in that of all
+            else:  # not found in time: its own cgroup if the other runs have their own, else the shared one
                 place = f"{run.task.rank} {run.restart}" if apart else own.directory
                 kernel = 0
             counts[place] = max(counts.get(place, 0), kernel, run.oom_kills)

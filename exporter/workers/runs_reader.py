@@ -1,4 +1,4 @@
-"""The runs of one worker, each followed from its start record to the verdict on its end."""
+"""The runs of one worker, from start record to exit reason."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,19 +29,19 @@ from exporter.workers.exit_reason import (
 )
 from exporter.workers.log_evidence import log_evidence
 
-NO_RECORD_GRACE_S = 3.0  # a process that is gone gets this long for its exit record to appear
-NOTICE_GRACE_S = 3.0  # an end by a signal from outside gets this long for the launcher's notice to appear
-STATUS_GRACE_S = 1.0  # how long the kernel may take to tell the status of a process that is not our child
+NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appear
+NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
+STATUS_GRACE_S = 1.0  # time for the kernel to report the status of a process that is not our child
 LOG_TAIL_BYTES = 64 * 1024
-DETAILS_EVERY_S = 30.0  # between two looks at what is dear: proportional memory, open files, context switches
-QUICK_END_S = 10.0  # a worker that ends as soon as this may have left itself running in the background
+DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
+QUICK_END_S = 10.0  # a worker that ends sooner may have moved itself into the background
 
-Tell = Callable[[float | None, str, str, Task, str], None]  # where events go: when, level, what, whose, detail
+Tell = Callable[[float | None, str, str, Task, str], None]  # sink of events: time, level, kind, task, detail
 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """One end of a worker, with its reason."""
+    """One end of a worker, with its exit reason."""
 
     restart: int
     code: int | None
@@ -53,7 +53,7 @@ class WorkerExit:
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """One worker at one look."""
+    """One worker at one read."""
 
     task: Task
     up: bool
@@ -79,18 +79,18 @@ class _WorkerRun:
     start: float | None = None
     start_ticks: int | None = None
     found_by: str | None = None
-    visible: bool = True  # whether its pid means anything here: not so in another pid namespace
+    visible: bool = True  # false in another pid namespace, where its pid means nothing
     session: int | None = None
     tree: ProcessTree | None = None
-    pids: frozenset[int] = frozenset()  # the worker and its descendants at the last look that found it
+    pids: frozenset[int] = frozenset()  # the worker and its descendants as last found
+    # Pid and start of the wrapper while it exists and may still write a record.
     wrapper: tuple[int, int | None] | None = None
-    """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
-    wrapper_told: bool = False  # whether the kernel tells of the wrapper's end
+    wrapper_told: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
     details: ProcessTreeDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
-    exit_seen: bool = False  # whether its exit record is there, also while its verdict waits for a notice
+    exit_seen: bool = False  # its exit record exists, though its reason may wait for a notice
     ended: WorkerExit | None = None
 
 
@@ -107,23 +107,23 @@ class WorkerRuns:
         self._pid_namespace = read_pid_namespace(context.proc)
 
     def failures(self) -> list[FailedPeer]:
-        """What its peers must know of its ends."""
+        """Ends of this worker, as evidence for its peers."""
         return [
             FailedPeer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None
         ]
 
     @property
     def pids(self) -> frozenset[int]:
-        """Processes of its latest run as last found; none once that has ended."""
+        """Processes of its latest run as last found; empty after that has ended."""
         return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
 
     def look(self, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool = True) -> None:
-        """Go on with every run that has not ended; ``peers`` are the failures of others so far.
+        """Update every run that has not ended; ``peers`` are the failures of other workers.
 
-        ``fresh`` tells whether records may have come since the last look.
+        ``fresh``: whether new records may exist since the last read.
         """
-        # By name, not by listing: the folder holds the records of all nodes, and the ones looked for
-        # are written on this node, so that even a network file system knows at once.
+        # By name, not by listing: the directory contains the records of all nodes. Ours are written on this node, so
+        # even a network file system shows them immediately.
         while fresh and any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
             self._runs.append(_WorkerRun(len(self._runs)))
         for run in self._runs:
@@ -131,7 +131,7 @@ class WorkerRuns:
                 self._follow(run, stop, peers, now, fresh=fresh)
 
     def facts(self) -> WorkerReading:
-        """The worker as the last look has found it."""
+        """The worker as of the last read."""
         if not self._runs:
             return WorkerReading(self.task, up=False, state="not_found")
         last = self._runs[-1]
@@ -181,8 +181,8 @@ class WorkerRuns:
             try:
                 run.tree = self._open(pid, run.start_ticks)
             except OSError:
-                return  # no descriptor is free: it is looked at as soon as one is
-            run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # not all workers at once
+                return  # no free file descriptor: tried again at the next read
+            run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # spread over time, not all workers together
             try:
                 run.session = os.getsid(pid)
             except OSError:
@@ -199,7 +199,7 @@ class WorkerRuns:
         self._tell(run.start, "info", what, self.task, f"pid {pid}")
 
     def _open(self, pid: int, start_ticks: int | None) -> ProcessTree | None:
-        """The process, also watched for its end; None when it is gone, or is another one now."""
+        """Open the process and watch for its end; None if it has ended or the pid was reused."""
         try:
             tree = ProcessTree(pid, start_ticks, self._context.proc)
         except ProcessLookupError:
@@ -207,7 +207,7 @@ class WorkerRuns:
         try:
             self._context.exits.watch(pid, tree.start_ticks)
         except ProcessLookupError:
-            pass  # it has ended since: the next look shows it
+            pass  # it has just ended: the next read shows it
         return tree
 
     def _follow(
@@ -216,7 +216,7 @@ class WorkerRuns:
         if run.pid is None:
             self._begin(run, run_files.read_json(self._path(run.restart, "start")) or {}, now)
         stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
-        silent = run.wrapper is not None and not self._wrapper_is_there(run)  # asked before its record is looked for
+        silent = run.wrapper is not None and not self._wrapper_is_there(run)  # before reading its record
         record = run_files.read_json(self._path(run.restart, "exit")) if fresh or silent or run.exit_seen else None
         if record is None and self._is_running(run, now):
             return
@@ -232,11 +232,11 @@ class WorkerRuns:
             run.exit_seen = True
             of_worker = parse_job_stop(
                 run_files.read_json(self._path(run.restart, "stop")) or {}
-            )  # ended with its peers alone
+            )  # stopped with its peers only
             self._end(run, record, of_worker or stop, peers, now)
 
     def _is_running(self, run: _WorkerRun, now: float) -> bool:
-        """Look at its processes. A zombie that nobody reaps has ended."""
+        """Read its processes; a zombie that is not reaped has ended."""
         if run.tree is None:
             return False
         sample = run.tree.read()
@@ -252,9 +252,9 @@ class WorkerRuns:
         return True
 
     def _is_replaced_by_a_descendant(self, run: _WorkerRun, now: float) -> bool:
-        """Whether a worker that nobody of ours has started goes on in the background: it has daemonised.
+        """Whether a worker of an attached job has daemonised and continues in a descendant.
 
-        What a worker that was killed leaves behind for a moment is no worker.
+        A process that briefly outlives a killed worker does not count.
         """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
             return False
@@ -273,9 +273,9 @@ class WorkerRuns:
     # -- its end -------------------------------------------------------------------------------------
 
     def _without_a_record(self, run: _WorkerRun, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
-        """What the kernel tells of a run that leaves no record of its own; None while one may still come.
+        """Record of a run that left none, from the kernel; None while one may still appear.
 
-        ``silent`` tells that the wrapper is known to have ended.
+        ``silent``: whether the wrapper is known to have ended.
         """
         attached = self._context.manifest.attached
         if not attached and not silent and (run.wrapper is not None or waited <= NO_RECORD_GRACE_S):
@@ -300,7 +300,7 @@ class WorkerRuns:
         try:
             run_files.write_json_if_absent(self._path(run.restart, "exit"), record)
         except OSError:
-            pass  # a full disk: the verdict stands all the same
+            pass  # a full disk: the result is valid without the file
         return record
 
     def _status(self, pid: int, start_ticks: int | None) -> int | None:
@@ -320,7 +320,7 @@ class WorkerRuns:
     def _end(
         self, run: _WorkerRun, record: Mapping[str, Any], stop: JobStop | None, peers: Sequence[FailedPeer], now: float
     ) -> None:
-        """Judge one end, unless a notice that may explain it is still on its way."""
+        """Find the reason of one end, unless a notice that may explain it is still expected."""
         told = evidence_of_record(record)
         from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
         if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
@@ -328,7 +328,7 @@ class WorkerRuns:
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
         run.start = run.start if run.start is not None else record.get("start")
-        earlier = run_files.read_json(self._path(run.restart, "found")) or {}  # by a sidecar before this one
+        earlier = run_files.read_json(self._path(run.restart, "found")) or {}  # from an earlier sidecar
         record = {**earlier, **record, **self._found(run, told, earlier)}
         self._forget(run)
         end = told.end if told.end is not None else now
@@ -348,9 +348,9 @@ class WorkerRuns:
         self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
 
     def _found(self, run: _WorkerRun, told: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
-        """Facts beside the exit record that only this node can see; they are kept for the report.
+        """Facts that only this node can see, saved for the report in addition to the exit record.
 
-        With those that a sidecar before this one has found, ``earlier``.
+        They are merged with ``earlier``, the facts from an earlier sidecar.
         """
         found: dict[str, Any] = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
@@ -371,7 +371,7 @@ class WorkerRuns:
         return found
 
     def _left_running(self, run: _WorkerRun, told: ExitEvidence) -> int:
-        """Processes that it has put into the background: those of its session end with it or right after it."""
+        """Number of processes left in the background; those of its own session do not count, they end with it."""
         left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _session(pid) != run.session}
         if run.start is not None and told.end is not None and told.end - run.start < QUICK_END_S:
             left |= (

@@ -1,6 +1,6 @@
-"""What Slurm's daemons and srun write into a job's error log when they end it.
+"""Why Slurm ends a job, from the job's error log and from ``scontrol``.
 
-Lines as written by slurmstepd and srun from 20.11 to 26.05, which is the first to name the signal of a plain scancel:
+Lines of slurmstepd and srun, 20.11 to 26.05; only 26.05 names the signal of a plain scancel:
 
     slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T12:02:53 DUE TO TIME LIMIT ***
     srun: error: Node failure on n2
@@ -18,7 +18,7 @@ _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
 
-LONGEST_GRACE_S = 3600.0  # no grace time of a partition or QOS is longer in practice
+LONGEST_GRACE_S = 3600.0  # above any grace time of a partition or QOS in practice
 
 TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")  # exit reason and words
 _REASONS = {
@@ -31,7 +31,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class SlurmEndNotice:
-    """Why Slurm ends the job, as an exit reason and in words, and which nodes have failed."""
+    """Why Slurm ends the job, and which nodes failed; no reason if it does not."""
 
     reason: str | None = None
     cause: str | None = None
@@ -39,7 +39,7 @@ class SlurmEndNotice:
 
 
 def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
-    """The words in an error log; no reason when nothing says that the job is being ended."""
+    """Parse a job's error log; no reason if no line shows that the job is being ended."""
     nodes = tuple(dict.fromkeys(_NODE_FAILURE.findall(text)))
     last = None
     for match in _CANCELLED.finditer(text):
@@ -56,18 +56,18 @@ def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
 
 
 def has_timed_out(text: str) -> bool:
-    """Whether Slurm is ending a job for its time limit, by ``scontrol show job``.
+    """Whether ``scontrol show job`` shows that Slurm is ending a job at its time limit.
 
-    It says ``JobState=COMPLETING Reason=TimeLimit`` from before the first signal until the last step has gone.
+    It shows ``JobState=COMPLETING Reason=TimeLimit`` from before the first signal until the last step has ended.
     """
     return _TIMED_OUT.search(text) is not None
 
 
 def parse_preemption_end(text: str) -> float | None:
-    """When a job that is being preempted will be ended, epoch seconds, by ``scontrol show job``; None for all others.
+    """When a preempted job will be ended, epoch seconds, from ``scontrol show job``; None for other jobs.
 
-    ``PreemptTime`` also stays behind in a job that was suspended for another and runs again, or was
-    requeued: it counts for the present run alone, and only while the job's end lies a grace time after it.
+    A job that was suspended or requeued keeps its ``PreemptTime``. So it counts only in the present run, and only if
+    the job's end is at most a grace time later.
     """
     moments = dict(re.findall(r"\b(StartTime|EndTime|PreemptTime)=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text))
     try:
