@@ -1,1 +1,1 @@
-"""The sidecar process: its page, HTTP service, background reads, and the list of collectors."""
+"""The sidecar process: page, HTTP service, background reads, and list of collectors."""

@@ -1,8 +1,7 @@
-"""Reading in the background: each collector on its own daemon thread, with a deadline.
+"""Background reads: each collector has its own daemon thread and a deadline.
 
-A read that hangs (a dead mount, a wedged driver) costs the series of its own
-collector and nothing else: its thread is a daemon, so it does not keep the
-process from ending, and no second read is started beside it.
+A read that hangs (dead mount, stuck driver) costs only the series of its collector. A daemon thread does not delay the
+end of the process, and no second read is started.
 """
 
 import contextlib
@@ -31,12 +30,11 @@ log = logging.getLogger("gpujob.refresh")
 
 
 class CollectorSlot:
-    """One collector with its thread and its last snapshot."""
+    """One collector with its thread and last snapshot."""
 
     def __init__(self, collector: Collector[Any], clock: Clock, deadline_s: float | None = None) -> None:
         self.collector = collector
-        self.on_read: Callable[[], None] | None = None
-        """Called on the collector's thread after each read."""
+        self.on_read: Callable[[], None] | None = None  # called on the collector's thread after each read
         self._clock = clock
         self._deadline_s = deadline_s or max(LEAST_DEADLINE_S, 3 * collector.interval_s)
         self._snapshot: Any = None
@@ -51,27 +49,27 @@ class CollectorSlot:
         self._served = -1
 
     def start(self) -> None:
-        """Begin to read, at once and then every interval of the collector."""
+        """Start reading, now and then at the collector's interval."""
         threading.Thread(target=self._loop, name=f"collector-{self.collector.name}", daemon=True).start()
 
     def request(self) -> int:
-        """Ask for a read that starts after this moment; the ticket is for ``has_served``."""
+        """Request a read that starts after this call; returns a ticket for ``has_served``."""
         self._wanted += 1
         self._wake.set()
         return self._wanted
 
     def has_served(self, ticket: int) -> bool:
-        """Whether the read asked for with this ticket has ended."""
+        """Whether the read requested with this ticket has ended."""
         return self._served >= ticket
 
     @property
     def ready(self) -> bool:
-        """Whether a first read has ended, well or not."""
+        """Whether a first read has ended, successfully or not."""
         return self._served >= 0
 
     @property
     def overdue(self) -> bool:
-        """Whether a read has been under way for longer than the deadline."""
+        """Whether the current read has exceeded the deadline."""
         started = self._started
         late = started is not None and self._clock.monotonic() - started > self._deadline_s
         if late and not self._failing:
@@ -81,12 +79,12 @@ class CollectorSlot:
 
     @property
     def snapshot(self) -> Any:
-        """The last snapshot, or None when there is none to show: not read yet, failed, or hanging."""
+        """The last snapshot; None if not read yet, failed or hanging."""
         return self._snapshot if self._known and not self.overdue else None
 
     @property
     def success(self) -> bool:
-        """Whether the last read worked, can be shown, and the present one is in time."""
+        """Whether the last read succeeded and rendered, and the current one is in time."""
         return self._known and not self._unshowable and not self.overdue
 
     def _loop(self) -> None:
@@ -95,7 +93,7 @@ class CollectorSlot:
         while True:
             self._read()
             now = self._clock.monotonic()
-            if due <= now:  # a read that was asked for in between does not move the ordinary ones
+            if due <= now:  # a requested read does not shift the regular ones
                 due = max(due + self.collector.interval_s, now)
             self._wake.wait(max(0.0, due - now))
             if self._wake.is_set():
@@ -120,13 +118,13 @@ class CollectorSlot:
         self._duration_s = self._clock.monotonic() - started
         self._started = None
         self._served = serving
-        told = self.on_read  # the other thread may take it away at any moment
+        told = self.on_read  # the other thread may reset it at any time
         if told is not None:
-            with contextlib.suppress(RuntimeError):  # an event loop that is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 told()
 
     def render(self, out: Samples) -> None:
-        """Samples of the last snapshot; one that cannot be shown costs the series of this collector alone."""
+        """Render the last snapshot; a failure costs only the series of this collector."""
         snapshot = self.snapshot
         if snapshot is None:
             return
@@ -142,7 +140,7 @@ class CollectorSlot:
             self._unshowable = False
 
     def render_self(self, out: Samples) -> None:
-        """How reading goes."""
+        """Render the success and duration of the reads."""
         name = self.collector.name
         if self.ready or self.overdue:
             out.add(SUCCESS, int(self.success), collector=name)
@@ -150,7 +148,7 @@ class CollectorSlot:
         out.add(LAST_SUCCESS, self._last_success, collector=name)
 
     def describe(self) -> dict[str, Any]:
-        """How reading goes, for the status page."""
+        """Success and duration of the reads, for the status page."""
         return {
             "success": self.success,
             "duration_s": self._duration_s,

@@ -1,4 +1,4 @@
-"""The collectors, in the order of the page. To add one: its file, and its line in ``COLLECTORS``."""
+"""The list of collectors, in the order of the page."""
 
 from collections.abc import Callable
 from typing import Any

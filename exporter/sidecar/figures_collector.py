@@ -1,4 +1,4 @@
-"""Figures of merit that the job itself tells, by ``POST /fom`` as omnistat has it.
+"""Figures of merit that the job reports by ``POST /fom``, as with omnistat.
 
 {"name": "gflops", "value": 511.26}
 """
@@ -21,11 +21,11 @@ EXAMPLE = '{"name": "gflops", "value": 511.26}'
 
 
 class FigureOfMeritError(ValueError):
-    """What is wrong with a figure, and what would be right."""
+    """An invalid figure; the message says what would be valid."""
 
 
 class FigureOfMerit(NamedTuple):
-    """One figure of merit; ``time`` is when it came, epoch seconds."""
+    """One figure of merit and when it was received, epoch seconds."""
 
     name: str
     value: float
@@ -33,7 +33,7 @@ class FigureOfMerit(NamedTuple):
 
 
 def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
-    """Name, as a safe label, and value in the body of a request; raises FigureError."""
+    """Parse name, as a safe label, and value from a request body; raises FigureOfMeritError."""
     try:
         told = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -63,9 +63,9 @@ def _shown(value: object) -> str:
 
 
 class FomCollector:
-    """Holds the figures until the job is over: one told once, at the end, is what it was for.
+    """Keeps the figures until the job ends, since a job may report one only once.
 
-    What an earlier sidecar of this node and attempt was told is in the status that it has left.
+    Figures of an earlier sidecar of this node and attempt come from its published status.
     """
 
     name = "fom"
@@ -78,7 +78,7 @@ class FomCollector:
         self._figures = _earlier_figures(context)
 
     def take(self, body: bytes) -> FigureOfMerit:
-        """Keep the figure of one request; raises FigureError. Called by the web server."""
+        """Store the figure of one request; raises FigureOfMeritError. Called by the web server."""
         name, value = parse_figure_of_merit(body)
         figure = FigureOfMerit(name, value, self._clock.time())
         with self._lock:

@@ -1,4 +1,4 @@
-"""The job itself: phase, limits, thresholds, what was asked for."""
+"""Phase, limits, thresholds and requested resources of the job."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """Phase as last published, the reason once the job is being stopped, and whether all workers have ended."""
+    """Phase as last published, stop reason if any, and whether all workers have ended."""
 
     phase: str
     stop_reason: str | None
@@ -30,7 +30,7 @@ class JobSnapshot:
 
 
 class JobCollector:
-    """Facts of the manifest, and the phase: what the orchestrator says, or while it runs what the logs say."""
+    """Facts of the manifest, and the phase from the orchestrator or, while it is running, from the logs."""
 
     name = "job"
     interval_s = 1.0

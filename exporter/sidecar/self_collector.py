@@ -1,4 +1,4 @@
-"""The sidecar itself: what it is and what it costs."""
+"""Version and cost of the sidecar itself."""
 
 import time
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ RSS = Family("exporter_memory_rss_bytes", "Resident memory of the exporter.")
 
 @dataclass(frozen=True)
 class SelfSnapshot:
-    """Cost of the exporter so far."""
+    """Cost of the sidecar so far."""
 
     cpu_s: float
     rss_bytes: int
 
 
 class SelfCollector:
-    """Cost of the exporter, by the kernel's clock of this process."""
+    """Cost of the sidecar, from the kernel's accounting of this process."""
 
     name = "self"
     interval_s = 5.0

@@ -1,4 +1,4 @@
-"""HTTP: ``/metrics``, ``/status``, ``/fom``, ``/-/healthy``, ``/-/ready`` and a landing page. And when to stop."""
+"""HTTP service of the sidecar: metrics, status, figures of merit, health, and when to stop."""
 
 import asyncio
 import contextlib
@@ -22,20 +22,20 @@ from exporter.sidecar.job_collector import JobCollector
 from exporter.sidecar.sidecar import ScrapeLog, Sidecar
 from exporter.workers.collector import WorkersCollector
 
-FINAL_READ_S = 10.0  # how long the last read of all collectors may take
-KILL_MARGIN_S = 4.0  # kept free of KillWait for the last read and the end
-LAST_READ_S = 0.6  # the same after a signal
-LAST_WRITE_S = 2.0  # how long the final values may then take into a run directory that answers
-NOTICE_S = 0.75  # how long after a signal the orchestrator's notice that the job is being stopped may take
-BURST_S = 0.5  # signals so close together are one: Slurm sends several at a time limit
-WATCH_S = 0.25  # between two looks at the phase of the job
-MOST_BODY_BYTES = 64 * 1024  # of a request that tells something
+FINAL_READ_S = 10.0  # limit of the last read of all collectors
+KILL_MARGIN_S = 4.0  # part of KillWait reserved for the last read and the exit
+LAST_READ_S = 0.6  # limit of the last read after a signal
+LAST_WRITE_S = 2.0  # limit for writing the final values to a run directory that responds
+NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a signal
+BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
+WATCH_S = 0.25  # between two polls of the job's phase
+MOST_BODY_BYTES = 64 * 1024  # of a POST request
 
 log = logging.getLogger("gpujob.service")
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; on every interface, IPv4 and IPv6, when the host is empty."""
+    """Open a listening socket; an empty host means every interface, IPv4 and IPv6."""
     try:
         if host:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -50,7 +50,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether the Accept header puts OpenMetrics 1.0 before the classic text format."""
+    """Whether the Accept header prefers OpenMetrics 1.0 to the classic text format."""
     best: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip() for word in part.split(";"))
@@ -69,7 +69,7 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def is_loopback(peer: str | None) -> bool:
-    """Whether a request came from this node over its loopback interface, seen through an IPv6 socket too."""
+    """Whether a request came over the loopback interface, also through an IPv6 socket."""
     try:
         address = ipaddress.ip_address(peer or "")
     except ValueError:
@@ -85,13 +85,11 @@ class HttpService:
         self._sidecar = sidecar
         self._clock = sidecar.context.clock
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
-        self.stopped_by: int | None = None
-        """The signal that has said stop, if one has."""
-        self.start_again = False
-        """Whether it has ended so that a new process can go on."""
+        self.stopped_by: int | None = None  # signal that requested the stop
+        self.start_again = False  # whether it ended so that a new process can take over
 
     def application(self) -> web.Application:
-        """The routes."""
+        """Build the application with all routes."""
         application = web.Application(client_max_size=MOST_BODY_BYTES)
         application.add_routes(
             [
@@ -113,7 +111,8 @@ class HttpService:
             "Vary": "Accept, Accept-Encoding",
         }
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # level 9 costs ten times the time for a tenth of the size
+            # Level 9 takes ten times as long and saves a tenth of the size.
+            packer = zlib.compressobj(1, zlib.DEFLATED, 31)
             body = packer.compress(body) + packer.flush()
             headers["Content-Encoding"] = "gzip"
         self._scrapes.note(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
@@ -123,7 +122,7 @@ class HttpService:
         return web.json_response(self._sidecar.status())
 
     async def _fom(self, request: web.Request) -> web.Response:
-        """Take a figure of merit of the job; the answers are omnistat's."""
+        """Accept a figure of merit of the job; answers like omnistat."""
         if not is_loopback(request.remote):
             why = f"{request.remote} is not this node: post to http://127.0.0.1:{self._sidecar.port}/fom on the node"
             return web.json_response({"error": why}, status=403)
@@ -137,7 +136,7 @@ class HttpService:
                     slot.collector.take(body)
                 except FigureOfMeritError as error:
                     return web.json_response({"error": str(error)}, status=400)
-                slot.request()  # so that a scrape right after this shows it
+                slot.request()  # so that the next scrape shows it
                 return web.json_response({"status": "ok"})
         raise web.HTTPNotFound
 
@@ -164,7 +163,7 @@ class HttpService:
         return web.Response(text=page, content_type="text/html")
 
     async def run(self, listening: socket.socket) -> None:
-        """Serve until the job is over and its last values were scraped, or a signal says stop."""
+        """Serve until the job has ended and its last values were scraped, or until a signal."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -196,24 +195,24 @@ class HttpService:
                 await self._wind_down(stop)
         finally:
             loop.remove_reader(exits.fileno())
-            # no waiting for slow clients: the end of a job step is near
+            # Do not wait for slow clients: the job step is about to end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), 1.0)
 
     def _on_exits(self) -> None:
-        """The kernel tells of the end of a worker or a wrapper: look at once, not at the next look."""
+        """The kernel reported the end of a worker or wrapper: read the workers now."""
         self._sidecar.context.exits.dispatch()
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
                 slot.request()
 
     async def _until_over(self) -> None:
-        """Return once the job is finished and the final values were scraped, or linger is over."""
+        """Return when the job is finished and its final values were scraped, or linger is over."""
         linger_s = self._sidecar.context.manifest.linger_s
         outlived = False
         while not self._sidecar.workers_ended:
             if self._sidecar.outlived_its_driver and not outlived:
-                self._sidecar.publisher.request()  # it decides, as the run directory may hang
+                self._sidecar.publisher.request()  # the publisher decides, since the run directory may hang
             outlived = self._sidecar.outlived_its_driver
             if self._sidecar.may_start_again:
                 log.warning("the GPU driver was replaced, which only a new process can read: starting again")
@@ -232,20 +231,20 @@ class HttpService:
             await asyncio.sleep(WATCH_S)
 
     async def _wind_down(self, stop: asyncio.Event) -> None:
-        """The end after a signal.
+        """Finish after a signal.
 
-        Slurm signals all steps of a job at once: while the job is being stopped and its workers are
-        still saving their work, this stays beside them, within KillWait. A second signal ends that.
+        Slurm signals all steps of a job together. The sidecar continues while the workers save their work, within
+        KillWait. A second signal ends the wait.
         """
         jobs = [slot for slot in self._sidecar.slots if slot.collector.name == JobCollector.name]
         answers = await self._read_all(jobs, 0.5)
         manifest, begun = self._sidecar.context.manifest, self._clock.monotonic()
         end = begun + manifest.kill_wait_s - KILL_MARGIN_S
-        # by Slurm, and where a notice can be read at all
+        # A notice follows a signal from Slurm, if the run directory can be read.
         notice = begun + (NOTICE_S if answers and self.stopped_by == signal.SIGTERM and not manifest.attached else 0.0)
         while not self._sidecar.workers_ended:
             now = self._clock.monotonic()
-            told = self._sidecar.phase == "completing" or now < notice  # the notice comes after the signal
+            told = self._sidecar.phase == "completing" or now < notice  # the notice follows the signal
             if not told or stop.is_set() or now >= end:
                 break
             await asyncio.sleep(WATCH_S)
@@ -259,7 +258,7 @@ class HttpService:
         await self._read_all([self._sidecar.publisher], write_s)
 
     async def _read_all(self, slots: Sequence[CollectorSlot], timeout_s: float) -> bool:
-        """Wait for a fresh read of these collectors, a hanging one left behind; whether all have answered."""
+        """Wait for a fresh read of these collectors, at most `timeout_s`; whether all finished."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -283,7 +282,7 @@ class HttpService:
 
 
 def earlier_port(sidecar: Sidecar) -> int | None:
-    """Port that an earlier sidecar of this node and attempt has published: a restarted one should keep it."""
+    """Port of the previous sidecar of this node and attempt, for a restarted one to reuse; None without one."""
     identity, manifest = sidecar.context.identity, sidecar.context.manifest
     known = run_files.read_json(manifest.run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}
     port = known.get("port")

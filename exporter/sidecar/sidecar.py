@@ -1,4 +1,4 @@
-"""One node's sidecar: slots, pages, the status, and when to end."""
+"""The sidecar of one node: collectors, pages, status, and when to end."""
 
 import ipaddress
 import logging
@@ -19,15 +19,14 @@ from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
 STATUS_SCHEMA = 1
 PUBLISH_INTERVAL_S = 5.0
-RESTART_PAUSE_S = 60.0
-"""Least time between a new start for a replaced driver and the next; each one doubles it for the one after."""
+RESTART_PAUSE_S = 60.0  # least time between two restarts for a replaced driver; doubles with each restart
 RESTARTS_KIND = "gpus_restart"
 
 log = logging.getLogger("gpujob.sidecar")
 
 
 def declared_families() -> tuple[Family, ...]:
-    """Every family that any collector declares, in the order of the page."""
+    """All declared families, in the order of the page."""
     found: list[Family] = []
     for factory in collectors.COLLECTORS:
         found.extend(factory.families)  # type: ignore[attr-defined]
@@ -37,7 +36,7 @@ def declared_families() -> tuple[Family, ...]:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
+    """Parse ``host:port``, ``:port`` or ``[v6]:port``; an empty host means every interface."""
     host, separator, port = text.rpartition(":")
     if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
@@ -45,7 +44,7 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 
 
 def fom_url(host: str, port: int) -> str | None:
-    """Where processes of this node reach ``/fom`` of a sidecar that listens on ``host``; None when none may."""
+    """URL of ``/fom`` for processes of this node; None if ``host`` is not reachable by loopback."""
     local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     try:
         if not (local == "localhost" or ipaddress.ip_address(local).is_loopback):
@@ -56,9 +55,9 @@ def fom_url(host: str, port: int) -> str | None:
 
 
 class DriverRestarts:
-    """Leave to start again because the driver was replaced, kept in the run directory.
+    """Permission to restart after the driver was replaced, stored in the run directory.
 
-    It is given ever more rarely: a driver that says so of itself time and again is not mended by a new process.
+    The interval grows with each restart: if the driver keeps reporting a replacement, restarts do not help.
     """
 
     def __init__(self, context: CollectorContext) -> None:
@@ -68,7 +67,7 @@ class DriverRestarts:
         self._refused = False
 
     def take(self) -> bool:
-        """Whether it may be done now; it counts as done then."""
+        """Whether a restart is allowed now; if so, it is recorded."""
         kept = load_saved_state(*self._place, kind=RESTARTS_KIND) or {}
         now, times, last = self._clock.time(), kept.get("times"), kept.get("last")
         if not isinstance(times, int) or not isinstance(last, int | float):
@@ -76,7 +75,7 @@ class DriverRestarts:
         pause_s = RESTART_PAUSE_S * 2.0 ** min(times - 1, 30)
         if times and abs(now - last) < pause_s:
             refused: str | None = f"the last new start was less than {pause_s:g} s ago"
-        else:  # without a record the next process would not know of this one
+        else:  # without a record, the next process would not know of this restart
             refused = save_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
         if refused is not None and not self._refused:
             log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
@@ -85,9 +84,9 @@ class DriverRestarts:
 
 
 class StatusPublisher:
-    """Tells the run directory where this sidecar listens, and its status, for readers that cannot reach the port.
+    """Publishes address and status in the run directory, for readers that cannot reach the port.
 
-    It stands in a slot like a collector, on a thread of its own: the run directory may hang.
+    It has its own slot and thread, like a collector, since the run directory may hang.
     """
 
     name = "publish"
@@ -112,7 +111,7 @@ class StatusPublisher:
         return True
 
     def _announce(self, port: int) -> None:
-        """Where it listens, and the labels that its series carry."""
+        """Write the address and the labels of the series."""
         context = self._sidecar.context
         identity, run_dir = context.identity, context.manifest.run_dir
         folder = run_dir / run_files.SIDECARS_DIR
@@ -134,37 +133,33 @@ class StatusPublisher:
         )
 
     def render(self, snapshot: bool, out: Samples) -> None:
-        """Nothing to show beyond whether publishing works."""
+        """Render nothing: `CollectorSlot.render_self` shows whether publishing works."""
 
     def describe(self, snapshot: bool, status: NodeStatus) -> None:
-        """Nothing to add."""
+        """Add nothing."""
 
 
 class Sidecar:
-    """Everything of a sidecar but the web server."""
+    """A sidecar without its web server."""
 
     def __init__(self, context: CollectorContext, made: Sequence[Collector[Any]] | None = None) -> None:
         self.context = context
         if made is None:
             made = [
                 *(factory(context) for factory in collectors.COLLECTORS),
-                LaunchCollector(context, self.status),  # last: its facts are those of the others
+                LaunchCollector(context, self.status),  # last, since it uses the facts of the others
             ]
         self.slots = [CollectorSlot(collector, context.clock) for collector in made]
-        self.host = ""
-        """Address it listens on; empty for all of this node."""
-        self.port: int | None = None
-        """Port it listens on, once it does."""
+        self.host = ""  # address it listens on; empty for all interfaces
+        self.port: int | None = None  # port it listens on; None before it does
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
-        self.final = False
-        """Whether the last values have been read: nothing changes any more."""
-        self.may_start_again = False
-        """Whether it may end for a new sidecar, which can read the GPUs."""
+        self.final = False  # whether the final values have been read
+        self.may_start_again = False  # whether it may exit for a new sidecar that can read the GPUs
         self._samples = Samples(context.identity.constant_labels())
 
     def start(self) -> None:
-        """Begin to read in the background."""
+        """Start the background reads."""
         for slot in (*self.slots, self.diagnostics, self.publisher):
             slot.start()
 
@@ -175,7 +170,7 @@ class Sidecar:
 
     @property
     def job(self) -> JobSnapshot:
-        """The job as the last look at it says."""
+        """The job as of the last read."""
         for slot in self.slots:
             if isinstance(slot.collector, JobCollector) and isinstance(slot.snapshot, JobSnapshot):
                 return slot.snapshot
@@ -183,22 +178,22 @@ class Sidecar:
 
     @property
     def outlived_its_driver(self) -> bool:
-        """Whether a new sidecar can read the GPUs and this one cannot, where somebody starts one."""
+        """Whether a new sidecar could read the GPUs, this one cannot, and a supervisor would start one."""
         look = self.context.board.gpus
         return self.context.identity.supervised and look is not None and look.replaced
 
     @property
     def phase(self) -> str:
-        """Phase of the job as the last look at it says."""
+        """Phase of the job as of the last read."""
         return self.job.phase
 
     @property
     def workers_ended(self) -> bool:
-        """Whether the last look says that no worker of the job runs any more."""
+        """Whether no worker of the job was running at the last read."""
         return self.job.workers_ended or self.phase == "finished"
 
     def page(self, *, openmetrics: bool = False) -> str:
-        """The metrics page of the last snapshots."""
+        """Metrics page of the last snapshots."""
         for slot in self.slots:
             slot.render(self._samples)
         for slot in (*self.slots, self.publisher):
@@ -206,7 +201,7 @@ class Sidecar:
         return self._samples.page(openmetrics=openmetrics)
 
     def status(self) -> dict[str, Any]:
-        """The status page of the last snapshots."""
+        """Status page of the last snapshots."""
         status = NodeStatus()
         for slot in self.slots:
             snapshot = slot.snapshot
@@ -235,10 +230,10 @@ class Sidecar:
 
 
 class ScrapeLog:
-    """Who scrapes, and whether each of them has seen the final values.
+    """Recent scrapers, and whether each has seen the final values.
 
-    Nobody is waited for who never came. A job that is announced and over within seconds is the
-    exception: discovery takes some time, and its one page would be lost.
+    It waits only for scrapers that have come before. The exception is an announced job that ends within seconds:
+    discovery takes time, and its only page would be lost.
     """
 
     FORGET_S = 180.0
@@ -249,12 +244,12 @@ class ScrapeLog:
         self._discovered_by = started + (self.DISCOVERY_S if announced else 0.0)
 
     def note(self, scraper: str, now: float) -> None:
-        """A scrape at ``now``."""
+        """Record a scrape."""
         self._last = {name: last for name, last in self._last.items() if now - last < self.FORGET_S}
         self._last[scraper] = now
 
     def satisfied(self, since: float, now: float) -> bool:
-        """Whether everybody who has scraped lately did so again after ``since``."""
+        """Whether all recent scrapers have scraped again after ``since``."""
         if not self._last:
             return now >= self._discovered_by
         return all(last > since for last in self._last.values() if now - last < self.FORGET_S)
