@@ -1,1 +1,1 @@
-"""Launch check and readiness, as a node sees them."""
+"""Launch check and readiness of one node."""

@@ -1,4 +1,4 @@
-"""Whether a job has come up as planned: what was seen of one node in, one answer for each check out."""
+"""Launch checks: facts about one node in, one result per check out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,29 +19,29 @@ LEVELS: Mapping[str, Level] = {
     "output_dir": "issue",
     "output": "warning",
     "progress": "warning",
-}  # every check, in the order in which a launch goes through them
+}  # all checks, in the order in which a launch passes them
 
-SETTLE_S = 5.0  # a worker has come up once it has lived for so long: what is wrong with its environment shows at once
+SETTLE_S = 5.0  # a worker that lives this long has started: a broken environment shows sooner
 
 
 @dataclass(frozen=True)
 class WorkerLaunchFacts:
-    """What has been seen of one worker so far. None is "nothing could be seen", not "nothing is there"."""
+    """Facts about one worker so far; None is "not visible", not "absent"."""
 
     worker: str
     rank: int
-    gpus: tuple[int, ...] = ()  # what the plan gives it, by position on its node
+    gpus: tuple[int, ...] = ()  # from the plan, as positions on its node
     critical: bool = True
-    service: bool = False  # whether it serves until the job is over: its log is not expected to tell a position
+    service: bool = False  # whether it serves until the job ends, without a position in its log
     pid: int | None = None
     started: bool = False
     up: bool = False
     age_s: float | None = None
     reason: str | None = None  # why its last run ended; None while it runs
-    evidence: str = ""  # what tells that
+    evidence: str = ""  # for the reason
     devices: str | None = None  # `CUDA_VISIBLE_DEVICES` of its process
-    devices_unset: bool = False  # whether its environment could be read and names no devices: it sees all of them
-    misplaced: str | None = None  # what it uses of the GPUs instead of those of the plan, as the driver tells
+    devices_unset: bool = False  # whether the variable is known to be unset, so that it sees all devices
+    misplaced: str | None = None  # GPUs that it uses instead of the planned ones, according to the driver
     device_files: int | None = None  # GPUs that it or a descendant has opened
     log_files: int = 0
     log_bytes: int = 0
@@ -50,20 +50,19 @@ class WorkerLaunchFacts:
 
 @dataclass(frozen=True)
 class NodeLaunchFacts:
-    """What has been seen of the node."""
+    """Facts about the node."""
 
-    output_dir: str | None = None  # none when the job has none to look at
+    output_dir: str | None = None  # None if the job has no output to check
     output_problem: str | None = None
-    output_files: int | None = None
-    """None when files of this node are not told apart from those of others, or none are expected."""
-    gives_progress: bool = False  # whether there is a way to know of progress: otherwise silence means nothing
-    has_gpus: bool = False  # whether the job asks for GPUs
-    tells_devices: bool = True  # whether its launcher tells every worker its devices; others let them find theirs
+    output_files: int | None = None  # None if files of other nodes cannot be excluded, or none are expected
+    gives_progress: bool = False  # whether progress is reported; otherwise its absence means nothing
+    has_gpus: bool = False  # whether the job requests GPUs
+    tells_devices: bool = True  # whether the launcher sets every worker's devices
 
 
 @dataclass(frozen=True)
 class LaunchProblem:
-    """One worker, or the node itself, that a check has not found in order."""
+    """One worker, or the node itself, that failed a check."""
 
     worker: str | None
     rank: int | None
@@ -72,7 +71,7 @@ class LaunchProblem:
 
 @dataclass(frozen=True)
 class NodeLaunchCheck:
-    """The answer of one check; ``passed`` is None as long as there is time for what is lacking."""
+    """The result of one check; ``passed`` is None while there is time for missing parts to appear."""
 
     name: str
     passed: bool | None
@@ -81,7 +80,7 @@ class NodeLaunchCheck:
 
     @property
     def level(self) -> Level:
-        """What a check that has not passed means for the launch."""
+        """Severity for the launch if the check fails."""
         return LEVELS[self.name]
 
 
@@ -93,7 +92,7 @@ def check_launch(
     launch_timeout_s: float,
     over: bool = False,
 ) -> tuple[NodeLaunchCheck, ...]:
-    """One answer for each check that applies to this node; ``over`` tells that nothing more will come."""
+    """One result for each check that applies to this node; ``over``: whether the job has ended."""
     final = over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
     planned = [worker for worker in workers if worker.gpus]
@@ -115,11 +114,11 @@ def check_launch(
 
 
 def is_launch_verified(checks: Iterable[NodeLaunchCheck]) -> bool:
-    """Whether everything is there that a launch cannot do without."""
+    """Whether all checks that a launch requires have passed."""
     return all(check.passed is True for check in checks if check.level == "issue")
 
 
-NOT_SEEN = ""  # what a worker lacks that could not be looked at: an answer that may still come, but never a fault
+NOT_SEEN = ""  # finding for a worker that was not visible: it may still pass, and never fails
 
 
 def _each(
@@ -129,7 +128,7 @@ def _each(
     final: bool,
     word: str,
 ) -> NodeLaunchCheck | None:
-    """The check that asks the same of each worker; None when it has nobody, or nothing could be seen in time."""
+    """Apply one check to each worker; None if there are no workers, or none was visible in time."""
     found = [(worker, problem(worker)) for worker in workers]
     unseen = sum(what == NOT_SEEN for _, what in found)
     if not workers or (final and unseen == len(found)):
@@ -152,7 +151,7 @@ def _not_started(worker: WorkerLaunchFacts) -> str | None:
 
 
 def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, over: bool) -> NodeLaunchCheck:
-    """Workers that live, none twice; one that has completed, or was ended from outside, does not lack."""
+    """Check that each worker runs, in its own process; a worker that completed or was ended from outside passes."""
     lacking: list[LaunchProblem] = []
     young = 0
     by_pid: dict[int, str] = {}
@@ -164,7 +163,7 @@ def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool
         elif not worker.started:
             found = "no process of it has been seen"
         elif not worker.up:
-            found = None if over else "its process is gone"  # the job is being ended, and so is the worker
+            found = None if over else "its process is gone"  # the job is ending, and the worker with it
         elif worker.pid is not None and worker.pid in by_pid:
             found = f"process {worker.pid} is counted for {by_pid[worker.pid]} too"
         elif worker.age_s is None or worker.age_s < settle_s:
@@ -198,7 +197,7 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
             continue
         theirs = parse_visible_devices(other.devices)
         shared = sorted(set(seen) & set(theirs))
-        # one that has too many is at fault alone
+        # If the other has too many devices, only that one is at fault.
         if shared and len(theirs) == len(other.gpus) and not set(worker.gpus) & set(other.gpus):
             return f"it shares device {', '.join(shared)} with {other.worker}; the plan gives each its own"
     return None
@@ -227,7 +226,7 @@ def _empty_log(worker: WorkerLaunchFacts) -> str | None:
 
 
 def _works(worker: WorkerLaunchFacts) -> bool:
-    """Whether it has work of which a position is expected."""
+    """Whether its work should show a position."""
     return worker.critical and not worker.service
 
 

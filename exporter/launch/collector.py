@@ -1,4 +1,4 @@
-"""Whether the job has come up as planned, looked at until it has or its time for that is over."""
+"""Launch checks of this node, repeated until they pass or the launch timeout ends."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -38,17 +38,17 @@ VERIFIED = Family(
 )
 
 LOOK_S = 1.0
-AFTERWARDS_S = 60.0  # between two reads that only give back the result
-LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05  # how often facts are asked for that are as young as the end of the job
-CLOCK_SLACK_S = 60.0  # how far the clock of a file server may be behind
+AFTERWARDS_S = 60.0  # between two reads after the final result
+LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05  # most polls for facts that are as recent as the end of the job
+CLOCK_SLACK_S = 60.0  # most that the clock of a file server is behind
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-SOURCES = ("workers", "logs", "outputs")  # collectors whose facts are read here
+SOURCES = ("workers", "logs", "outputs")  # collectors that provide the facts
 
 
 @dataclass(frozen=True)
 class LaunchSnapshot:
-    """The checks at one look as JSON objects by name; ``final`` tells that nobody looks again."""
+    """Check results as JSON objects by name; ``final``: whether no further read follows."""
 
     verified: bool
     final: bool
@@ -56,9 +56,9 @@ class LaunchSnapshot:
 
 
 class LaunchCollector:
-    """Reads what the other collectors have seen, and the little that no other looks at.
+    """Checks the facts of the other collectors, and the few that no other collector reads.
 
-    It is not in the list of collectors: its facts are theirs, and ``status`` is how they come here.
+    It is not one of `COLLECTORS`, since it needs ``status`` to see the others.
     """
 
     name = "launch"
@@ -70,8 +70,7 @@ class LaunchCollector:
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._begun: float | None = None
         self._last = LaunchSnapshot(verified=False, final=False, checks={})
-        self._opened: dict[int, int] = {}
-        """GPUs that a process was seen to have open, by pid; one that has opened some is not looked at again."""
+        self._opened: dict[int, int] = {}  # GPUs that a process has open, by pid; not read again when it has some
         group = next((group for group in context.manifest.groups if group.name == "output"), None)
         self._directory = None if group is None else context.manifest.directory(group)
         self._writable = (
@@ -92,7 +91,7 @@ class LaunchCollector:
         return self._last
 
     def _begin(self) -> None:
-        """Note when the launch began, and take over what a sidecar before this one has found."""
+        """Note when the launch began, and take over the results of an earlier sidecar."""
         manifest, identity = self._context.manifest, self._context.identity
         self._begun = identity.start
         if manifest.attached or self._begun is None:
@@ -100,7 +99,7 @@ class LaunchCollector:
         known = run_files.read_json(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
         launch = known.get("launch")
         if manifest.attached or known.get("attempt") != identity.attempt or not isinstance(launch, dict):
-            return  # each attachment is a launch of its own
+            return  # each attachment is a separate launch
         try:
             checks = {str(check["name"]): dict(check) for check in launch["checks"]}
             self._last = LaunchSnapshot(bool(launch["verified"]), bool(launch["final"]), checks)
@@ -114,7 +113,7 @@ class LaunchCollector:
         if over:
             status = self._status_since(now)
         elif not all(_has_read(status["collectors"].get(name)) for name in SOURCES):
-            return before  # what has not been looked at yet is not lacking
+            return before  # facts that have not been read yet do not count as missing
         entries = {entry["rank"]: entry for entry in status["workers"] if "rank" in entry}
         logs = find_extra_logs(manifest, self._rank_of)
         driver = status.get("gpus", {}).get("driver_state") == "ok"
@@ -132,7 +131,7 @@ class LaunchCollector:
             over=over,
         )
         checks = {check.name: _describe(check) for check in found}
-        if before.verified:  # what dies later was launched, and has alerts of its own
+        if before.verified:  # a worker that ends later was launched, and has its own alerts
             checks.update((name, dict(check)) for name, check in before.checks.items() if check["level"] == "issue")
             checks = {name: checks[name] for name in LEVELS if name in checks}
         everything = all(check["passed"] for check in checks.values())
@@ -143,7 +142,7 @@ class LaunchCollector:
         )
 
     def _status_since(self, moment: float) -> Mapping[str, Any]:
-        """The status once the workers were looked at after ``moment``, or after a while in any case."""
+        """Status with a read of the workers after ``moment``, or the latest after about a second."""
         for _ in range(LAST_LOOKS):
             status = self._status()
             reading = status["collectors"].get("workers") or {}
@@ -160,10 +159,10 @@ class LaunchCollector:
         pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
         reason = ended.get("reason")
         devices, unset, opened = None, False, None
-        # resident memory is known of a process that was seen here and now; any other pid may be somebody else's
+        # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
         if task.gpus or not manifest.attached:
             devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
-        # the driver tells who computes, also of a worker that has ended; without it, who has opened a device
+        # Prefer the driver's report of GPU use, also for an ended worker, to the opened devices.
         uses = entry.get("gpu_use") if drivers_word and task.gpus else None
         if uses is not None:
             opened = len(uses)
@@ -193,7 +192,7 @@ class LaunchCollector:
         )
 
     def _devices(self, pid: int | None) -> tuple[str | None, bool]:
-        """Devices that a process is told to use, and whether it is told of none and sees all."""
+        """Devices in a process's environment, and whether the variable is unset, so that it sees all."""
         environment = None if pid is None else read_environment(pid, (DEVICES,), self._context.proc)
         if environment is None:
             return None, False
@@ -210,13 +209,13 @@ class LaunchCollector:
         manifest = self._context.manifest
         reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
         files = None
-        # on a shared file system a node counts only files of its own workers, the first one all others too
+        # On a shared file system a node counts only its own workers' files; the first node also counts all others.
         if reported is not None and self._context.identity.node_index == 0:
             fresh = reported["mtime"] is not None and reported["mtime"] >= (self._begun or 0.0) - CLOCK_SLACK_S
             files = reported["files"] if fresh or manifest.attached else 0
         if not files and all(task.service or task.later for task in manifest.tasks):
-            files = None  # what writes them, as a benchmark does, has not been started yet
-        # what starts after the launch, as a benchmark does, says nothing of those that are launched
+            files = None  # their writer, such as a benchmark, has not started yet
+        # Tasks that start after the launch, such as a benchmark, do not count.
         later = {task.rank for task in manifest.tasks if task.later}
         told = (worker for worker in status["workers"] if worker.get("rank") not in later)
         known = any(worker.get("items") is not None for worker in told)
@@ -232,7 +231,7 @@ class LaunchCollector:
         )
 
     def _problem(self) -> str | None:
-        """What keeps the job from writing its output, or None."""
+        """Why the job cannot write its output, or None."""
         if self._writable is None:
             return None
         (found,) = self._context.files.look([self._writable], self._context.clock.time())
@@ -256,7 +255,7 @@ class LaunchCollector:
 
 
 def _has_read(reading: Mapping[str, Any] | None) -> bool:
-    """Whether a collector has read once, well or not, or hangs; one that is not there is not waited for."""
+    """Whether a collector has finished a read or hangs; true for one that does not exist."""
     return reading is None or reading["duration_s"] is not None or bool(reading["overdue"])
 
 

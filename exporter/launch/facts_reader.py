@@ -1,4 +1,4 @@
-"""What of a launch can be looked at beside processes and logs: opened GPUs, and a place to write to."""
+"""Facts about a launch beyond processes and logs: opened GPUs, writable directories."""
 
 import os
 import re
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from exporter.machine.procfs import read_children
 
-MOST_PROCESSES = 256  # of one worker, whose open files are looked at
+MOST_PROCESSES = 256  # of one worker whose open files are read
 
 _GPU = re.compile(r"/dev/nvidia\d+")
 
 
 def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:
-    """GPU devices that a process and its descendants have open; None when nobody lets us look."""
+    """Number of GPU devices that a process and its descendants have open; None without permission."""
     devices: set[str] = set()
     seen, pending, pids = False, [pid], 0
     while pending and pids < MOST_PROCESSES:
@@ -22,7 +22,7 @@ def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:
         try:
             names = os.listdir(f"{proc}/{current}/fd")
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
         seen = True
         for name in names:
             try:
@@ -35,18 +35,18 @@ def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:
 
 
 class WriteWatch:
-    """Looks whether a directory can be written to."""
+    """File watch that checks whether a directory is writable."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
     def look(self, now: float) -> str | None:
-        """What keeps the user of this process from writing into it, or None."""
+        """Why the current user cannot write into it, or None."""
         return why_not_writable(self._directory)
 
 
 def why_not_writable(directory: Path) -> str | None:
-    """What keeps the user of this process from writing into a directory, or None."""
+    """Why the current user cannot write into a directory, or None."""
     try:
         if not directory.is_dir():
             return f"{directory} is not a directory" if directory.exists() else f"{directory} is not there"
@@ -61,7 +61,7 @@ def why_not_writable(directory: Path) -> str | None:
 
 
 def read_file_size(path: Path) -> int | None:
-    """Bytes of a file, or None when there is none."""
+    """Size of a file in bytes; None if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether the services of a job are ready, and which of its workers have registered; on its first node."""
+"""Readiness of the job's services and workers, shown by its first node."""
 
 from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
@@ -15,11 +15,11 @@ TIMEOUT = Family(
 )
 
 LOOK_S = 5.0
-NEVER_MIND_S = 3600.0  # on the other nodes, where there is nothing to read
+NEVER_MIND_S = 3600.0  # on the other nodes, which have nothing to read
 
 
 class ReadinessCollector:
-    """Shows what the poller beside the orchestrator has found: nobody asks the services twice."""
+    """Shows the result of the readiness poller, so that services are polled only once."""
 
     name = "readiness"
     families = (READY, WORKERS, EXPECTED, TIMEOUT)

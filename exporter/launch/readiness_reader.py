@@ -1,4 +1,4 @@
-"""What the poller of a job's services has found: ``readiness.json`` in the run directory."""
+"""Results of the readiness poller: ``readiness.json`` in the run directory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from exporter.contract import run_files
 
 @dataclass(frozen=True, slots=True)
 class RoleReadiness:
-    """Workers of one role that have registered, and those that are meant to."""
+    """Registered and expected workers of one role."""
 
     role: str
     seen: int
@@ -18,17 +18,17 @@ class RoleReadiness:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReadiness:
-    """Whether the services of a job take work."""
+    """Whether the services of a job accept work."""
 
     ready: bool
     since: float | None  # when they became ready, epoch seconds; None while they are not
-    timeout_s: float  # how long the job gives them from its start
-    waiting: str  # who is waited for, for people; empty when all are ready
+    timeout_s: float  # time to become ready, from the start of the job
+    waiting: str  # what is missing, for people; empty if ready
     roles: tuple[RoleReadiness, ...]
 
 
 def read_readiness(run_dir: Path, attempt: int) -> PublishedReadiness | None:
-    """What was last found in this attempt; None where nobody polls, or has yet."""
+    """Latest result in this attempt; None if there is no poller, or no result yet."""
     body: Any = run_files.read_json(run_dir / run_files.READINESS_FILE)
     if body is None or body.get("attempt") != attempt:
         return None
