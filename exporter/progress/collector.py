@@ -1,4 +1,4 @@
-"""Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
+"""Progress of each worker from its logs: position, throughput, ETA, values and errors."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ ETA = Family(
     "worker_eta_seconds",
     "Seconds of work left: the middle estimate and the ends of an interval.",
     labels=(*WORKER_LABELS, "quantile"),
-    kind="summary",  # what the label `quantile` is reserved for
+    kind="summary",  # the label `quantile` is reserved for this kind
 )
 FINISH = Family("worker_finish_timestamp_seconds", "When the worker should be done.", labels=WORKER_LABELS)
 LAST_PROGRESS = Family("worker_progress_last_timestamp_seconds", "When the position last rose.", labels=WORKER_LABELS)
@@ -93,33 +93,33 @@ TIMEOUTS = Family(
     kind="counter",
 )
 
+# These count from 0, like those of the job file, so that the first one is an increase. The others appear when first
+# seen: two dozen series per worker that are nearly always 0 would be half of the page.
 COMMON_ERRORS = frozenset(
     (
         *("cuda_oom", "cuda_error", "nccl_timeout", "host_oom", "disk_full"),
         *("connection", "peer_lost", "data_error", "python_traceback"),
     )
 )
-"""Counted from 0 on, as are those of the job file, so that the first one is an increase. The others of each worker
-appear once seen: two dozen series for each worker that nearly always are 0 would be half of the page."""
-SAVE_INTERVAL_S = 30.0  # what was read after the last save is read again after a restart: nothing is counted twice
-HISTORY_S = 2.0  # earlier runs are waited for so long: they help in the first minutes only
-LOOK_S = 2.0  # one look reads for about so long; what is left then waits for the next one
+SAVE_INTERVAL_S = 30.0  # text read after the last save is read again after a restart, and nothing counts twice
+HISTORY_S = 2.0  # limit for reading earlier runs, which help only in the first minutes
+LOOK_S = 2.0  # time of one poll; the rest of the text waits for the next
 
 log = logging.getLogger("gpujob.logs")
 
 
 @dataclass(frozen=True)
 class LogsSnapshot:
-    """What one look has found."""
+    """Progress of all workers at one read."""
 
     workers: tuple[WorkerLogFacts, ...]
     pace: pace.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()  # what the user should be told of the patterns
+    notes: tuple[str, ...] = ()  # messages for the user about the patterns
 
 
 class LogsCollector:
-    """Follows the logs of this node's workers."""
+    """Reads the logs of this node's workers."""
 
     name = "logs"
     families = (
@@ -140,26 +140,22 @@ class LogsCollector:
         self._news = FolderChangeCheck(self._records)
         self._progress = manifest.run_dir / run_files.PROGRESS_DIR
         self._progress_news = FolderChangeCheck(self._progress)
-        self._stale: set[int] = set()
-        """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
+        self._stale: set[int] = set()  # indexes of workers that may have new records or progress files
         self._wakeups = InotifyWatches()
         self._lexicon: Lexicon | None = None
+        # Created at the first read, like the lexicon, since that reads files which may hang.
         self._workers: list[WorkerLogs] = []
-        """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
         self._priors: dict[str, RunPrior] = {}
         self._earlier: dict[int, EarlierProgress] = {}
-        self._restored: set[int] = set()
-        """Ranks whose state has been read and not been tried yet."""
-        self._next = 0
-        """Worker at which the next look begins, so that all get their turn when there is much to read."""
+        self._restored: set[int] = set()  # ranks with a restored state that has not been tried yet
+        self._next = 0  # worker at which the next poll starts, so that all get their turn
         identity = context.identity
         self._place = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         self._saved_at = context.clock.monotonic()
-        self._unsaved: str | None = None
-        """Why the last state could not be saved."""
+        self._unsaved: str | None = None  # why the last state could not be saved
 
     def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
-        """The workers of this node, where a sidecar before this one has left them."""
+        """The workers of this node, restored from the state of an earlier sidecar."""
         context, manifest = self._context, self._context.manifest
         saved = load_saved_state(*self._place, kind="logs") or {}
         self._priors = load_run_history(manifest.job_name)
@@ -171,7 +167,7 @@ class LogsCollector:
             if state is not None:
                 try:
                     worker.restore(state)
-                    worker.state(), worker.facts(context.clock.time())  # whatever is wrong in it shows now
+                    worker.state(), worker.facts(context.clock.time())  # fails now if the state is unusable
                     self._restored.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
@@ -180,7 +176,7 @@ class LogsCollector:
         return found
 
     def _fresh(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
-        """A worker of whose logs nothing has been read yet."""
+        """A worker whose logs have not been read."""
         prior, earlier = self._priors.get(task.role), self._earlier.get(task.rank)
         return WorkerLogs(task, self._context.manifest, lexicon, prior, self._wakeups, earlier)
 
@@ -193,7 +189,7 @@ class LogsCollector:
             self._lexicon = lexicon
         self._wakeups.drain()
         workers, count = self._workers, len(self._workers)
-        # a job that others have started has no folder of progress files, and need not be asked for each of them
+        # An attached job has no directory of progress files.
         if self._news.has_news(now) | (os.path.exists(self._progress) and self._progress_news.has_news(now)):
             self._stale.update(range(count))
         extra = self._finder.find() if self._finder is not None else {}
@@ -231,7 +227,7 @@ class LogsCollector:
         )
 
     def _look_at(self, number: int, extra: Sequence[Path], now: float, until: float) -> None:
-        """A look at one worker; the first one shows whether a restored state can be used."""
+        """Poll one worker; the first poll shows whether a restored state is usable."""
         worker, fresh = self._workers[number], number in self._stale
         try:
             whole = self._look(worker, extra, now, until, fresh=fresh)
@@ -247,7 +243,7 @@ class LogsCollector:
             self._stale.discard(number)
 
     def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float, *, fresh: bool) -> bool:
-        """Whether it has come to the latest run of the worker."""
+        """Poll one worker; whether its latest run was reached."""
         context, task, clock = self._context, worker.task, self._context.clock
         run_dir, identity = context.manifest.run_dir, context.identity
 
@@ -257,9 +253,9 @@ class LogsCollector:
         latest = self._restart(task, worker.restart) if fresh or worker.restart < 0 else worker.restart
         for restart in range(worker.restart + 1, latest + 1):
             if worker.restart >= 0:
-                worker.look(now, ended=True, until=out_of_time)  # its last words, ahead of the first of the next
+                worker.look(now, ended=True, until=out_of_time)  # the last lines of a run come before the next run
                 if worker.unread:
-                    return False  # they are many, and go on at the next look
+                    return False  # they continue at the next poll
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.follow(str(path))
@@ -285,21 +281,21 @@ class LogsCollector:
         return restart
 
     def _start(self, task: Task, restart: int) -> float | None:
-        """When a run has begun; None before it has, or where nobody has written that down."""
+        """Start time of a run; None if it is not recorded."""
         start = (run_files.read_json(self._record(task, restart, "start")) or {}).get("start")
         return float(start) if isinstance(start, int | float) and not isinstance(start, bool) else None
 
     def _has_ended(self, task: Task, restart: int) -> bool:
-        """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
+        """Whether this run has an exit record, so that its log is complete."""
         return os.path.exists(self._record(task, restart, "exit"))
 
     def _record(self, task: Task, restart: int, kind: str) -> str:
-        """Path of a record of one run, which its wrapper writes."""
+        """Path of a wrapper's record about one run."""
         name = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return f"{self._records}/{name}.{kind}.json"
 
     def _save(self, workers: Sequence[WorkerLogs]) -> None:
-        """Leave for the next sidecar of this node what this one knows."""
+        """Save the state for the next sidecar of this node."""
         now = self._context.clock.monotonic()
         if now - self._saved_at < SAVE_INTERVAL_S:
             return
@@ -368,7 +364,8 @@ class LogsCollector:
                 stalled=facts.stalled,
                 slowdown=facts.slowdown,
                 at=facts.phase,
-                values={name: value for name, value, _ in facts.values if math.isfinite(value)},  # JSON has no others
+                # JSON has no other numbers.
+                values={name: value for name, value, _ in facts.values if math.isfinite(value)},
                 log_errors={pattern: count for pattern, _, count in facts.errors if count},
                 log_lag_bytes=facts.lag_bytes,
                 prior=facts.prior.to_json() if facts.prior is not None else None,
@@ -384,9 +381,9 @@ class LogsCollector:
 
 
 def load_run_history(job_name: str) -> dict[str, RunPrior]:
-    """What the last run of a job of this name tells of its workers, by role; nothing where that takes long.
+    """Priors from the last run of a job of this name, by role; empty if reading takes too long.
 
-    The home directory may hang where the run directory does not.
+    The home directory may hang even if the run directory does not.
     """
     runs: queue.SimpleQueue[Sequence[RunHistory]] = queue.SimpleQueue()
     threading.Thread(
@@ -404,7 +401,7 @@ def load_run_history(job_name: str) -> dict[str, RunPrior]:
 
 
 def job_deadline(context: CollectorContext) -> float | None:
-    """When the time limit of the job is over, as far as it is known."""
+    """End of the job's time limit, if known."""
     identity, limit_s = context.identity, context.manifest.time_limit_s
     if identity.end is not None:
         return identity.end
@@ -412,7 +409,7 @@ def job_deadline(context: CollectorContext) -> float | None:
 
 
 def _extra_log_finder(manifest: Manifest) -> LogFinder | None:
-    """What finds log files beside those of the tasks."""
+    """Finder of log files in addition to those of the tasks."""
     group = manifest.logs
     if group is None or group.pattern is None:
         return None

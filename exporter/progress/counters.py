@@ -1,33 +1,30 @@
-"""The counters of a log: over epochs, through records out of order, resets and other counters, of several ranks."""
+"""Counters of a log by rank, across epochs, records out of order, resets and other counters."""
 
 import math
 from dataclasses import dataclass, field
 
 from exporter.logs.search.findings import ADDED_UP
 
-JITTER_RECORDS = 16
-"""A count that stays this many records a little below its highest has begun again; fewer are records out of order."""
-DEEP_FALL_RECORDS = 2  # far below the highest it has begun again as soon as a second record says so:
-DEEP_FALL_STEPS = 64  # below half of it, or by more of its steps than records of many threads can be out of order
-ASIDE_MOST_S = 1800.0
-"""A count that goes on beside the one in force for this long, while that one is silent, is the work itself."""
-RANK_FRESH_S = 600.0
-"""A rank silent for longer than this, while others write, is not the slowest of those in step but gone."""
+JITTER_RECORDS = 16  # a count this many records slightly below its maximum was reset; fewer records are out of order
+DEEP_FALL_RECORDS = 2  # a count far below its maximum was reset when a second record confirms it
+DEEP_FALL_STEPS = 64  # far is below half, or more steps than records of many threads can be out of order
+ASIDE_MOST_S = 1800.0  # if the counter in force is silent this long, another one that moves is the work itself
+RANK_FRESH_S = 600.0  # a rank silent this long while others write has ended, and is not the slowest
 
 
 @dataclass(slots=True)
 class EpochCounter:
-    """Batches of all epochs in one count, where the counter in the log begins again at each epoch."""
+    """One count of the batches of all epochs, from a counter that restarts at each epoch."""
 
-    base: int  # number of the first epoch, as the log counts them
-    index: int | None = None  # epochs before the present one
-    past: float = 0  # batches of the epochs before, which need not all be of one size
+    base: int  # number of the first epoch, as in the log
+    index: int | None = None  # epochs before the current one
+    past: float = 0  # batches of earlier epochs, which may differ in size
     size: float | None = None
     batch: float = 0
     step: float = 0  # the last rise within an epoch; 0 before one
 
     def where(self, epoch: int, epochs: int | None) -> int:
-        """Epochs before this one; learns from its number when the first is not called what was said."""
+        """Number of epochs before this one; corrects ``base`` if the epoch number contradicts it."""
         if epoch < self.base:
             self._call_the_first(0)
         elif epochs is not None and epoch >= epochs + self.base:
@@ -38,9 +35,9 @@ class EpochCounter:
         self.base, self.index = base, None
 
     def late(self, batch: float, size: float | None, index: int, epochs: int | None) -> int:
-        """Epochs before this one where an earlier record, perhaps of another file, says which it is.
+        """Number of epochs before this one, if the record with its epoch may come late.
 
-        That record may come late: a counter that begins again after its last batch is in the next epoch all the same.
+        A counter that restarts after its last batch is in the next epoch, even if no record shows that yet.
         """
         if self.index is None or index not in (self.index - 1, self.index):
             return index
@@ -48,14 +45,14 @@ class EpochCounter:
         return self.index + (again and (epochs is None or self.index + 1 < epochs))
 
     def goes_on(self, batch: float, size: float | None, index: int, epochs: int | None) -> bool:
-        """Whether the counter goes on into the next epoch where all epochs together would be: it is of them all."""
+        """Whether the counter spans all epochs: it continues into the next one where their sum would be."""
         if self.index is None or index != self.index + 1 or not epochs or not size or size != self.size:
             return False
         reach = 2 * self.step
         return self.batch < batch <= self.batch + reach and abs(batch / size - index / epochs) <= reach / size + 0.01
 
     def is_another(self, batch: float, size: float | None, index: int, *, evaluating: bool) -> bool:
-        """Whether a position is of another counter, since the size of the epoch is another, or it evaluates."""
+        """Whether a position is of another counter, because the epoch size differs or it evaluates."""
         if evaluating:
             return self.index is not None and (size != self.size or (index <= self.index and batch < self.batch))
         if self.index != index or None in (size, self.size) or size == self.size:
@@ -63,7 +60,7 @@ class EpochCounter:
         return not self.batch <= batch <= 1.5 * self.batch
 
     def count(self, batch: float, size: float | None, index: int, epochs: int | None) -> tuple[float, float | None]:
-        """(batches done, batches in all) at a record; in all is None while the epochs or their size are unknown."""
+        """(batches done, batches in all) at a record; the second is None while epochs or size are unknown."""
         if self.index is None or index < self.index:
             self.past = index * (size or 0)
         elif index > self.index:
@@ -79,29 +76,29 @@ class EpochCounter:
 
 @dataclass(slots=True)
 class LogCounter:
-    """One counter of a log, through records out of order, resets, and other counters written in the same way."""
+    """One counter of a log, robust to records out of order, resets and other counters of the same format."""
 
     done: float | None = None
     total: float | None = None
     seen: float = 0.0
-    begins: bool = True  # whether the next position is the first of a run, or the first after a resume
-    base: float | None = 0.0  # what that first one is counted from; None when only what follows it can be
+    begins: bool = True  # whether the next position is the first of a run or after a resume
+    base: float | None = 0.0  # start value of that first position; None if unknown, so that only later rises count
     step: float = 0.0
-    low: float | None = None  # the first of the records in a row that stayed below `done`,
-    lows: int = 0  # and how many they are
+    low: float | None = None  # first of the consecutive records below `done`
+    lows: int = 0  # number of those records
     aside_since: float | None = None
-    epoch: int | None = None  # the epoch in which it was, as the log counts them
-    first: float | None = None  # its first position in a run in which it begins at nothing: as seen, or one step
+    epoch: int | None = None  # its epoch, as the log counts
+    first: float | None = None  # first position of a run that starts at 0: as logged, or one step
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left, or of the last tenth less than the last rise: some stop before they say 100 %."""
+        """Whether nothing is left, or less than one step of the last tenth: some logs stop before 100 %."""
         if self.done is None or self.total is None:
             return False
         return self.done >= 0.9 * self.total and self.done + self.step >= self.total
 
     def take(self, done: float, total: float | None, t: float, *, evaluating: bool) -> tuple[float, bool] | None:
-        """(work done, whether the count began again) at a record; None when it does not count."""
+        """(work done, whether the count restarted) at a record; None if the record does not count."""
         if self.begins or self.done is None:
             rise = max(0, done - self.base) if self.base is not None else 0
             self._go_on(done, total, t)
@@ -128,13 +125,13 @@ class LogCounter:
         return rise, False
 
     def go_straight_on(self, done: float, t: float) -> None:
-        """Takes a record that stays or rises, of the same total: what ``take`` does with it."""
+        """Take a rising or equal record with the same total: a shortcut of ``take``."""
         self.step = done - (self.done or 0) or self.step
         self.done, self.seen = done, t
         self.low, self.lows, self.aside_since = None, 0, None
 
     def leave_aside(self, t: float) -> bool:
-        """Whether a position of another counter does not count, for this one has work left and was not silent long."""
+        """Ignore a position of another counter while this one has work left and was not silent for long."""
         self.aside_since = t if self.aside_since is None else self.aside_since
         return not self.ended and t - self.aside_since < ASIDE_MOST_S
 
@@ -143,7 +140,7 @@ class LogCounter:
         self.begins, self.low, self.lows, self.aside_since = False, None, 0, None
 
     def _is_another(self, done: float, total: float | None, evaluating: bool) -> bool:
-        """Whether a position belongs to another counter, such as that of a validation, since its total is another."""
+        """Whether a position with a different total is of another counter, such as a validation."""
         if total is None or self.total is None or self.done is None or total == self.total:
             return False
         follows = self.done <= done and (done <= 1.5 * self.done or total > self.total)
@@ -152,28 +149,28 @@ class LogCounter:
 
 @dataclass(slots=True)
 class RankCounters:
-    """What one pattern has counted, by data-parallel rank."""
+    """Counts of one pattern by data-parallel rank."""
 
     unit: str
     source: str | None = None
     has_total: bool = False
-    passed: bool = False  # whether it ended and gave way to another
-    whole: bool = False  # whether it counts over all epochs, although its records name the epoch
-    of_epoch: bool = False  # whether its records have named the epoch, by a pattern of its own
-    offset: int | None = None  # where its last record begins
+    passed: bool = False  # whether it ended and was replaced by another pattern
+    whole: bool = False  # whether it counts over all epochs, although its records contain the epoch
+    of_epoch: bool = False  # whether a separate pattern found the epoch in its records
+    offset: int | None = None  # offset of its last record
     counts: dict[int | None, LogCounter] = field(default_factory=dict)
     epochs: dict[int | None, EpochCounter] = field(default_factory=dict)
     highest: float = 0.0  # highest count of the slowest rank in this run
 
     def present(self) -> list[LogCounter]:
-        """Counts of the ranks that are not gone, in this run if any has counted in it."""
+        """Counts of the active ranks; those with a record in this run, if any."""
         counts = [count for count in self.counts.values() if count.done is not None]
         counts = [count for count in counts if not count.begins] or counts
         last = max((count.seen for count in counts), default=0.0)
         return counts if self.unit in ADDED_UP else [count for count in counts if last - count.seen <= RANK_FRESH_S]
 
     def begin(self, base: float | None, rank: int | None = None) -> None:
-        """The next position, of one rank or of each, begins a count or goes on with it at ``base``."""
+        """Make the next position of one rank, or of all, start or continue a count at ``base``."""
         for of, count in self.counts.items():
             if rank is None or of == rank:
                 count.begins, count.base = True, base
@@ -182,7 +179,7 @@ class RankCounters:
                 epochs.index = None
 
     def standing(self) -> tuple[float | None, float | None]:
-        """(done, total) of all ranks: the sum of those that share the work, or the slowest of those in step."""
+        """(done, total) of all ranks: the sum if they share the work, else the slowest."""
         if len(self.counts) == 1:
             (count,) = self.counts.values()
             return (count.done, count.total) if count.done is not None else (None, None)

@@ -1,4 +1,4 @@
-"""What the attempts of a job before this one have left in its run directory of how far their workers had come."""
+"""Reports and statuses of earlier attempts of a job, in its run directory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +8,10 @@ from exporter.contract import run_files
 
 
 def read_earlier_attempts(run_dir: Path, attempt: int) -> Iterator[list[dict[str, Any]]]:
-    """Of each attempt before this one, the newest first, its report, or where it has left none its statuses.
+    """The report of each earlier attempt, newest first, or its statuses if it has no report.
 
-    Each is read when it is asked for. The orchestrator has given their numbers to both: the sidecars of this attempt
-    write their own to ``status/``, where those of the one before have written theirs.
+    Files are read on demand. The orchestrator added the attempt to their names, since sidecars of this attempt write to
+    ``status/``.
     """
     for number in range(attempt - 1, -1, -1):
         report = run_files.read_json(run_dir / f"{Path(run_files.REPORT_FILE).stem}_a{number}.json")

@@ -1,8 +1,8 @@
-"""Earlier runs of a job, in a small file of the user: what the first minutes of the next one are judged by.
+"""Earlier runs of a job, in a small file of the user, as priors for the next run.
 
-``GPUJOB_HISTORY_DIR`` says where the files are, and empty that there are none; without it they are in
-``gpujob/history`` of ``$XDG_STATE_HOME``, which is ``~/.local/state`` unless it is set. A node without a
-home, a home that cannot be written to and a file that holds something else are all ordinary.
+The files are in ``GPUJOB_HISTORY_DIR``; if that is empty there are none. Without it they are in ``gpujob/history`` of
+``$XDG_STATE_HOME``, or else of ``~/.local/state``. A missing or read-only home and a file with other contents are not
+errors.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ _NAME_LENGTH = 64
 _HASH_LENGTH = 12
 
 log = logging.getLogger("gpujob.history")
-_told: set[Path] = set()  # files of which has been said that they hold something else
+_told: set[Path] = set()  # files with a logged warning about other contents
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """One run of a job that completed."""
+    """One completed run of a job."""
 
     time: float  # when it ended, epoch seconds
     workers: int
-    total: int | None  # items of the whole job, where they were known
-    seconds: float  # how long it took
-    prior: Mapping[str, Mapping[str, Any]]  # what is known beforehand of the workers of each role; JSON-ready
+    total: int | None  # items of the whole job, if known
+    seconds: float  # duration
+    prior: Mapping[str, Mapping[str, Any]]  # priors for the workers of each role; JSON-ready
 
 
 def build_run_history(
     workers: Sequence[Mapping[str, Any]], total: int | None, seconds: float, now: float
 ) -> RunHistory | None:
-    """A run that has completed, from the last status of its workers; None when none of them has told its course.
+    """Create from the last status of the workers of a completed run; None if no worker has a prior.
 
-    Of each role the worker in the middle stands for all.
+    The median worker represents its role.
     """
     of_roles: dict[str, list[Mapping[str, Any]]] = {}
     for worker in workers:
@@ -62,10 +62,10 @@ def build_run_history(
 
 
 def run_history_path(name: str, environ: Mapping[str, str]) -> Path | None:
-    """The file of the jobs of this name; None when there is no place for one."""
+    """History file for jobs of this name; None if there is no place for one."""
     if HISTORY_VARIABLE in environ:
         folder = environ[HISTORY_VARIABLE]
-    elif os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # another is to be ignored (XDG Base Directory)
+    elif os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # others are to be ignored (XDG Base Directory)
         folder = f"{environ['XDG_STATE_HOME']}/gpujob/history"
     else:
         folder = f"{environ['HOME']}/.local/state/gpujob/history" if os.path.isabs(environ.get("HOME", "")) else ""
@@ -77,15 +77,15 @@ def run_history_path(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def read_run_history(name: str, environ: Mapping[str, str]) -> tuple[RunHistory, ...]:
-    """The last runs of the jobs of this name that completed, oldest first."""
+    """The last completed runs of jobs of this name, oldest first."""
     path = run_history_path(name, environ)
     return _read(path) if path is not None else ()
 
 
 def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) -> bool:
-    """Add a run to the history of its job; whether it was kept. Of more than a few the oldest go.
+    """Add a run to the history of its job and drop the oldest; whether it was saved.
 
-    Of two that end in the same moment one may be lost.
+    If two jobs end at the same time, one run may be lost.
     """
     path = run_history_path(name, environ)
     if path is None:
@@ -110,7 +110,7 @@ def _render(name: str, runs: list[RunHistory]) -> bytes:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    """Write the file in one step, beside others that write it on other nodes."""
+    """Write the file atomically, since other nodes may write it too."""
     number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(number, "wb") as out:

@@ -1,4 +1,4 @@
-"""The job on one node: when it will be done, whether that is before its time limit, and who holds it back."""
+"""The job on one node: ETA, chance to meet the time limit, and workers that delay it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ JOB_ETA = Family(
     "eta_seconds",
     "Seconds of work left of the job's workers on this node: those of the slowest.",
     labels=("quantile",),
-    kind="summary",  # what the label `quantile` is reserved for
+    kind="summary",  # the label `quantile` is reserved for this kind
 )
 JOB_FINISH = Family("finish_timestamp_seconds", "When the workers of this node should be done.")
 DEADLINE = Family("time_limit_timestamp_seconds", "When the time limit of the job is over; absent when it has none.")
@@ -40,12 +40,12 @@ LAG = Family(
 )
 FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
 
-STEP_S = 2.0  # stops closer to each other than twice this cannot be told apart: clocks of nodes, buffers of logs
+STEP_S = 2.0  # clock differences and log buffers hide the order of stops closer than twice this
 
 
 @dataclass(frozen=True)
 class JobOutlook:
-    """How the job gets on, as far as this node's workers tell."""
+    """Outlook of the job, from the workers of this node."""
 
     read_at: float
     deadline: float | None = None
@@ -54,7 +54,7 @@ class JobOutlook:
     checkpoint_next: float | None = None
     checkpoint_fits: bool | None = None
     lags: Mapping[int, float] = field(default_factory=dict)
-    first_to_stop: int | None = None  # rank of the worker whose progress ended first, of those that have stalled
+    first_to_stop: int | None = None  # rank of the stalled worker whose progress ended first
 
 
 def job_outlook(
@@ -64,9 +64,9 @@ def job_outlook(
     saved: Sequence[float],
     checkpoint_interval_s: float | None = None,
 ) -> JobOutlook:
-    """The pace of the job; ``saved`` are the moments of the last checkpoints as their files tell.
+    """Outlook of the job; ``saved`` has the times of the last checkpoints, from their files.
 
-    ``checkpoint_interval_s`` is the one that the job file gives.
+    ``checkpoint_interval_s`` is from the job file.
     """
     running = [facts for facts in workers if not facts.ended and facts.position is not None]
     unknown = any(facts.eta is None for facts in running)
@@ -95,7 +95,7 @@ def job_outlook(
 
 
 def render_outlook(found: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
-    """Its samples."""
+    """Render the outlook."""
     out.add(DEADLINE, found.deadline)
     if found.eta is not None:
         out.add(JOB_ETA, found.eta.low, quantile="0.1")
@@ -110,7 +110,7 @@ def render_outlook(found: JobOutlook, workers: Sequence[WorkerLogFacts], out: Sa
 
 
 def describe_outlook(found: JobOutlook, status: NodeStatus) -> None:
-    """What the status page says of it."""
+    """Add the outlook to the status."""
     status.job.update(
         eta=found.eta._asdict() if found.eta is not None else None,
         deadline=found.deadline,

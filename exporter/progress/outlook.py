@@ -1,4 +1,4 @@
-"""Whether a job ends before its time limit does, and what it has saved by then."""
+"""Outlook of a job: whether it finishes before its time limit, and what it has saved by then."""
 
 import itertools
 import math
@@ -8,21 +8,19 @@ from typing import NamedTuple
 
 from exporter.progress.eta import EtaEstimate
 
-Z_OF_QUANTILE = 1.2815515655446004  # standard normal deviate of the quantiles 0.1 (below the middle) and 0.9 (above it)
-LEAST_SPREAD, MOST_SPREAD = 0.01, 3.0
-"""Standard deviation of the logarithm of the time left: no estimate is surer, or tells less, than these."""
-LEAST_S = 1e-3  # times shorter than this are as good as none
-SUREST = 1e-6  # what has not ended yet is neither certain nor impossible
+Z_OF_QUANTILE = 1.2815515655446004  # standard normal deviate of the quantile 0.9; that of 0.1 is its negative
+LEAST_SPREAD, MOST_SPREAD = 0.01, 3.0  # bounds on the standard deviation of the logarithm of the ETA
+LEAST_S = 1e-3  # shorter times count as this
+SUREST = 1e-6  # unfinished work is neither certain nor impossible
 SAVES_TO_LEARN_FROM = 3
-OVERDUE_MOST = 0.5
-"""A checkpoint that is later than this part of the interval: the rhythm is broken, and the next one unknown."""
+OVERDUE_MOST = 0.5  # a checkpoint later than this part of the interval breaks the rhythm: the next one is unknown
 
 
 def time_limit_met_probability(now: float, deadline: float | None, eta: EtaEstimate | None) -> float | None:
-    """Probability that the work is done by the deadline, and 1 once it is; None without a deadline or an estimate.
+    """Probability that the work is complete by the deadline; None without a deadline or an estimate.
 
-    The time left has a log-normal distribution through the three quantiles of the estimate, with a spread of its own
-    on each side of the middle. Between 0 and 1, exclusive, as long as work is left.
+    It is 1 for complete work. The ETA has a log-normal distribution through the three quantiles of the estimate, with
+    its own spread on each side of the median. While work is left, the result is strictly between 0 and 1.
     """
     if deadline is None or eta is None:
         return None
@@ -41,10 +39,10 @@ def time_limit_met_probability(now: float, deadline: float | None, eta: EtaEstim
 def next_checkpoint(
     begun: Sequence[float], durations: Sequence[float], now: float, interval_s: float | None = None
 ) -> float | None:
-    """Moment at which the next checkpoint should be whole; None when the rhythm is unknown or broken.
+    """Time at which the next checkpoint should be complete; None if the rhythm is unknown or broken.
 
-    ``begun`` are the moments at which the last ones began, in order, ``durations`` the seconds that they took. The
-    interval is the median of those seen, of three checkpoints at least, unless it is given.
+    ``begun`` has the start times of the last checkpoints, in order, and ``durations`` their seconds. Without
+    ``interval_s``, the interval is the median between at least three checkpoints.
     """
     if not begun:
         return None
@@ -58,27 +56,27 @@ def next_checkpoint(
 
 
 def checkpoint_meets_deadline(deadline: float | None, moment: float | None) -> bool | None:
-    """Whether a checkpoint due at that moment is whole before the deadline; None when either is unknown."""
+    """Whether a checkpoint due at this time is complete before the deadline; None if either is unknown."""
     return None if deadline is None or moment is None else moment <= deadline
 
 
-LEAST_WORKERS = 3  # of two, neither is the one out of line
+LEAST_WORKERS = 3  # with two, the median does not show which one lags
 
 
 class WorkerPosition(NamedTuple):
-    """How far one worker is."""
+    """Position of one worker."""
 
     rank: int
     done: float
     total: float | None
-    kind: str  # workers of one kind, such as a role and a unit, do alike work and can be compared
+    kind: str  # group of comparable workers, such as the same role and unit
 
 
 def lags(workers: Sequence[WorkerPosition]) -> dict[int, float]:
-    """By which part of it each worker lags behind the median of its kind: 0 for one that is level or ahead, 1 at most.
+    """Lag of each worker behind the median of its kind, as a share from 0 (level or ahead) to 1.
 
-    Compared is the share done of the own total, or what is done where no total is known. Workers of which no lag is
-    known are left out: fewer than three of the kind, or a median that has done nothing.
+    It compares the completed share of each worker's total, or the positions if no total is known. Workers without a
+    known lag are omitted: fewer than three of a kind, or a median of 0.
     """
     found: dict[int, float] = {}
     for kind in dict.fromkeys(worker.kind for worker in workers):
@@ -95,10 +93,10 @@ def lags(workers: Sequence[WorkerPosition]) -> dict[int, float]:
 
 
 def first_to_stop(last_rises: Mapping[int, float], stalled: Collection[int], gap_s: float) -> int | None:
-    """Rank of the stalled worker whose progress ended first: in a collective that hangs, the one the others wait for.
+    """Rank of the stalled worker that stopped first: in a hanging collective, the others wait for it.
 
-    None when that is unclear: when none is stalled, another stopped within two usual gaps between records (``gap_s``)
-    of it, or no other worker's progress is known, as when rank 0 alone writes.
+    None if no worker is stalled or only one worker's progress is known, as when only rank 0 writes. None also if
+    another stopped within two usual gaps between records (``gap_s``).
     """
     stops = sorted((last_rises[rank], rank) for rank in stalled if rank in last_rises)
     if not stops or len(last_rises) < 2:

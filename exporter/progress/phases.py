@@ -1,4 +1,4 @@
-"""What workers say that they do instead of their work, and the phase of the job that follows from it."""
+"""Activities that workers log, such as checkpoints, and the resulting phase of the job."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -7,26 +7,24 @@ from typing import Any
 
 from exporter.logs.search.findings import ActivityMark
 
-PHASES = ("checkpointing", "evaluating")
-"""Marks that are a phase of the job, the one that is believed first at the head."""
-BELIEVED_S = 1800.0
-"""A mark that nothing has ended is believed for this long, while none of its kind has been seen to end;"""
-LONGEST_TIMES, BELIEVED_LEAST_S = 3, 300.0  # else for three times the longest of the kind, and never less than this
-SAME_S = 60.0  # a mark that comes again within this time, as one for each file of a checkpoint, is the same one
+PHASES = ("checkpointing", "evaluating")  # activities that are a phase of the job, the preferred one first
+BELIEVED_S = 1800.0  # limit of an activity without a logged end, until one of its kind has ended
+LONGEST_TIMES, BELIEVED_LEAST_S = 3, 300.0  # afterwards: multiple of its longest duration, and least limit
+SAME_S = 60.0  # an activity logged again within this time, such as per checkpoint file, is the same one
 KEPT = 32
 
 
 @dataclass
 class WorkerActivities:
-    """The marks of one worker."""
+    """Activities of one worker."""
 
-    since: dict[str, float] = field(default_factory=dict)  # when each mark that has not ended began
+    since: dict[str, float] = field(default_factory=dict)  # start of each activity that has not ended
+    # Recent starts by name, or ends if the log shows only those.
     begun: dict[str, deque[float]] = field(default_factory=dict)
-    """Moments at which the last ones of each name began, or ended where a log tells the end only."""
     durations: dict[str, deque[float]] = field(default_factory=dict)
 
     def take(self, mark: ActivityMark, t: float) -> None:
-        """A record of this moment says what the worker does now, or that it has ended."""
+        """Take a record that an activity starts or ends."""
         begun = self.begun.setdefault(mark.name, deque(maxlen=KEPT))
         since = self.since.get(mark.name)
         if mark.begins:
@@ -40,11 +38,11 @@ class WorkerActivities:
             begun.append(t)
 
     def begin_run(self) -> None:
-        """A new run of the worker: what the last one was at has ended with it."""
+        """Start a new run: the activities of the last run have ended."""
         self.since.clear()
 
     def present(self, now: float, last_rise: float | None) -> str | None:
-        """What the worker is at, of those that are phases; None once it has made progress since, or after too long."""
+        """Current activity that is a phase; None after newer progress, or after too long."""
         for name in PHASES:
             since = self.since.get(name)
             if since is None or (last_rise is not None and last_rise > since):
@@ -56,7 +54,7 @@ class WorkerActivities:
         return None
 
     def state(self) -> dict[str, Any]:
-        """All that it knows, ready for JSON."""
+        """The complete state, ready for JSON."""
         return {
             "since": dict(self.since),
             "begun": {name: list(moments) for name, moments in self.begun.items()},
@@ -65,7 +63,7 @@ class WorkerActivities:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "WorkerActivities":
-        """Marks that go on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
         return cls(
             dict(state["since"]),
             {name: deque(moments, KEPT) for name, moments in state["begun"].items()},
@@ -74,9 +72,9 @@ class WorkerActivities:
 
 
 def job_phase(workers: Iterable[tuple[WorkerActivities, float | None]], now: float) -> str | None:
-    """Phase of the job by the marks and the last progress of its workers: what more than half of them are at.
+    """Phase of the job: the current activity of more than half of its workers, or None.
 
-    Only workers that have ever logged a mark of that name are asked, so rank 0 alone decides when no other logs it.
+    Only workers that have ever logged this activity count. So rank 0 decides alone if no other rank logs it.
     """
     known = [(marks, marks.present(now, last_rise)) for marks, last_rise in workers]
     for name in PHASES:

@@ -1,11 +1,10 @@
-"""The progress file that a worker may write: one JSON object a line, and what each says.
+"""The progress file that a worker may write: one JSON object a line.
 
     {"done": 10, "total": 100, "loss": 0.3}
 
-``done`` and ``total`` count ``unit`` (items without one), ``epoch`` and ``epochs`` count from 0
-like the loop that prints them, ``phase`` is what the worker does now, ``resumed`` says that the
-work goes on at ``done``, ``rank`` who writes where several share the file. Any further number is
-a value under its name. ``null`` stands for what is not known.
+``done`` and ``total`` count ``unit``, or items without one. ``epoch`` and ``epochs`` count from 0. ``phase`` is the
+current activity, and ``resumed`` means that the work continues at ``done``. ``rank`` is the writer if several share the
+file. Any further number is a value under its name. ``null`` means unknown.
 """
 
 import json
@@ -18,18 +17,17 @@ from dataclasses import dataclass, field
 from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
 
 MOST_RECORD_BYTES = 64 * 1024
-MOST_NAMES = 32  # names of values of one worker: each is a series
-WHOLE_TEXT_BYTES = 256 * 1024  # up to here every record of a text counts
+MOST_NAMES = 32  # value names of one worker, since each is a series
+WHOLE_TEXT_BYTES = 256 * 1024  # up to this size, every record counts
+# Of a longer text, only this end and the last resume before it count, to limit the cost of a heavy writer.
 END_BYTES = 64 * 1024
-"""Of a longer one its last records count, and the last before them that tells of a resume: a worker that
-writes without end must not cost its node more than others."""
 
-PATTERN = "progress_file"  # name of the pattern of its positions
+PATTERN = "progress_file"  # pattern name of its positions
 WORKING = "working"
 
 _MOST_COUNT = 10**18 - 1
 _COUNTS = ("done", "total", "epoch", "epochs", "rank")
-_OF = (("done", "total"), ("epoch", "epochs"))  # of which each first one is a part of the second
+_OF = (("done", "total"), ("epoch", "epochs"))  # (part, total) pairs
 _WORDS = ("unit", "phase")
 _KEYS = {*_COUNTS, *_WORDS, "resumed"}
 _UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
@@ -40,29 +38,29 @@ _RESUMED = re.compile(rb'"resumed"\s*:\s*true')
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """What one record says."""
+    """Contents of one record."""
 
     position: LogPosition | None = None
     values: dict[str, LogValue] = field(default_factory=dict)
+    # Starts a phase of ``MARKS``; any other phase is the work itself and ends the current one.
     mark: ActivityMark | None = None
-    """Begins for the phases of ``parse_updates.MARKS``; any other phase is the work itself, and ends what has begun."""
-    rank: int | None = None  # whose values these are
+    rank: int | None = None  # rank of the values
 
 
 @dataclass
 class ProgressUpdates(LogFindings):
-    """What a piece of the file says."""
+    """Contents of a part of the file."""
 
-    records: int = 0  # records looked at, blank ones left out
-    unusable: int = 0  # those of them that are no update
-    phase: str | None = None  # what the worker is at after them, if not at its work
+    records: int = 0  # non-blank records
+    unusable: int = 0  # records that are not a valid update
+    phase: str | None = None  # activity after the last record, None for the work itself
 
 
 def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
-    """The update in one record that begins at ``offset``; None when it is none, or says nothing.
+    """Parse the record at ``offset``; None if it is invalid or empty.
 
-    A count that is no whole number from 0 up, or more than all, makes the record unusable; a fraction is rounded down.
-    A value may be NaN, infinite or negative: a loss can be.
+    A count must be a number from 0 and at most its total; fractions are rounded down. A value may be NaN, infinite or
+    negative, as a loss can be.
     """
     if len(record) > MOST_RECORD_BYTES:
         return None
@@ -120,7 +118,7 @@ def _mark(phase: str, offset: int) -> ActivityMark:
 
 
 def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, LogValue]]:
-    """The first so many further numbers, by safe names."""
+    """The first `MOST_NAMES` further numbers, by safe name."""
     names: set[str] = set()
     for key, given in told.items():
         if key in _KEYS or isinstance(given, bool) or not isinstance(given, int | float):
@@ -139,15 +137,15 @@ def _float(given: float) -> float:
 
 
 def _safe_name(text: str) -> str:
-    """The name as a label may carry it, like every other text that users choose."""
+    """Name as a safe label, as with all text from users."""
     return _UNSAFE.sub("_", text)[:_NAME_LENGTH]
 
 
 def parse_updates(text: bytes, offset: int, known: Collection[str] = (), phase: str | None = None) -> ProgressUpdates:
-    """What whole records say, of which the first begins at ``offset``.
+    """Parse complete records, starting at ``offset``.
 
-    ``known`` are the names of this worker's values so far: beyond ``MOST_NAMES`` no new one is taken.
-    ``phase`` is what the worker was at before, as the last ``ProgressUpdates`` have told: only a change is a mark.
+    ``known`` are this worker's value names so far; no new name is taken beyond ``MOST_NAMES``. ``phase`` is the
+    previous activity from the last ``ProgressUpdates``: only a change is a mark.
     """
     found = ProgressUpdates(phase=phase)
     names = set(known)
@@ -179,7 +177,7 @@ def _change_phase(found: ProgressUpdates, mark: ActivityMark) -> None:
 
 
 def _records(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """Records that count, with their places in ``text``; blank ones are none."""
+    """Records that count, with their offsets in ``text``, without blank ones."""
     if len(text) > WHOLE_TEXT_BYTES:
         end = _next_record(text, len(text) - END_BYTES)
         yield from _last_resume(text[:end])
@@ -193,13 +191,13 @@ def _records(text: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _last_resume(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """The last record that tells of a resume: what comes before it is not gone on with."""
+    """The last record of a resume: it supersedes all earlier records."""
     for match in deque(_RESUMED.finditer(text), 1):
         start = max(text.rfind(b"\n", 0, match.start()), text.rfind(b"\r", 0, match.start())) + 1
         yield start, text[start : _next_record(text, match.end())].rstrip(b"\r\n")
 
 
 def _next_record(text: bytes, place: int) -> int:
-    """Where the first record after the one at ``place`` begins."""
+    """Offset of the first record after the one at ``place``."""
     ends = [found for found in (text.find(b"\n", place), text.find(b"\r", place)) if found >= 0]
     return min(ends, default=len(text) - 1) + 1

@@ -1,36 +1,35 @@
-"""Where the work of a run begins: at nothing, or where an earlier run has left it without a word in the log."""
+"""Whether a run starts at 0 or resumes earlier work without a message in its log."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-FIRSTS = 5.0  # a worker that begins anew says first about what it has said first before; hardly so many times that,
-REACHED = 0.5  # and not so much of what it had reached: checkpoints are seldom older
-SOON_S = 600.0  # a first position that comes later may be work, whatever its size
+FIRSTS = 5.0  # a resume starts above this multiple of a fresh start's first position
+REACHED = 0.5  # a resume starts at or above this part of the earlier progress: checkpoints are rarely older
+SOON_S = 600.0  # a later first position may be work, whatever its size
+# A first position may be a resume from this share of the total, or this count without a total.
 LARGE_SHARE, LARGE = 0.02, 50.0
-"""Share of the total, or without one the number, from which a first position may be that of a resume."""
-FASTER = 3.0  # so many times as fast as it is now a worker may have been before its first position
-STEPS = 1.5
-"""So many times its largest step a worker that begins at nothing may say first: batches are seldom less alike."""
-STAMP_S = 1.0  # many logs tell their time in whole seconds: a record may be so much later than it says
-RISES = 3  # after so many it is known how fast a worker is: of a pause between two of them the others tell
+FASTER = 3.0  # most that the throughput before the first position may exceed the fastest one since
+STEPS = 1.5  # most that a fresh start reports first, in steps: batches rarely differ more
+STAMP_S = 1.0  # many logs have times in whole seconds, so a record may be this much later than its time
+RISES = 3  # rises needed before the throughput is trusted: with three, one pause does not distort it
 
 
 class EarlierProgress(NamedTuple):
-    """How far an earlier run has come."""
+    """Progress of an earlier run."""
 
     unit: str
     done: float
     total: float | None = None
-    first: float | None = None  # the first position of a run that has begun at nothing; None where that is not known
+    first: float | None = None  # first position of a run that started at 0; None if unknown
 
 
 def earlier_positions(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, EarlierProgress]:
-    """How far the workers of these ranks had come, by rank, each in the first of these attempts that tells it.
+    """Earlier progress by rank, each from the first attempt that contains it.
 
-    Of each attempt these are its reports or statuses; whatever is in them, they tell positions or nothing. Once all
-    are known no further attempt is asked for.
+    An attempt consists of its reports or statuses, which may contain anything. No further attempt is read when all
+    ranks are found.
     """
     found: dict[int, EarlierProgress] = {}
     for pages in attempts:
@@ -61,10 +60,10 @@ def _count(value: object) -> float | None:
 
 
 def is_resume(done: float, total: float | None, earlier: EarlierProgress) -> bool | None:
-    """Whether a run whose first position is ``done`` goes on with the work of an earlier one; None if it may.
+    """Whether a run with first position ``done`` resumes an earlier one; None if undecided.
 
-    It does not where it says no more than a run that has begun at nothing has said first, and it does from half of
-    what the earlier one had reached, where both are more than five times that. What has another total is other work.
+    It does not if it reports no more than a fresh start reported first. It does if it reports at least half of the
+    earlier progress, and both are more than five times that first position. A different total is different work.
     """
     if earlier.first is None or (None not in (total, earlier.total) and total != earlier.total):
         return None
@@ -75,9 +74,9 @@ def is_resume(done: float, total: float | None, earlier: EarlierProgress) -> boo
 
 
 def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
-    """Whether a first position, so long after the start of its run, is large enough to ask how it has come about.
+    """Whether a first position, ``after_s`` into its run, is large enough for a resume.
 
-    What has come to its end at once is none: nothing will tell how fast it was.
+    Work that is already complete does not count: its throughput cannot be measured.
     """
     large = done >= max(1.0, LARGE_SHARE * total) and done < total if total is not None else done >= LARGE
     return large and 0.0 <= after_s <= SOON_S
@@ -85,33 +84,32 @@ def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
 
 @dataclass(slots=True)
 class UndecidedStart:
-    """A first position of which is not known whether it has been worked for, until the pace after it tells.
+    """A first position that is either work or a resume, until the following throughput decides.
 
-    It has where the worker, at up to three times its fastest pace since, could have come so far since its run began,
-    and where it is about one step of the count: a first batch may be the fastest by far. Once that is so it stays so,
-    since the fastest pace and the largest step can only rise. When the count has risen three times and it is not so,
-    the first position is where the work goes on.
+    It is work if the worker could have reached it from the start of the run at three times its fastest throughput
+    since. It is also work if it is about one step, since the first batch may be the fastest. Both limits only rise, so
+    such a result is final. After three rises without it, the first position is a resume.
     """
 
     done: float
     after_s: float  # seconds from the start of the run to the first position
-    since: float  # when that was
+    since: float  # time of the first position
     last: float
     last_at: float
-    pace: float = 0.0  # the fastest so far, per second
-    step: float = 0.0  # the largest so far, from one record to the next
+    pace: float = 0.0  # fastest throughput so far, per second
+    step: float = 0.0  # largest so far, between two records
     rises: int = 0
 
     @classmethod
     def at(cls, done: float, t: float, began: float) -> "UndecidedStart":
-        """A first position at ``t`` of a run that has begun at ``began``."""
+        """Create from a first position at ``t`` of a run that started at ``began``."""
         return cls(done, t - began, t, done, t)
 
     def take(self, done: float, t: float) -> bool | None:
-        """Whether the first position has been worked for, now that the count stands here; None while unknown.
+        """Whether the first position was work, given the latest count; None while undecided.
 
-        Records of one moment are one, since there is no telling how long they took; so where ten have the same second
-        the whole way tells more than the step to the next one.
+        Records with the same time are one, since their duration is unknown. With ten records a second, the throughput
+        over all records is more reliable than one step.
         """
         if done > self.last:
             self.step = max(self.step, done - self.last)
@@ -125,9 +123,9 @@ class UndecidedStart:
         return True if worked_for else False if self.rises >= RISES else None
 
     def verdict(self) -> bool:
-        """The same when nothing more will come: without any evidence it has been worked for.
+        """Decide with the available records: without evidence, the first position was work.
 
-        Whole seconds are none before there are two: the second record may have come just after the first.
+        Times in whole seconds are no evidence before they span two: the second record may have followed immediately.
         """
         whole_seconds = self.since % 1 == 0 and self.last_at % 1 == 0
         return self.pace == 0 or self._can_be_work or (whole_seconds and self.last_at - self.since <= STAMP_S)
@@ -141,24 +139,21 @@ Key = tuple[str, int | None]  # pattern and data-parallel rank of a count
 
 
 class UndecidedStarts:
-    """First positions of the counts of one run that are not decided."""
+    """Undecided first positions of one run, by count."""
 
     def __init__(self) -> None:
         self.open: dict[Key, UndecidedStart] = {}
 
     def hold(self, key: Key, beginning: UndecidedStart) -> None:
-        """From now on the records of this count are asked."""
+        """Watch the next records of this count."""
         self.open[key] = beginning
 
     def take(self, key: Key, done: float, total: float | None, t: float) -> float | None:
-        """Work that is now known to have been done before the first position of this count: all of it, or none.
-
-        None where that is not known, or has been for long.
-        """
+        """Newly decided work before the first position of this count: all of it, or 0; None if nothing was decided."""
         beginning = self.open.get(key)
         if beginning is None:
             return None
-        ended = total is not None and done >= total  # perhaps long ago: this rise tells no pace
+        ended = total is not None and done >= total  # perhaps long ago, so that this rise has no usable throughput
         worked_for = beginning.verdict() if ended else beginning.take(done, t)
         if worked_for is None and t - beginning.last_at > SOON_S:
             worked_for = beginning.verdict()
@@ -168,22 +163,22 @@ class UndecidedStarts:
         return beginning.done if worked_for else 0
 
     def settle(self) -> dict[Key, float]:
-        """Nothing more comes: the work that was done before first positions, of each count that has done some."""
+        """Decide all at the end of a run: work before the first position, by count."""
         found = {key: beginning.done for key, beginning in self.open.items() if beginning.verdict()}
         self.open.clear()
         return found
 
     def drop(self) -> None:
-        """The worker has said that it resumes: none of them has been worked for."""
+        """Drop all, since the worker reported a resume."""
         self.open.clear()
 
     def state(self) -> list[list[Any]]:
-        """All of them, ready for JSON."""
+        """The complete state, ready for JSON."""
         return [[name, rank, asdict(beginning)] for (name, rank), beginning in self.open.items()]
 
     @classmethod
     def from_state(cls, state: list[tuple[str, int | None, Mapping[str, Any]]]) -> "UndecidedStarts":
-        """Those that ``state`` gave; TypeError or ValueError where that is malformed."""
+        """Restore from ``state``; TypeError or ValueError if malformed."""
         found = cls()
         found.open = {(name, rank): UndecidedStart(**fields) for name, rank, fields in state}
         return found

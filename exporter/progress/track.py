@@ -1,4 +1,4 @@
-"""From positions in a log to work done: resumes, restarts and counters that fall."""
+"""Turns positions in logs into work done, across resumes, restarts and falling counters."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +11,18 @@ from exporter.progress.resumes import EarlierProgress, UndecidedStart, Undecided
 
 
 def items_of_worker(total_of_job: int | None, workers: int, index: int) -> int | None:
-    """Share of one of so many workers when a job's items are dealt out in turn; None without a total."""
+    """Share of one of ``workers`` workers when items are dealt out in turn; None without a total."""
     if total_of_job is None or workers <= 0:
         return None
     return total_of_job // workers + (index < total_of_job % workers)
 
 
 def items_of_rank(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool]], rank: int) -> int | None:
-    """Share of the worker of the task with this rank when a job's items are dealt out to the workers of its role.
+    """Share of the task's worker when items are dealt out to the workers of its role.
 
-    ``tasks`` are all of the job, as (role, worker, rank, whether it is critical). Every task of a worker has the
-    share of the whole worker. None without a total or such a task, and where it cannot be told which of several roles
-    does the items: it can where one alone is critical.
+    ``tasks`` are all tasks of the job, as (role, worker, rank, whether critical). All tasks of a worker have its whole
+    share. None without a total or such a task. With several roles, the role that does the items is known only if it
+    alone is critical; else None.
     """
     tasks = sorted(tasks, key=lambda task: task[2])
     own = next(((role, worker) for role, worker, of, _ in tasks if of == rank), None)
@@ -35,30 +35,29 @@ def items_of_rank(total_of_job: int | None, tasks: Iterable[tuple[str, str, int,
 
 
 EPOCH_BASE = 1
-EVALUATING_MOST_S = 3600.0  # an evaluation that nothing has ended by then is no longer believed
+EVALUATING_MOST_S = 3600.0  # an evaluation without a logged end is believed for this long
 MOST_RANKS = 4096
 
 
 class ProgressTrack:
     """Progress of one worker over all its runs, from the positions in its logs.
 
-    - Of each pattern the first log that gives positions counts: a worker may write the same lines to two. A source of
-      higher order, such as a progress file, takes the place of all of lower order.
-    - In force is the pattern that comes first in ``preference`` among those seen with a total, before any total the
-      first seen. A pattern that has ended gives way to one with a larger total. A change of pattern is neither work
-      nor a reset.
-    - A counter that begins again at each epoch is counted on over the epochs, and one that does not is left alone.
-      Counts in units that ranks share are added up over the ranks; of ranks in step the slowest counts.
-    - A position that falls a little is a record out of order, unless the count stays there; one that falls far is a
-      reset once a second one says so. Neither is work done, and nor is what a resume announces.
-    - The first position of a run that says nothing of a resume is work done unless it is as far as an earlier run had
-      come, or farther than the worker can have come by then: ``progress.resumes`` has the rules.
-    - A count with another total is another counter, such as that of a validation, while the one in force has work left;
-      between marks of an evaluation always. It counts for nothing, and ``aside`` tells of it.
+    - For each pattern the first log with positions counts, since a worker may write the same lines to two. A source of
+      higher order, such as a progress file, replaces all of lower order.
+    - In force is the first pattern of ``preference`` among those with a total, else the first seen. After it ends, a
+      pattern with a larger total replaces it. A change of pattern is neither work nor a reset.
+    - Counters that restart at each epoch are summed over epochs. Counts of shared work are summed over ranks; of ranks
+      in step the slowest counts.
+    - A slightly lower position is a record out of order, unless the count stays there. A far lower one is a reset when
+      a second record confirms it. Neither is work, nor is an announced resume.
+    - The first position of a run without an announced resume is work, unless it is a resume by the rules of
+      ``progress.resumes``.
+    - A count with another total is another counter, such as a validation, while the one in force has work left. During
+      a logged evaluation it always is. It does not count, but sets ``aside``.
 
-    ``processed`` is the work done since the job started, in units of the pattern in force. It falls only where a source
-    of higher order counts in another unit: there it begins again at what the runs before have done in that one, if any.
-    Everything is None before the first position.
+    ``processed`` is the work done since the job started, in units of the pattern in force. It falls only when a source
+    of higher order counts another unit: then it restarts at the work of earlier runs in that unit. Everything is None
+    before the first position.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class ProgressTrack:
         share: int | None = None,
         earlier: EarlierProgress | None = None,
     ) -> None:
-        """``epochs``, ``steps`` and ``share`` (of items): how many there are in all where the log does not say.
+        """Create a track; ``epochs``, ``steps`` and ``share`` (of items) are totals to use if the log has none.
 
-        A worker that has done more than that was given another number of them, so that its total is not known.
-        ``earlier`` is how far it had come in an attempt of the job before this one.
+        If a worker exceeds such a total, its real total is unknown. ``earlier`` is its progress in an earlier attempt
+        of the job.
         """
         self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
         self._epoch_bases = dict(epoch_bases or {})
@@ -82,50 +81,44 @@ class ProgressTrack:
         self._steps = steps
         self._share = share
         self._earlier = earlier
-        self.began: float | None = None
-        """When the present run has begun; None where that is not known, and then its first position is work done."""
+        self.began: float | None = None  # start of the current run; if None, the first position is work
+        # Whether positions are skipped at present, so that the first one says nothing about a resume.
         self.thinned = False
-        """Whether of what is taken now not every position is there: its first is then none to be judged."""
         self._beginnings = UndecidedStarts()
         self.pattern: str | None = None
         self.processed: float | None = None
         self.last_rise: float | None = None
         self.epoch: int | None = None
         self.epochs: int | None = epochs
+        # Number of changes of pattern or source. Positions before and after a change are not of one count.
         self.changes = 0
-        """How often another pattern, or a source of higher order, has come into force: positions before and after are
-        not of one count."""
-        self._before: tuple[str, float] | None = None
-        """Unit and work of the runs before this one."""
+        self._before: tuple[str, float] | None = None  # unit and work of earlier runs
         self._patterns: dict[str, RankCounters] = {}
         self._order = 0
         self._evaluating_since: float | None = None
         self._epoch_base = EPOCH_BASE
-        self._epoch_record: list[str | int] = []
-        """The log and the offset of the last record by which epochs were counted."""
+        self._epoch_record: list[str | int] = []  # log and offset of the last record that counted epochs
         self._resumed: tuple[str, float, float | None] | None = None
-        self._from: float | None = 0.0
-        """What a counter that is new counts from,"""
-        self._bases: dict[str, float] = {}
-        """and, by unit, where a resume says that it goes on."""
+        self._from: float | None = 0.0  # start value of new counters
+        self._bases: dict[str, float] = {}  # start value after a resume, by unit
 
     @property
     def unit(self) -> str | None:
-        """What the position counts."""
+        """Unit of the position."""
         if self.pattern is not None:
             return self._patterns[self.pattern].unit
         return self._resumed[0] if self._resumed is not None else None
 
     @property
     def done(self) -> float | None:
-        """Where the work stands."""
+        """Current position."""
         if self.pattern is not None:
             return self._patterns[self.pattern].standing()[0]
         return self._resumed[1] if self._resumed is not None else None
 
     @property
     def total(self) -> float | None:
-        """Where it will end: as the log says, else as the job file does."""
+        """Total from the log, else from the job file."""
         told = self._told_total
         if told is not None:
             return told
@@ -133,7 +126,7 @@ class ProgressTrack:
         return None if expected is not None and (self.done or 0) > expected else expected
 
     def _expected(self, unit: str | None) -> int | None:
-        """How many of a unit the job file gives the worker."""
+        """Total of this unit for the worker, from the job file."""
         if unit in (None, "items", "requests"):
             return self._share
         return {"steps": self._steps, "epochs": self._epochs}.get(unit or "")
@@ -146,7 +139,7 @@ class ProgressTrack:
 
     @property
     def aside(self) -> bool:
-        """Whether what moves is another counter than the one in force."""
+        """Whether another counter than the one in force is moving."""
         if self.pattern is not None:
             for count in self._patterns[self.pattern].counts.values():
                 if count.aside_since is not None:
@@ -154,7 +147,7 @@ class ProgressTrack:
         return False
 
     def begin_run(self) -> None:
-        """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
+        """Start a new run: its first position counts from 0, unless it is a resume."""
         self.settle()
         if self.unit is not None and self.processed is not None:
             self._before = self.unit, self.processed
@@ -170,7 +163,7 @@ class ProgressTrack:
 
     @property
     def first(self) -> float | None:
-        """The first position of a run that begins at nothing, as far as one has been seen; of several ranks in step."""
+        """First position of a run that started at 0, if seen; the largest for ranks in step."""
         force = self._patterns[self.pattern] if self.pattern is not None else None
         if force is not None and (len(force.counts) == 1 or force.unit not in ADDED_UP):
             known = [count.first for count in force.counts.values() if count.first is not None]
@@ -179,18 +172,18 @@ class ProgressTrack:
         return self._earlier.first if self._earlier is not None and self._earlier.unit == self.unit else None
 
     def settle(self) -> None:
-        """The run has ended: what nobody can tell any more of its first position is decided by what is known."""
+        """End the run: decide undecided first positions with the available records."""
         for (name, rank), worked in self._beginnings.settle().items():
             self.processed = (self.processed or 0) + worked
             self._patterns[name].counts[rank].first = worked
 
     def mark(self, mark: ActivityMark, t: float) -> None:
-        """A record says what the worker does now."""
+        """Take a record about the worker's activity."""
         if mark.name == "evaluating":
             self._evaluating_since = t if mark.begins else None
 
     def update(self, source: str, position: LogPosition, t: float, order: int = 0) -> bool:
-        """Takes a position that a source gave at a moment; whether it says where the work stands."""
+        """Take a position of a source at time ``t``; whether it is of the count in force."""
         if self._goes_straight_on(source, position, t, order):
             return True
         if not self._heeds(source, position.pattern, position.unit, order):
@@ -202,9 +195,9 @@ class ProgressTrack:
         return self._take(position, t)
 
     def _goes_straight_on(self, source: str, position: LogPosition, t: float, order: int) -> bool:
-        """Whether nothing but the count in force rises, as nearly all records say; if so, it is taken.
+        """Take a record that only raises the count in force, as nearly all do; false for any other.
 
-        What is asked here leaves only one way through what ``update`` would do else, which takes four times as long.
+        A shortcut of ``update``, which would do the same in four times the time.
         """
         if position.pattern != self.pattern or order != self._order or position.resumed or position.epoch is not None:
             return False
@@ -230,7 +223,7 @@ class ProgressTrack:
         return True
 
     def _heeds(self, source: str, name: str, unit: str, order: int) -> bool:
-        """Whether this source counts for the pattern."""
+        """Whether the pattern accepts this source."""
         if order < self._order:
             return False
         if order > self._order:
@@ -240,12 +233,12 @@ class ProgressTrack:
             goes_on = force is not None and self.pattern == name and force.source in (None, source)
             if force is not None and not goes_on:
                 self._resumed = (force.unit, self.done or 0, self._told_total)
-                self._from = None  # the same work, in other words
+                self._from = None  # the same work in another unit
                 self._bases = {}
                 self.changes += 1
                 if force.unit != unit:
                     self.processed = self._before[1] if self._before is not None and self._before[0] == unit else 0
-            # what it has counted in an earlier run goes on
+            # Keep what it has counted in an earlier run.
             self._patterns = {name: force} if force is not None and goes_on else {}
             self.pattern = name if goes_on else None
         pattern = self._patterns.setdefault(name, RankCounters(unit))
@@ -254,7 +247,7 @@ class ProgressTrack:
         return pattern.source == source
 
     def _resume(self, position: LogPosition, t: float) -> None:
-        """The work goes on at a position."""
+        """Continue the work at this position."""
         self._beginnings.drop()
         self._resumed = (position.unit, position.done, position.total)
         self._from = None
@@ -273,7 +266,7 @@ class ProgressTrack:
                 count.total = position.total if position.total is not None else count.total
 
     def _note_record(self, source: str, position: LogPosition) -> None:
-        """Remembers which patterns count in the same records in which others name the epoch."""
+        """Note which patterns are in the same records as an epoch."""
         pattern = self._patterns[position.pattern]
         pattern.offset = position.offset
         if pattern.unit == "epochs":
@@ -284,7 +277,7 @@ class ProgressTrack:
             pattern.of_epoch = True
 
     def _note_epoch(self, position: LogPosition) -> None:
-        """Remembers in which epoch the worker is."""
+        """Note the current epoch."""
         epoch = position.epoch
         if epoch is None and position.unit == "epochs":
             epoch = position.done
@@ -299,7 +292,7 @@ class ProgressTrack:
                 self._forget_epochs()
 
     def _forget_epochs(self) -> None:
-        """There are more than the job file says, so that nobody knows how many."""
+        """Drop the number of epochs: the worker exceeded the job file's."""
         self.epochs = None
         for pattern in self._patterns.values():
             for rank, count in pattern.counts.items():
@@ -356,23 +349,23 @@ class ProgressTrack:
         elif beginning is not None:
             self._beginnings.hold((name, rank), beginning)
         elif self._beginnings.open and (worked := self._beginnings.take((name, rank), done, total, t)) is not None:
-            count.first = worked or count.step  # it would say so much first if it began at nothing
+            count.first = worked or count.step  # its first position if it started at 0
             rise += worked
         self.processed = (self.processed or 0) + rise
         if rise:
             self.last_rise = t
-            self._evaluating_since = None  # it does its work again, whether the log has said so or not
+            self._evaluating_since = None  # it works again, whether logged or not
         return True
 
     def _beginning(
         self, unit: str, count: LogCounter, done: float, total: float | None, t: float
     ) -> UndecidedStart | None:
-        """The first position of a count in this run, where what follows must tell whether it has been worked for.
+        """The first position of a count in this run, if later records must decide whether it was work.
 
-        Where it has not, or may not have been, the count goes on from it.
+        If it was not, or is undecided, the count continues from it.
         """
         if count.base != 0.0 or self.thinned:
-            return None  # it is known what it counts from, or there were others before it
+            return None  # its start value is known, or positions before it were skipped
         earlier = self._earlier if self._earlier is not None and self._earlier.unit == unit else None
         if count.done is not None:
             known = count.first if count.first is not None or earlier is None else earlier.first
@@ -388,9 +381,9 @@ class ProgressTrack:
     def _over_epochs(
         self, pattern: RankCounters, count: LogCounter, position: LogPosition, t: float, evaluating: bool
     ) -> tuple[float, float | None] | None:
-        """(done, total) over all epochs where the counter begins again at each; None when it is another counter.
+        """(done, total) over all epochs, for a counter that restarts at each; None if it is another counter.
 
-        Whether it does is said by records that name their epoch, or by its unit; of others it is learned.
+        Records with an epoch, or the unit, show whether it restarts; otherwise this is learned.
         """
         batch, size, epoch, epochs = position.done, position.total, self.epoch, self.epochs
         told_here = position.epoch is not None
@@ -401,7 +394,7 @@ class ProgressTrack:
             over = EpochCounter(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
             if told_here or pattern.of_epoch or pattern.unit == "batches":
                 if not count.begins and over.where(epoch, epochs):
-                    count.begins, count.base = True, None  # what it has counted was of one epoch
+                    count.begins, count.base = True, None  # it counted within one epoch so far
             elif not self._begins_again(over, count, batch, size):
                 return batch, size
             pattern.epochs[position.rank] = over
@@ -421,9 +414,9 @@ class ProgressTrack:
         return over.count(batch, size, index, epochs)
 
     def _begins_again(self, over: EpochCounter, count: LogCounter, batch: float, size: float | None) -> bool:
-        """Whether the counter was within one epoch, as it begins again in the next; what it has counted is taken over.
+        """Whether the counter restarted with an epoch, so that its earlier count was of one epoch.
 
-        It does too when it ends, or gives way to a shorter one, while further epochs are to come.
+        Also if it ends, or is replaced by a shorter one, before the last epoch.
         """
         if count.begins or count.done is None or count.epoch is None or self.epoch is None:
             return False
@@ -439,7 +432,7 @@ class ProgressTrack:
         return True
 
     def _choose(self, name: str, pattern: RankCounters) -> bool:
-        """Whether a pattern that has just been seen is in force."""
+        """Whether the pattern of the latest record is in force."""
         if self.pattern is None or self.pattern == name:
             self.pattern = name
             return True
@@ -454,11 +447,11 @@ class ProgressTrack:
         return True
 
     def _rank(self, name: str) -> int:
-        """Place in the order of preference; whole epochs, the coarsest count, come last unless it names them."""
+        """Rank in the order of preference; whole epochs, the coarsest count, come last unless preferred."""
         return self._preference.get(name, len(self._preference) + (self._patterns[name].unit == "epochs"))
 
     def state(self) -> dict[str, Any]:
-        """All that it knows, ready for JSON."""
+        """The complete state, ready for JSON."""
         plain = {name: getattr(self, name) for name in _STATE}
         patterns = {}
         for name, pattern in self._patterns.items():
@@ -480,7 +473,7 @@ class ProgressTrack:
         share: int | None = None,
         earlier: EarlierProgress | None = None,
     ) -> "ProgressTrack":
-        """A track that goes on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
         track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share, earlier=earlier)
         for name, entry in dict(state["patterns"]).items():
             pattern = track._patterns[name] = RankCounters(**{key: entry[key] for key in _PATTERN_STATE})
@@ -503,16 +496,15 @@ _STATE = (
 )
 _PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
 
-ADDED_ENDINGS = ("_per_second", "_requests")  # names of values of which each data-parallel rank has its own part end so
+# Endings of value names that have a separate part for each data-parallel rank.
+ADDED_ENDINGS = ("_per_second", "_requests")
 
 
 def combine_ranks(name: str, values: Mapping[int | None, LogValue], now: float, fresh_s: float) -> float | None:
-    """One number of what the data-parallel ranks of a worker said under one name: a sum, else the last.
+    """Combine the values of a worker's data-parallel ranks into one number; None if none is fresh.
 
-    Rates and requests are added up.
-
-    The stamp of a value says when; one that is older than ``fresh_s``, or has none, is left out. A value without a
-    rank is left out beside those that have one, since it may be their sum. None when nothing is left.
+    Rates and requests are summed; for other values the latest counts. Values without a time, or older than ``fresh_s``,
+    are omitted. A value without a rank is omitted next to others, since it may be their sum.
     """
     fresh = {rank: v for rank, v in values.items() if v.stamp is not None and now - v.stamp < fresh_s}
     if len(fresh) > 1:

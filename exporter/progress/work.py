@@ -1,4 +1,4 @@
-"""The work of a whole job, out of the entries of its workers, each in its own unit."""
+"""Work of a whole job, from the entries of its workers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,52 +7,52 @@ from typing import Any
 from exporter.logs.search.findings import ADDED_UP, UNITS
 
 ITEMS = UNITS[0]
+# Patterns of progress bars; those of tqdm count items or batches and do not show which.
 BARS = frozenset(("bar", "plain_bar"))
-"""Patterns of progress bars. Those of tqdm count iterations, be they items or batches, and do not say which."""
-BATCH_LEAST = 1.5  # bars that come to less than the items of the job by this factor count batches of them
+BATCH_LEAST = 1.5  # bars whose total is this factor below the job's items count batches
 
 
 @dataclass(frozen=True)
 class JobWork:
-    """How far a job is. Everything is None before the first position, and where workers count different things."""
+    """Progress of a job; all None before the first position, or if workers count different units."""
 
-    units: tuple[str, ...] = ()  # what the positions count, each once; none before the first position
+    units: tuple[str, ...] = ()  # units of the positions, without repeats; empty before the first position
     done: int | None = None
-    expected: int | None = None  # as the logs of the workers say, whatever the job file does
+    expected: int | None = None  # total from the logs, independent of the job file
     processed: int | None = None
     whole: bool = False  # whether every worker has a position
-    bars: bool = False  # whether the positions are those of progress bars
+    bars: bool = False  # whether all positions are from progress bars
 
     @property
     def unit(self) -> str | None:
-        """What the job counts; None before the first position, and where workers count different things."""
+        """Unit of the job; None before the first position, or if workers count different units."""
         return self.units[0] if len(self.units) == 1 else None
 
     @property
     def counts_items(self) -> bool:
-        """Whether the items of the job file are what is counted, as far as anything is yet."""
+        """Whether the job counts items of the job file, as far as known."""
         return self.units in ((), (ITEMS,))
 
     def counts_items_of(self, total_items: int | None) -> bool:
-        """Whether the items of the job file are what is counted, so many as that says there are."""
+        """Whether the job counts items, and about as many as the job file specifies."""
         few = self.bars and total_items and self.expected and self.expected * BATCH_LEAST <= total_items
         return self.counts_items and not few
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers do the same work, so that the slowest counts."""
+        """Whether all workers do the same work, so that the slowest one counts."""
         return self.unit is not None and self.unit not in ADDED_UP
 
     def expected_of(self, total_items: int | None) -> int | None:
-        """What there is to do: items as the job file says, all else as the logs say."""
+        """Total of the job: items from the job file, other units from the logs."""
         return total_items or self.expected if self.counts_items_of(total_items) else self.expected
 
 
 def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
-    """The work of workers with ``unit`` (None: items), ``items``, ``items_expected``, and ``items_processed``.
+    """Work of a job from workers with ``unit`` (None: items), ``items``, ``items_expected`` and ``items_processed``.
 
-    What workers share is added up. Of workers in step the slowest counts: of those whose total is known, if it is of
-    any, and of those that are not ``critical`` only where no other has a position.
+    Shared work is summed. For workers in step the slowest counts, preferably among those with a known total. Workers
+    that are not ``critical`` count only if no other has a position.
     """
     workers = list(workers)
     known = [worker for worker in workers if worker.get("items") is not None]
@@ -72,7 +72,7 @@ def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
 
 
 def job_rate(workers: Iterable[Mapping[str, Any]], work: JobWork) -> float | None:
-    """Units per second of the job: the rates of ``workers`` added up, or the lowest where they are in step."""
+    """Units per second of the job: the sum of the workers' rates, or the lowest if they are in step."""
     rates = [float(worker["rate"]) for worker in workers if worker.get("rate") is not None]
     if not rates or len(work.units) > 1:
         return None
@@ -80,7 +80,7 @@ def job_rate(workers: Iterable[Mapping[str, Any]], work: JobWork) -> float | Non
 
 
 def unit_word(entry: Mapping[str, Any]) -> str:
-    """What the position of a worker or a job counts, as a word; items where that is not said."""
+    """Unit of a worker's or job's position, as a word; "items" if unspecified."""
     return str(entry.get("unit") or ITEMS)
 
 

@@ -1,4 +1,4 @@
-"""One worker's logs, followed from look to look: from bytes to progress, time left, values and errors."""
+"""Reads the logs of one worker: from bytes to progress, ETA, values and errors."""
 
 import math
 import time
@@ -24,28 +24,27 @@ from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
 from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
 
-VALUE_FRESH_S = 900.0  # a logged value older than this is no longer shown: silence is not the last value
+VALUE_FRESH_S = 900.0  # older values are no longer shown: they may not be current
+# Limits on a worker's value names, since each is a series, and on the ranks of one name.
 MOST_VALUES, MOST_RANKS = 64, 512
-"""Names of values of one worker, of which each is a series; and ranks that say one of them."""
-UNMATCHED_AFTER_S = 120.0  # a log that has told nothing for so long since its first text is one that no pattern is for
-SAMPLE_BYTES = 16 << 10  # kept of such a log, to say what it looks like
+UNMATCHED_AFTER_S = 120.0  # a log without any match this long after its first text fits no pattern
+SAMPLE_BYTES = 16 << 10  # kept of such a log, to describe it
+# The pack is chosen with each of the first pieces, then after this much text or time.
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
-"""A log is asked for its pack with each of its first pieces, then with so much text or after so long."""
-LOOK_BYTES = 256 << 20  # read of one file in one look at most
-LATE_S = 600.0
-"""A line that has just been written and says an older time has another clock, or another zone than the others."""
+LOOK_BYTES = 256 << 20  # read from one file at most in one poll
+LATE_S = 600.0  # a new line with an older time is from another clock or time zone
+# Clocks change for summer time by this, or twice this; other differences are late lines.
 SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
-"""Clocks are shifted for summer by so much, or twice: other differences are lines that come late."""
+# Values of an LLM server that show when its last batch is draining.
 RUNNING, WAITING = "running_requests", "queued_requests"
-"""Values of an LLM server that tell when its last batch begins to run dry."""
+# Values of an LLM server that show its throughput.
 GENERATED, TAKEN_IN = "generation_tokens_per_second", "input_tokens_per_second"
-"""Values of an LLM server that tell its pace."""
-TOKENS_FRESH_S = 30.0  # a pace older than this is not that of now: an engine without requests writes none
-LOG, PROGRESS_FILE = 0, 1  # order of sources: what a worker writes for us counts before what its log says
+TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
+LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
 class WorkerLogFacts(NamedTuple):
-    """What the logs of one worker have said so far."""
+    """Facts from the logs of one worker so far."""
 
     task: Task
     read_at: float
@@ -55,7 +54,7 @@ class WorkerLogFacts(NamedTuple):
     position: float | None = None
     expected: float | None = None
     processed: float | None = None
-    first: float | None = None  # the first position of a run that begins at nothing
+    first: float | None = None  # first position of a run that started at 0
     epoch: int | None = None
     last_rise: float | None = None
     rate: float | None = None
@@ -64,37 +63,37 @@ class WorkerLogFacts(NamedTuple):
     confidence: str | None = None
     stalled: bool | None = None
     slowdown: float | None = None
-    phase: str | None = None  # what the worker is at instead of its work, as its log says
-    checkpoints: tuple[float, ...] = ()  # when its last checkpoints were begun, as its log says,
-    checkpoint_seconds: tuple[float, ...] = ()  # and how long they took
-    values: tuple[tuple[str, float, float], ...] = ()  # (name, value, time) of each value that is fresh
-    output_tokens_rate: float | None = None  # tokens per second that an LLM server makes at present,
-    input_tokens_rate: float | None = None  # and reads; None where its log does not say
+    phase: str | None = None  # current activity instead of work, from the log
+    checkpoints: tuple[float, ...] = ()  # start times of its last checkpoints, from the log
+    checkpoint_seconds: tuple[float, ...] = ()  # durations of those checkpoints
+    values: tuple[tuple[str, float, float], ...] = ()  # (name, value, time) of each fresh value
+    output_tokens_rate: float | None = None  # tokens per second that an LLM server generates; None if not logged
+    input_tokens_rate: float | None = None  # tokens per second that it reads; None if not logged
     errors: tuple[tuple[str, str, int], ...] = ()  # (pattern, severity, records) of each error pattern
     bytes_read: int = 0
     lines: int = 0
     lag_bytes: int = 0
-    problems: tuple[str, ...] = ()  # files that cannot be read, and why
-    prior: RunPrior | None = None  # what a later run of the same job may expect
-    unmatched: str | None = None  # what its log looks like, when it has told nothing for some minutes,
-    unmatched_at: float | None = None  # and since when that is so
+    problems: tuple[str, ...] = ()  # unreadable files, with the error
+    prior: RunPrior | None = None  # prior for a later run of the same job
+    unmatched: str | None = None  # description of its log, if it has had no match for some minutes
+    unmatched_at: float | None = None  # start of the time without a match
     ended: bool = False
 
 
 @dataclass
 class _LogSource:
-    """One file that tells of a worker."""
+    """One file of a worker."""
 
     tail: LogTail
     order: int = LOG
     stamps: TimestampReader = field(default_factory=TimestampReader)
-    zone_s: float | None = None  # to be added to times in it, once it is known
-    live: bool = False  # whether it has been read to its end before: what comes now has just been written
-    lasting: bool = False  # whether it is of all runs of the worker, not of one
+    zone_s: float | None = None  # added to its times; None while unknown
+    live: bool = False  # whether it was read to its end before, so that new lines were just written
+    lasting: bool = False  # whether it belongs to all runs of the worker, not to one
 
 
 class WorkerLogs:
-    """What one worker's files have said, over all its runs on this node."""
+    """Facts from one worker's files, over all its runs on this node."""
 
     def __init__(
         self,
@@ -105,13 +104,12 @@ class WorkerLogs:
         wakeups: InotifyWatches | None = None,
         earlier: EarlierProgress | None = None,
     ) -> None:
-        """``wakeups`` are those of all workers: whoever looks at them drains these before each round.
+        """``wakeups`` are shared by all workers; the caller drains them before each round.
 
-        ``earlier`` is how far the worker had come in an attempt of the job before this one.
+        ``earlier`` is the worker's progress in an earlier attempt of the job.
         """
         self.task = task
-        self.restart = -1
-        """The run that is followed; -1 before the first."""
+        self.restart = -1  # the current run; -1 before the first
         self.marks = WorkerActivities()
         self._sources: dict[str, _LogSource] = {}
         self._wakeups = wakeups
@@ -119,38 +117,33 @@ class WorkerLogs:
         self._lexicon = lexicon
         self._earlier = earlier
         self._auto = lexicon.auto()
-        self._unsure = bytearray()
-        """Text in which the pack has not been looked for yet."""
+        self._unsure = bytearray()  # text that has not been used to choose the pack
         self._asked, self._asked_at = 0, 0.0
         self._pack = GENERIC if self._auto is not None else lexicon.pack
         self._track = self._new_track(None)
         self._prior = prior
         self._estimator = self._new_estimator()
-        self._changes = -1
-        """Of the count in the track that the estimator has seen; another one is no work that follows from it."""
+        self._changes = -1  # track changes that the estimator has seen; it restarts after another one
         self._values: dict[str, dict[int | None, LogValue]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
-        self._told_errors: tuple[tuple[str, str, int], ...] | None = None
-        """The same for ``facts``, made anew after a change."""
+        self._told_errors: tuple[tuple[str, str, int], ...] | None = None  # cache for ``facts``, None after a change
         self._lines = 0
         self._closed_bytes = 0
         self._first_text: float | None = None
         self._sample = b""
         self._ended = False
-        self._told_phase: str | None = None
-        """What the progress file has said last that the worker is at."""
-        self._unusable = 0
-        """Lines of the progress file that are no update."""
+        self._told_phase: str | None = None  # last activity in the progress file
+        self._unusable = 0  # invalid lines of the progress file
 
     @cached_property
     def _share(self) -> int | None:
-        """Items of this worker, as the job file says."""
+        """Items of this worker, according to the job file."""
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
         return items_of_rank(self._manifest.total_items, tasks, self.task.rank)
 
     def _new_track(self, state: Mapping[str, Any] | None) -> ProgressTrack:
         preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
-        bases[progress_file.PATTERN] = 0  # as the loop that prints them counts
+        bases[progress_file.PATTERN] = 0  # from 0, like loops that print them
         known: dict[str, Any] = {"epoch_bases": bases, "share": self._share, "earlier": self._earlier}
         known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
         return (
@@ -160,24 +153,24 @@ class WorkerLogs:
         )
 
     def _new_estimator(self) -> EtaEstimator:
-        """One that knows nothing but how an earlier run went that counted the same."""
+        """Create an estimator, with the prior if that has the same unit."""
         fits = self._prior is not None and self._prior.unit == self._track.unit
         return EtaEstimator(self._prior if fits else None)
 
-    # -- what is followed ------------------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Whether its latest run has ended."""
+        """Whether the latest run has ended."""
         return self._ended
 
     @property
     def last_rise(self) -> float | None:
-        """When its position last rose."""
+        """When the position last rose."""
         return self._track.last_rise
 
     def begin_run(self, restart: int) -> None:
-        """The files of the run before are done with; a position of the new one counts from zero."""
+        """Start a run: close the files of the previous one, and count its positions from 0."""
         for path, source in list(self._sources.items()):
             if not source.lasting:
                 self._closed_bytes += source.tail.bytes_read
@@ -191,7 +184,7 @@ class WorkerLogs:
 
     @property
     def began(self) -> float | None:
-        """When the run that is followed has begun: what its first position is judged by."""
+        """Start time of the current run, by which its first position is checked."""
         return self._track.began
 
     @began.setter
@@ -199,7 +192,7 @@ class WorkerLogs:
         self._track.began = start
 
     def follow(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
-        """The tail of a file that is followed from now on; None when it is followed already."""
+        """Start to read a file; None if it is read already."""
         if path in self._sources:
             return None
         self._sources[path] = _LogSource(LogTail(path, self._wakeups), order, lasting=lasting)
@@ -207,19 +200,19 @@ class WorkerLogs:
 
     @property
     def unread(self) -> bool:
-        """Whether there is more to read in the files of this run than the last look had time for."""
+        """Whether the last poll left part of this run's files unread."""
         tails = (source.tail for source in self._sources.values() if not source.lasting)
         return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def look(self, now: float, *, ended: bool, until: Callable[[], bool]) -> None:
-        """Take in what has come since the last look, the rest of it later when ``until`` holds.
+        """Read new text; stop when ``until`` is true, and continue at the next poll.
 
-        ``ended`` says that nobody writes any more: a last line without an end counts, too.
+        ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
         if ended and self._wakeups is not None:
-            self._wakeups.drain()  # its last words may have come after this round was begun
+            self._wakeups.drain()  # its last lines may be newer than this round
         self._ended = ended
         for source in self._sources.values():
             self._read(source, now, until)
@@ -230,7 +223,7 @@ class WorkerLogs:
             self._track.settle()
 
     def _read(self, source: _LogSource, now: float, until: Callable[[], bool]) -> None:
-        """What is new in one file, of one generation after the other."""
+        """Read new text of one file, across rotations."""
         left, tail = LOOK_BYTES, source.tail
         while left > 0:
             before, scan = tail.bytes_read, None
@@ -255,12 +248,12 @@ class WorkerLogs:
         source.live = source.live or not tail.lag_bytes
 
     def _engine(self, text: bytearray, end: int, scan: FileSearch | None, source: _LogSource, now: float) -> FileSearch:
-        """The scan that takes the next piece: that of another pack once the lines show that it is another."""
+        """The scan for the next piece, of another pack if the lines now match that."""
         choice = self._choose_pack(text, end, now)
         if choice != self._pack:
             if scan is not None:
                 self._take(source, scan.finish(source.tail.reread), now)
-            # what the pack before has read and this one does not would stay as it was last told
+            # Values that only the previous pack reads would never change again.
             for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
                 self._values.pop(name, None)
             self._pack, scan = choice, None
@@ -268,7 +261,7 @@ class WorkerLogs:
         return scan if scan is not None else self._lexicon.engine(self._pack).begin(source.stamps)
 
     def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
-        """The pack that the lines so far speak for: the first pieces are looked at at once, later ones now and then."""
+        """Choose the pack from the lines so far: with each of the first pieces, later at intervals."""
         if self._auto is None or self._auto.settled:
             return self._pack
         if self._asked < EARLY_PIECES:
@@ -288,13 +281,13 @@ class WorkerLogs:
         return self._lexicon.engine(self._pack).scan(text, source.stamps)
 
     def _told(self, text: bytes, offset: int) -> LogFindings:
-        """What the worker has written into its progress file."""
+        """Parse the progress file."""
         found = progress_file.parse_updates(text, offset, self._values, self._told_phase)
         self._told_phase, self._unusable = found.phase, self._unusable + found.unusable
         return found
 
     def _note(self, text: bytearray, end: int, now: float) -> None:
-        """Keep what an unknown log looks like."""
+        """Keep a sample of an unknown log."""
         if self._first_text is None:
             self._first_text = now
         if self._track.pattern is None and not self._values:
@@ -302,10 +295,10 @@ class WorkerLogs:
         elif self._sample:
             self._sample = b""
 
-    # -- taking ----------------------------------------------------------------------------------
+    # -- records ----------------------------------------------------------------------------------
 
     def _take(self, source: _LogSource, found: LogFindings, now: float) -> None:
-        """What a piece says, in the order of its records; positions of one moment are one reading of the estimator."""
+        """Take the records of a piece in order; positions with the same time are one reading of the estimator."""
         self._learn_zone(source, found, now)
         if found.errors:
             self._told_errors = None
@@ -338,7 +331,7 @@ class WorkerLogs:
             if self._track.update(source.tail.path, record, t, source.order):
                 reading = (t, arrival)
             elif self._track.aside and not aside:
-                self._estimator.pause("evaluating", t, arrival)  # another counter goes on instead
+                self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
             self._estimate(*reading)
 
@@ -360,7 +353,7 @@ class WorkerLogs:
             self._estimator.resume(t, arrival)
 
     def _estimate(self, t: float, arrival: float) -> None:
-        """One reading for the estimator; one of another count is none that follows from the last."""
+        """Update the estimator; after a change of count, start a new one."""
         done, total = self._track.done, self._track.total
         if done is None:
             return
@@ -370,14 +363,14 @@ class WorkerLogs:
         self._estimator.update(t, done, total, arrival)
 
     def _moment(self, source: _LogSource, stamp: float | None, now: float) -> float:
-        """When a record was written, as its own time says; else now."""
+        """Time of a record, from its own stamp if usable, else now."""
         if stamp is None or source.zone_s is None:
             return now
         t = min(stamp + source.zone_s, now)
         return now if source.live and now - t > LATE_S else t
 
     def _learn_zone(self, source: _LogSource, found: LogFindings, now: float) -> None:
-        """What is to be added to times without a zone: clocks of logs are those of the node, or UTC."""
+        """Find the offset for times without a zone: clocks of logs are local or UTC."""
         told: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
         told += [value for of_ranks in found.values.values() for value in of_ranks.values()]
         stamps = [record.stamp for record in told if record.stamp is not None]
@@ -393,21 +386,21 @@ class WorkerLogs:
         elif not source.tail.lag_bytes:
             source.zone_s = zone_offset(last, source.tail.mtime or now)
         elif source.zone_s is None:
-            # a backlog of which the end has not been seen
+            # A backlog that has not been read to its end.
             local = float(time.localtime(last).tm_gmtoff)
             source.zone_s = -local if last - local <= now else 0.0
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     @property
     def pace(self) -> float | None:
-        """Seconds per item, while it works."""
+        """Seconds per item while it works."""
         return None if self._ended else self._estimator.pace
 
     def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> WorkerLogFacts:
-        """What is known at this moment.
+        """Facts at this time.
 
-        ``peers`` is the usual pace of workers like this one; ``busy``: whether its GPUs work, where that is known.
+        ``peers`` is the typical time per item of similar workers; ``busy`` is whether its GPUs work, None if unknown.
         """
         track, estimator, ended = self._track, self._estimator, self._ended
         if self._told_errors is None:
@@ -458,22 +451,22 @@ class WorkerLogs:
         )
 
     def _tokens_rate(self, name: str, now: float) -> float | None:
-        """What an LLM server says of its pace, if that is of now; the results of a benchmark are not."""
+        """Current token rate of an LLM server; the results of a benchmark do not count."""
         if self._ended or self.task.later:
             return None
-        age_s = math.inf if self.began is None else now - self.began  # what a run before has said is not of now
+        age_s = math.inf if self.began is None else now - self.began  # values of an earlier run are not current
         found = combine_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
         return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
-        """What its GPUs are compared with: here they have no say."""
+        """Progress to compare with the worker's GPUs, which do not influence it here."""
         track = self._track
         stalled = None
         if track.done is not None:
             alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
             stalled = alarms["stalled"] and not self._ended
         total = track.total if track.total is not None else self._share
-        # a server without requests may say so once and then nothing
+        # A server without requests may log that once and then nothing.
         requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
             last_rise=track.last_rise,
@@ -491,7 +484,7 @@ class WorkerLogs:
         return tuple(found)
 
     def _unmatched(self, now: float) -> str | None:
-        """What to make of a log in which no pattern has found anything for minutes; one that serves may say little."""
+        """Describe a log without any match for minutes; None for services, which may log little."""
         if self._track.pattern is not None or self._values or self._first_text is None or self.task.service:
             return None
         if now - self._first_text < UNMATCHED_AFTER_S:
@@ -505,10 +498,10 @@ class WorkerLogs:
         path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
         return f"{words}; `gpujob scan {path}` shows what is found" if path is not None else words
 
-    # -- over a restart of the sidecar -----------------------------------------------------------
+    # -- saved state ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that is known, ready for JSON."""
+        """The complete state, ready for JSON."""
         return {
             "restart": self.restart,
             "pack": self._pack,
@@ -534,7 +527,7 @@ class WorkerLogs:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
         self.restart = int(state["restart"])
         self._pack = str(state["pack"])
         self._track = self._new_track(state["track"])
@@ -550,11 +543,12 @@ class WorkerLogs:
         self._unusable = int(state["unusable"])
         for path, order, lasting, zone_s, tail in state["sources"]:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
-                raise TypeError(f"{path!r} is no log, or has no position")  # counts without a position count twice
+                # A count without a position would count twice.
+                raise TypeError(f"{path!r} is no log, or has no position")
             followed = LogTail.restore(path, tail, self._wakeups)
             self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
 
 
 def _whole(number: float | None) -> float | None:
-    """A count as a whole number where it is one: it is shown so."""
+    """A whole count as an integer, for display."""
     return int(number) if number is not None and number == int(number) else number

@@ -1,4 +1,4 @@
-"""Seconds left of a worker and of its job, with an interval, and whether it has slowed down or stalled."""
+"""ETA of a worker and its job, with an interval, and warnings for slowdowns and stalls."""
 
 from exporter.progress.eta.estimator import EstimatorWarnings, EtaEstimator
 from exporter.progress.eta.interval import EtaEstimate, median_peer_pace, slowest_eta

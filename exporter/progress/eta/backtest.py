@@ -1,4 +1,4 @@
-"""What each expert would have said earlier in this run, and how near the truth it was."""
+"""Back-test of the experts on the run's own past."""
 
 import bisect
 import math
@@ -19,55 +19,55 @@ from exporter.progress.eta.experts import (
     linear_work,
 )
 
-SPACING = 200  # a checkpoint stands at each such part of the total
+SPACING = 200  # parts of the total between checkpoints
 MOST_CHECKPOINTS = 64
 MOST_LOSS = 1.0
-MOST_TREND = 3.0  # a trend that leads further (of the logarithm) from the mean of late is none
-RECENT = 1 / 3  # part of the work that the recent mean is taken over
-NEARNESS = 1.0  # how near (in logarithms) a past horizon must be to the one asked for
-FAR_WEIGHT = 0.02  # weight of a horizon that is not near at all
-OLD_SPEED = 0.02  # factor for what was said at another speed
+MOST_TREND = 3.0  # a trend this far (of the logarithm) from the recent mean is ignored
+RECENT = 1 / 3  # part of the work in the recent mean
+NEARNESS = 1.0  # scale (in logarithms) on which a past horizon is near the requested one
+FAR_WEIGHT = 0.02  # weight of a distant horizon
+OLD_SPEED = 0.02  # factor for forecasts at another speed
 PRIOR_LOSSES = (0.10, 0.05, 0.07, 0.09, 0.09, 0.12)
 PRIOR_WEIGHT = 0.3
 PRIOR_SUMS = tuple(loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES)
 FIRST_WEIGHTS = (0.05, 0.6, 0.1, 0.05, 0.15, 0.05)
 PRIOR_ERROR = 0.08
 PRIOR_ERROR_WEIGHT = 0.5
-SHARPNESS = 0.07  # losses that differ by this part of the least one make a difference ...
-LEAST_SHARPNESS = 0.005  # ... and in any case those that differ by this much
+SHARPNESS = 0.07  # losses that differ by this part of the least one matter
+LEAST_SHARPNESS = 0.005  # losses that differ by this much always matter
 
 
 class BacktestPoint(NamedTuple):
-    """What was known and said at a moment of the past."""
+    """Facts and forecasts at a past time."""
 
     items: float  # items counted in work so far
     seconds: float  # seconds of work so far
-    at: float  # the moment, pauses included, time lost by restarts left out
-    left: float  # items that were left then
-    eta: float  # seconds left as estimated then
+    at: float  # time with pauses, without time lost by restarts
+    left: float  # items left at the time
+    eta: float  # estimated seconds left at the time
     outlook: ExpertSpeeds
 
 
 class ExpertTrust(NamedTuple):
-    """How much each expert is believed, and the usual error of the estimate."""
+    """Trust in each expert, and the usual error of the estimate."""
 
     weights: tuple[float, ...]
     error: float
 
 
 def round_to_seven_digits(number: float) -> float:
-    """A number of seven digits: what is stored of the past needs no more."""
+    """Round to seven digits, enough for stored values."""
     return float(f"{number:.7g}")
 
 
 def compact_array() -> "array[float]":
-    """Numbers close together in memory: of floats that stand alone each takes three times as much."""
+    """An array of numbers, a third of the size of a list."""
     return array("d")
 
 
 @dataclass(slots=True)
 class BacktestColumns:
-    """The checkpoints of a run, each part by itself."""
+    """Checkpoints of a run, stored by column."""
 
     items: "array[float]" = field(default_factory=compact_array)
     seconds: "array[float]" = field(default_factory=compact_array)
@@ -79,7 +79,7 @@ class BacktestColumns:
     )
 
     def add(self, point: BacktestPoint) -> None:
-        """One more checkpoint."""
+        """Append a checkpoint."""
         self.items.append(point.items)
         self.seconds.append(point.seconds)
         self.at.append(point.at)
@@ -89,7 +89,7 @@ class BacktestColumns:
             numbers.append(number)
 
     def thin(self) -> None:
-        """Drops every second one; the first one stays."""
+        """Drop every second checkpoint, keeping the first."""
         for numbers in (self.items, self.seconds, self.at, self.left, self.eta, *self.outlook):
             del numbers[1::2]
 
@@ -97,7 +97,7 @@ class BacktestColumns:
         return len(self.items)
 
     def rows(self) -> list[BacktestPoint]:
-        """The checkpoints, one by one."""
+        """The checkpoints by row."""
         outlooks = zip(*self.outlook, strict=True)
         rows = zip(self.items, self.seconds, self.at, self.left, self.eta, outlooks, strict=True)
         return [
@@ -109,7 +109,7 @@ class BacktestColumns:
 def segment_between(
     before_items: float, before_seconds: float, after_items: float, after_seconds: float
 ) -> WorkSegment | None:
-    """The work between two checkpoints; None when there was none that took time."""
+    """Work between two checkpoints; None without work or time."""
     items, seconds = after_items - before_items, after_seconds - before_seconds
     if items <= 0 or seconds <= 0:
         return None
@@ -119,26 +119,26 @@ def segment_between(
 
 @dataclass(slots=True)
 class BacktestHistory:
-    """Checkpoints of a run and the trends through them."""
+    """Checkpoints of a run, and trends through them."""
 
     linear: Trend | None = None
     exponential: Trend | None = None
     _points: BacktestColumns = field(default_factory=BacktestColumns)
+    # Between checkpoints; None also if too old for a trend.
     _segments: list[WorkSegment | None] = field(default_factory=list)
-    """From checkpoint to checkpoint; None also where it is too long ago to count for a trend."""
 
     @property
     def checkpoints(self) -> list[BacktestPoint]:
-        """In the order of the work."""
+        """All checkpoints, oldest first."""
         return self._points.rows()
 
     def state(self) -> list[Any]:
-        """For restored()."""
+        """State for restored()."""
         return [self.checkpoints, self.linear, self.exponential]
 
     @classmethod
     def restored(cls, state: list[Any]) -> "BacktestHistory":
-        """The history of which this is the state."""
+        """Restore from the state."""
         checkpoints, linear, exponential = state
         history = cls(
             None if linear is None else Trend(*linear),
@@ -149,20 +149,20 @@ class BacktestHistory:
         return history
 
     def add(self, checkpoint: BacktestPoint, warm_up_items: float, change: float) -> None:
-        """A checkpoint; every second one is dropped when there are too many, the first one stays.
+        """Add a checkpoint; drop every second one if there are too many.
 
-        ``change``: items done when the present speed began.
+        ``change`` is the count at which the current speed began.
         """
         outlook = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.outlook))
         self._points.add(checkpoint._replace(eta=round_to_seven_digits(checkpoint.eta), outlook=outlook))
         if len(self._points) > MOST_CHECKPOINTS:
             self._points.thin()
             self._segments = []
-        if len(self._points) % 2 == 0:  # trends change slowly, and fitting costs
+        if len(self._points) % 2 == 0:  # trends change slowly, and fitting is costly
             self.linear, self.exponential = fit_trends(self.segments(warm_up_items), change)
 
     def segments(self, warm_up_items: float) -> list[WorkSegment]:
-        """The last part of the work, from checkpoint to checkpoint."""
+        """The last part of the work, between checkpoints."""
         items, seconds, found = self._points.items, self._points.seconds, self._segments
         first = max(
             bisect.bisect_left(seconds, (1 - TREND_SHARE) * seconds[-1]), bisect.bisect_left(items, warm_up_items)
@@ -175,12 +175,12 @@ class BacktestHistory:
         return [part for part in found[first:] if part is not None]
 
     def since(self, seconds: float) -> tuple[float, float] | None:
-        """Items and seconds of work at the last checkpoint with at most so many seconds; None when there is none."""
+        """Items and seconds of work at the last checkpoint up to ``seconds``; None without one."""
         after = bisect.bisect_right(self._points.seconds, seconds)
         return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
 
     def outlook(self, blocks: WorkBlocks, speed: Speed) -> ExpertSpeeds:
-        """What each expert thinks of the seconds per item where the work stands, at this present speed."""
+        """Seconds per item according to each expert, now and at this speed."""
         items, cold = blocks.items, blocks.cold
         warm = items - cold.items
         whole = (blocks.seconds - cold.seconds) / warm if warm > 0 else blocks.seconds / items
@@ -194,7 +194,7 @@ class BacktestHistory:
         return ExpertSpeeds(whole, present, recent, blocks.mean, *linear, *exponential)
 
     def linear_here(self, items: float, otherwise: float) -> tuple[float, float]:
-        """Seconds per item by the linear trend and their change with each; ``otherwise`` where there is no trend."""
+        """Seconds per item by the linear trend, and their slope; ``otherwise`` and 0 without a trend."""
         if self.linear is not None:
             level = self.linear.level + self.linear.slope * (items - self.linear.items)
             if level > 0.1 * otherwise:
@@ -202,7 +202,7 @@ class BacktestHistory:
         return otherwise, 0.0
 
     def exponential_here(self, items: float, otherwise: float) -> tuple[float, float]:
-        """The same by the exponential trend, the change being that of the logarithm."""
+        """Seconds per item by the exponential trend, and the slope of their logarithm."""
         if self.exponential is not None:
             log_pace = self.exponential.level + self.exponential.slope * (items - self.exponential.items)
             if abs(log_pace - math.log(otherwise)) < MOST_TREND:
@@ -210,10 +210,10 @@ class BacktestHistory:
         return otherwise, 0.0
 
     def judge(self, items: float, seconds: float, at: float, left: float, speed_items: float) -> ExpertTrust:
-        """How near the experts' forecasts from each checkpoint to here were.
+        """Accuracy of the experts' forecasts from each checkpoint until now.
 
-        What counts most is what was said at the same relative distance as is asked for now: as long ahead
-        for as much behind. ``speed_items``: items done when the present speed began.
+        Forecasts over the same relative distance as the requested one count most. ``speed_items`` is the count at which
+        the current speed began.
         """
         whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum = PRIOR_SUMS
         weight_sum = PRIOR_WEIGHT
@@ -224,7 +224,7 @@ class BacktestHistory:
         nearness = 2 * NEARNESS * NEARNESS
         points = self._points
         then = zip(points.items, points.seconds, points.at, points.left, points.eta, *points.outlook, strict=True)
-        # Each expert by itself, not in a loop over forecasts(): this is most of what estimates cost.
+        # Unrolled instead of a loop over expert_forecasts(): this is most of the cost of an estimate.
         for done, work, moment, rest, eta, whole, speed, recent, moving, level, slope, base, growth in then:
             since = items - done
             truth = seconds - work
@@ -248,7 +248,7 @@ class BacktestHistory:
             said = recent * since
             share = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
             recent_sum += share
-            straight = curved = share  # a trend that is none says what the last third says
+            straight = curved = share  # without a trend, use the forecast of the last third
             if slope or level != recent:
                 said = linear_work(level, slope, since)
                 straight = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
@@ -268,7 +268,7 @@ class BacktestHistory:
 
 
 def expert_weights(losses: list[float]) -> tuple[float, ...]:
-    """Trust in each expert by its mean loss; adds up to 1."""
+    """Trust in each expert by its mean loss; the sum is 1."""
     best = min(losses)
     scale = max(LEAST_SHARPNESS, SHARPNESS * best)
     raw = [math.exp((best - loss) / scale) for loss in losses]
@@ -277,7 +277,7 @@ def expert_weights(losses: list[float]) -> tuple[float, ...]:
 
 
 def mix_forecasts(outlook: ExpertSpeeds, items: float, weights: tuple[float, ...]) -> float:
-    """Seconds of work for the next items: the experts' forecasts, their logarithms averaged by trust."""
+    """Seconds of work for the next items: the logarithms of all forecasts, averaged by trust."""
     log_sum = weight_sum = 0.0
     for forecast, weight in zip(expert_forecasts(outlook, items), weights, strict=True):
         if forecast > 0:

@@ -1,15 +1,15 @@
-"""Lines gathered into blocks, so that a long log costs no more than a short one, and the warm-up at their head."""
+"""Blocks of lines, which limit the cost of long logs, and the warm-up at their start."""
 
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+# A block closes when it has this part of all work, so their number grows with the logarithm of the run.
 BLOCKS_OF_ALL = 300
-"""A block is closed when it holds this part of all work so far: their number grows with the logarithm of the run."""
-SINGLE_LINES = 12  # the first lines are blocks of their own
-LEAST_S = 1e-6  # lines that come closer together came at one moment
-WARM_UP_BLOCKS = 16  # blocks among which the warm-up is looked for
-WARM_UP_FACTOR = 1.4  # a leading block this much slower than those after it belongs to the warm-up
+SINGLE_LINES = 12  # the first lines are separate blocks
+LEAST_S = 1e-6  # closer lines came at the same time
+WARM_UP_BLOCKS = 16  # blocks that may contain the warm-up
+WARM_UP_FACTOR = 1.4  # first blocks this much slower than later ones are warm-up
 
 
 class WorkBlock(NamedTuple):
@@ -28,24 +28,24 @@ class WorkBlocks:
 
     seconds: float = 0.0
     items: float = 0.0
-    count: int = 0  # blocks that are closed
+    count: int = 0  # closed blocks
     open_seconds: float = 0.0
     open_items: float = 0.0
-    mean: float = 0.0  # seconds per item, weighted towards the latest blocks
+    mean: float = 0.0  # seconds per item, weighted towards recent blocks
     head: list[WorkBlock] = field(default_factory=list)  # the first blocks
     warm_up: int = 0  # how many of them are warm-up
     cold: WorkBlock = NO_WORK  # the warm-up as one block
 
     @classmethod
     def restored(cls, state: list[Any]) -> "WorkBlocks":
-        """The blocks of which this is the state."""
+        """Restore from the state."""
         *numbers, head, warm_up, cold = state
         blocks = cls(*numbers)
         blocks.head, blocks.warm_up, blocks.cold = [WorkBlock(*block) for block in head], warm_up, WorkBlock(*cold)
         return blocks
 
     def add(self, seconds: float, items: float) -> WorkBlock | None:
-        """The block that this work completes, if it does. Lines of one moment stay together."""
+        """Add work; return the block that it completes, or None. Lines of the same time stay together."""
         self.seconds += seconds
         self.items += items
         self.open_seconds += seconds
@@ -55,7 +55,7 @@ class WorkBlocks:
         return None
 
     def close(self) -> WorkBlock | None:
-        """The open block, now closed; None when it holds no time."""
+        """Close the open block and return it; None if it has no time."""
         if self.open_seconds < LEAST_S:
             return None
         block = WorkBlock(self.open_seconds, self.open_items)
@@ -67,7 +67,7 @@ class WorkBlocks:
         return block
 
     def warmed_up(self) -> list[WorkBlock] | None:
-        """The blocks behind a warm-up that has just been found or has grown, else None."""
+        """The blocks after a newly found or longer warm-up, else None."""
         if not 3 <= self.count <= WARM_UP_BLOCKS:
             return None
         found = count_warmup_blocks(self.head)
@@ -80,7 +80,7 @@ class WorkBlocks:
 
 
 def count_warmup_blocks(blocks: list[WorkBlock]) -> int:
-    """How many of the first blocks are clearly slower per item than the latest ones (compiling, cold caches)."""
+    """Number of first blocks that are clearly slower than the latest ones (compilation, cold caches)."""
     pace = [seconds / items for seconds, items in blocks]
     limit = WARM_UP_FACTOR * statistics.median(pace[-5:])
     slow = 0
@@ -95,16 +95,16 @@ WINDOW_LINES = 10
 
 @dataclass(slots=True)
 class RecentThroughput:
-    """The rate over the last one or two minutes of work, or the last ten lines where those take longer."""
+    """Rate over the last one or two minutes of work, or the last ten lines if those took longer."""
 
     seconds: float = 0.0
     items: float = 0.0
     lines: int = 0
-    before_seconds: float = 0.0  # the same of the window before
+    before_seconds: float = 0.0  # the previous window
     before_items: float = 0.0
 
     def add(self, seconds: float, items: float) -> None:
-        """Work between two lines."""
+        """Add work between two lines."""
         if self.seconds >= WINDOW_S and self.lines >= WINDOW_LINES:
             self.before_seconds, self.before_items = self.seconds, self.items
             self.seconds, self.items, self.lines = 0.0, 0.0, 0

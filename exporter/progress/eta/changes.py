@@ -1,4 +1,4 @@
-"""Lasting changes of speed: when the present one began and what the earlier ones were."""
+"""Lasting changes of speed."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 from exporter.progress.eta.blocks import WorkBlock
 
 LEAST_SD, MOST_SD = 0.03, 1.5  # bounds of the standard deviation of the logarithm of a block's time per item
-FIRST_TESTED = 6  # blocks by which a speed is known well enough to see a change
+FIRST_TESTED = 6  # blocks needed to know a speed before testing for a change
 SLACK = 0.6
 THRESHOLD = 10.0  # of the two-sided cumulative sum (Page's test), in standard deviations
 MOST_DEVIATION = 4.0
 LEAST_BLOCKS = 3
-LEAST_CHANGE = 0.06  # smaller changes (of the logarithm) begin no new speed
+LEAST_CHANGE = 0.06  # smaller changes (of the logarithm) are not a new speed
 KEPT = 6
 LATEST = 32
 
 
 @dataclass(slots=True)
 class Speed:
-    """Work at one speed: time per item and how it varies from block to block (of its logarithm)."""
+    """Work at one speed: time per item, and the variation of its logarithm between blocks."""
 
     seconds: float = 0.0
     items: float = 0.0
@@ -28,7 +28,7 @@ class Speed:
     log_squares: float = 0.0
 
     def add(self, block: WorkBlock, log_pace: float) -> None:
-        """One more block of this speed."""
+        """Add a block of this speed."""
         self.seconds += block.seconds
         self.items += block.items
         self.blocks += 1
@@ -54,7 +54,7 @@ class Speed:
         return min(MOST_SD, max(LEAST_SD, math.sqrt(max(0.0, variance))))
 
     def less(self, part: "Speed") -> "Speed":
-        """What is left without a part of it."""
+        """This speed without a part of it."""
         return Speed(
             self.seconds - part.seconds,
             self.items - part.items,
@@ -65,7 +65,7 @@ class Speed:
 
 
 class PastSpeed(NamedTuple):
-    """A speed that is over."""
+    """An earlier speed."""
 
     pace: float
     seconds: float
@@ -75,20 +75,20 @@ class PastSpeed(NamedTuple):
 
 @dataclass(slots=True)
 class SpeedChanges:
-    """The present speed and those before it."""
+    """The current speed and earlier ones."""
 
     speed: Speed = field(default_factory=Speed)
     past: list[PastSpeed] = field(default_factory=list)
-    slower: float = 0.0  # cumulative sum towards slower, and the work since it last was zero; likewise towards faster
+    # Cumulative sum towards slower, with the work since it was 0 in `since_slower`; `faster` likewise.
+    slower: float = 0.0
     faster: float = 0.0
     since_slower: Speed = field(default_factory=Speed)
     since_faster: Speed = field(default_factory=Speed)
-    latest: list[WorkBlock] = field(default_factory=list)
-    """The latest blocks, in which the place of a change is looked for."""
+    latest: list[WorkBlock] = field(default_factory=list)  # latest blocks, which contain the start of a change
 
     @classmethod
     def restored(cls, state: list[Any]) -> "SpeedChanges":
-        """The changes of which this is the state."""
+        """Restore from the state."""
         speed, past, slower, faster, since_slower, since_faster, latest = state
         return cls(
             Speed(*speed),
@@ -101,7 +101,7 @@ class SpeedChanges:
         )
 
     def restart(self, blocks: list[WorkBlock]) -> None:
-        """Only these blocks count for the present speed."""
+        """Restart the current speed from these blocks."""
         self.speed = Speed()
         self._forget()
         for block in blocks:
@@ -112,7 +112,7 @@ class SpeedChanges:
         self.since_slower, self.since_faster = Speed(), Speed()
 
     def add(self, block: WorkBlock) -> bool:
-        """Takes a block; whether a lasting change has been seen with it."""
+        """Add a block; whether it reveals a lasting change."""
         log_pace = math.log(block.seconds / block.items)
         speed = self.speed
         if speed.blocks < FIRST_TESTED:
@@ -139,7 +139,7 @@ class SpeedChanges:
         return self.faster > THRESHOLD and self._begins(self.since_faster)
 
     def _begins(self, new: Speed) -> bool:
-        """Whether the work since then is a speed of its own, which is the present one from now on."""
+        """Whether the work since then is a new speed, which then becomes the current one."""
         old = self.speed.less(new)
         if new.blocks < LEAST_BLOCKS or old.blocks < 1 or not (old.pace > 0 and new.pace > 0):
             return False
@@ -154,9 +154,9 @@ class SpeedChanges:
         return True
 
     def _sharpened(self, old: Speed, blocks: int) -> Speed:
-        """The new speed without what was still of the old one: the sum may have begun to rise by chance.
+        """The new speed without blocks of the old one, since the sum may have started to rise by chance.
 
-        From its end backwards, the blocks are taken that are nearer to the newest ones than to the old speed.
+        From the end backwards, it takes blocks that are nearer to the newest ones than to the old speed.
         """
         newest = self.latest[-LEAST_BLOCKS:]
         middle = (old.mean + sum(math.log(seconds / items) for seconds, items in newest) / len(newest)) / 2
@@ -172,7 +172,7 @@ class SpeedChanges:
         return new
 
     def fastest_before(self, work_seconds: float) -> PastSpeed | None:
-        """The fastest earlier speed that lasted: 8 blocks and 2 % of all work."""
+        """The fastest earlier speed that lasted for 8 blocks and 2 % of all work; None without one."""
         fastest = None
         for past in self.past:
             lasting = past.blocks >= 8 and past.seconds > 0.02 * work_seconds
@@ -181,12 +181,12 @@ class SpeedChanges:
         return fastest
 
     def slowdown_ratio(self, work_seconds: float) -> float | None:
-        """Present seconds per item over those of the fastest earlier speed; None when there was none."""
+        """Current seconds per item relative to the fastest earlier speed; None without an earlier one."""
         before = self.fastest_before(work_seconds)
         return None if before is None or not self.speed.pace else self.speed.pace / before.pace
 
     def slowed_down(self, work_seconds: float) -> bool:
-        """Whether the work is slower by a quarter than it was, beyond chance."""
+        """Whether work is slower by a quarter than before, beyond chance."""
         before = self.fastest_before(work_seconds)
         if before is None or not self.speed.pace:
             return False

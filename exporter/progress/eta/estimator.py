@@ -1,7 +1,7 @@
-"""Seconds left of one worker, from (time, done, total).
+"""ETA of one worker from (time, done, total).
 
-Joins the parts: lines get a time on one clock, pauses are split off, work is gathered into blocks, changes of speed
-are looked for, several experts see the work ahead, and a back-test on the run's own past says whom to believe.
+Lines get a time on one clock, pauses are removed, and work is gathered into blocks that show changes of speed. Experts
+forecast the rest, and a back-test on the run's own past weights them.
 """
 
 import math
@@ -45,24 +45,24 @@ from exporter.progress.eta.projection import (
 from exporter.progress.eta.tail import TAIL_SD, BatchTail
 
 VERSION = 1
-UNSEEN = 0.1  # doubt about what a run's own past says of its rest, when as much is left as is done
+UNSEEN = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
-MOST_ITEMS = 1e15  # numbers beyond these are no times and counts of a job
-OUT_OF_ORDER = 2  # a count so many usual steps back, within a usual gap, is an old line and no resume
+MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
+OUT_OF_ORDER = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
 
 
 class EstimatorWarnings(TypedDict):
-    """What seems wrong."""
+    """Problems of a worker."""
 
     stalled: bool
     slowdown: bool
 
 
 class EtaEstimator:
-    """Takes the lines of one worker and tells at any moment how long it will still take.
+    """Estimates the remaining time of one worker from its lines.
 
-    All times are seconds on one clock, of which only differences count. Memory is bounded, an update costs
-    microseconds, and nothing that is put in raises.
+    All times are seconds on one clock; only differences count. Memory is bounded, an update takes microseconds, and no
+    input raises an error.
     """
 
     def __init__(self, prior: RunPrior | None = None) -> None:
@@ -81,33 +81,25 @@ class EtaEstimator:
         self._judged = True
         self._done: float | None = None
         self._total: float | None = None
-        self._at = 0.0
-        """Time of the last line that brought work."""
+        self._at = 0.0  # time of the last line with progress
         self._began = 0.0
-        self._lost = 0.0
-        """Seconds between the last line before the count fell and the line with which it fell, all times together."""
-        self._place_seconds = 0.0
-        """Seconds of work when the count began, or fell, to where it goes on from."""
+        self._lost = 0.0  # seconds between the last line before the count fell and the line where it fell, in total
+        self._place_seconds = 0.0  # seconds of work when the count started, or fell to its new start
         self._rises = 0
-        self._pending = 0.0
-        """Items that came with no time of their own."""
+        self._pending = 0.0  # items of lines without a later time
         self._factor = pause_factor(0.0)
-        self._next = 0.0
-        """Items done at which the next checkpoint stands."""
+        self._next = 0.0  # count at which the next checkpoint is due
         self._standing: EtaOutlook | None = None
-        self._forecast: EtaForecast | None = None
-        """Both are kept until something comes in; None also while there is no forecast."""
-        self._leaning = 1.0
-        """How far peers have moved the forecast."""
+        self._forecast: EtaForecast | None = None  # cached, like `_standing`; None also without a forecast
+        self._leaning = 1.0  # factor by which peers have moved the forecast
 
-    # What comes in
+    # Input
 
     def update(self, t: float, done: float, total: float | None, arrival: float | None = None) -> None:
-        """A line stamped ``t`` and read at ``arrival`` (None: at ``t``): so much done, of so much when that is known.
+        """Take a line with the stamp ``t``, read at ``arrival`` (None: at ``t``).
 
-        The same count again is no progress, and neither is one a few lines back that comes at once: lines of
-        several writers mix. A count that falls (resume, reset) keeps the speed and forgets what belongs to a place
-        in the work.
+        The same count is no progress. Neither is a slightly lower one soon after: lines of several writers mix. A lower
+        count (resume, reset) keeps the speed and drops everything tied to a position.
         """
         if not (-MOST_S <= t <= MOST_S and 0 <= done <= MOST_ITEMS):
             return
@@ -127,24 +119,24 @@ class EtaEstimator:
             self._fall(done, at)
 
     def pause(self, name: str, t: float, arrival: float | None = None) -> None:
-        """The log says at ``t`` that something else than work begins, such as an evaluation.
+        """Take the start, at ``t``, of an activity other than work, such as an evaluation.
 
-        It ends with resume(), with a pause of another name, or where the work for the next line should have begun.
+        It ends with resume(), with another pause, or when the work for the next line should have started.
         """
         if -MOST_S <= t <= MOST_S:
             self._forget()
             self._announced.begin(name, self._read(t, arrival))
 
     def resume(self, t: float, arrival: float | None = None) -> None:
-        """The log says at ``t`` that work goes on."""
+        """Take a record that work continues at ``t``."""
         if -MOST_S <= t <= MOST_S:
             self._forget()
             self._announced.end(self._read(t, arrival))
 
     def queue(self, running: float, waiting: float) -> None:
-        """The server of these items says how many requests it runs and how many wait.
+        """Take the numbers of running and waiting requests of the server that processes these items.
 
-        When none wait the batch has a tail, in which the rate falls though nothing is wrong.
+        When none wait, the batch has a tail, in which the rate falls normally.
         """
         if self._done is None or self._total is None or not (0 <= running <= MOST_ITEMS and 0 <= waiting <= MOST_ITEMS):
             return
@@ -152,7 +144,7 @@ class EtaEstimator:
         self._tail.look(running, waiting, self._total - self._done, self.pace)
 
     def _forget(self) -> None:
-        """What has been said so far may no longer hold."""
+        """Drop cached results."""
         self._standing = self._forecast = None
 
     def _read(self, t: float, arrival: float | None) -> float:
@@ -161,7 +153,7 @@ class EtaEstimator:
     def _place(self, done: float, at: float) -> None:
         self._done, self._at = done, at
         self._place_seconds = self._blocks.seconds
-        # The course of a run that was interrupted is of no use to another.
+        # The curve of an interrupted run is of no use to another.
         self._curve = WorkCurve([] if self._rises else [(done, 0.0)])
         self._pauses.restart(done)
         self._next = done
@@ -231,12 +223,12 @@ class EtaEstimator:
         self._judged = False
         self._next = done + (self._total or 4 * (done - self._pauses.start)) / SPACING
 
-    # What comes out
+    # Output
 
     def estimate(self, now: float, peers: float | None = None) -> EtaEstimate | None:
-        """Seconds left at ``now``; None without a total or before anything is known, 0 only when all is done.
+        """Estimate at ``now``; None without a total or any evidence, 0 only if all is complete.
 
-        Forecast.after() says how it goes on between lines. ``peers``: what peer_pace() says, for workers of one job.
+        EtaForecast.after() describes the time between lines. ``peers`` is median_peer_pace() of the workers of one job.
         """
         if self._done is None or self._total is None:
             return None
@@ -287,7 +279,7 @@ class EtaEstimator:
         return work * (as_before / work) ** believed.weight, min(doubt, believed.doubt)
 
     def _ahead(self, done: float, total: float) -> ExpectedPauses:
-        """Pauses to come; one that goes on under its name is due."""
+        """Expected pauses; a current named one is due."""
         ahead = self._pauses.ahead(done, total, self._rhythm.step)
         if self._announced.name is None:
             return ahead
@@ -299,20 +291,20 @@ class EtaEstimator:
 
     @property
     def _changed(self) -> float:
-        """Items counted in work when the present speed began."""
+        """Items counted in work when the current speed began."""
         return self._blocks.items - self._blocks.open_items - self._changes.speed.items
 
     @property
     def _left(self) -> float:
-        """Items left; infinitely many without a total."""
+        """Items left; infinite without a total."""
         return math.inf if self._done is None or self._total is None else self._total - self._done
 
     def _since(self, now: float) -> float:
-        """Seconds since the last line that brought work."""
+        """Seconds since the last line with progress."""
         return min(MOST_S, self._clock.at(now) - self._at)
 
     def _stand(self) -> EtaOutlook:
-        """How the work goes since the last line."""
+        """State of the work since the last line."""
         if self._standing is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
             left = self._left
@@ -332,7 +324,7 @@ class EtaEstimator:
     def _patience(self, left: float, silence: float) -> StallLimit:
         speed, pauses, name = self._changes.speed, self._pauses, self._announced.name
         sd = speed.sd
-        # Where the work varies much, a single step may take very long.
+        # If work varies much, a single step may take very long.
         longest = speed.pace * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
         usual = usual_stall_limit(self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._at)
         if name is None:
@@ -344,37 +336,37 @@ class EtaEstimator:
     def alarms(
         self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None
     ) -> EstimatorWarnings:
-        """What seems wrong at ``now``: no progress for longer than is usual, or work slower than it was.
+        """Warnings at ``now``: no progress for longer than usual, or slower work than before.
 
-        ``busy``: whether the GPUs work, where that is known. It doubts a stall, and idle ones confirm it.
+        ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit of a stall, idle ones lower it.
         """
         standing = self._stand()
         return {"stalled": standing.stalled(self._since(now), stall_timeout_s, busy), "slowdown": standing.slow}
 
     def rate(self, now: float) -> float | None:
-        """Items per second of work lately; None before there was any and when the last is long past.
+        """Recent items per second of work; None before any or if out of date.
 
-        During a pause it is the rate of the work before, never 0.
+        During a pause it is the rate before the pause, never 0.
         """
         return self._stand().rate_after(self._since(now))
 
     def average_rate(self, now: float) -> float | None:
-        """Items per second since the first line, pauses included; None before two lines."""
+        """Items per second since the first line, with pauses; None before two lines."""
         return self._stand().average_after(self._since(now))
 
     @property
     def pace(self) -> float | None:
-        """Seconds per item at the present speed, pauses apart; None before it is known. For peer_pace()."""
+        """Seconds per item at the current speed, without pauses; None if unknown. For median_peer_pace()."""
         return self._changes.speed.pace or None
 
     def slowdown_ratio(self) -> float | None:
-        """Present seconds per item over those of the fastest earlier speed; None when there was no other."""
+        """Current seconds per item relative to the fastest earlier speed; None without an earlier one."""
         return self._stand().slowdown
 
     def confidence(self, now: float, estimate: EtaEstimate | None = None) -> str | None:
-        """high, medium or low: how far the estimate is to be trusted; None when there is none.
+        """Confidence in the estimate: high, medium or low; None without one.
 
-        ``estimate``: what estimate() has said of this moment, where that is at hand.
+        ``estimate`` is the result of estimate() for this time, if available.
         """
         estimate = estimate if estimate is not None else self.estimate(now)
         if estimate is None:
@@ -383,9 +375,9 @@ class EtaEstimator:
         return confidence(estimate, self._blocks.count, stalled)
 
     def prior(self, unit: str | None = None) -> RunPrior | None:
-        """What this run, of items of this ``unit``, tells of the next of its kind.
+        """Prior from this run, with items of this ``unit``, for the next run.
 
-        None when it was too short for that, or its numbers are those of no job.
+        None if the run was too short or its numbers are impossible.
         """
         blocks, speed = self._blocks, self._changes.speed
         cold = blocks.cold
@@ -414,7 +406,7 @@ class EtaEstimator:
     # State
 
     def state(self) -> dict[str, Any]:
-        """Everything, in values that JSON knows."""
+        """The complete state, ready for JSON."""
         return {
             "version": VERSION,
             "prior": None if self._prior is None else self._prior.to_json(),
@@ -446,7 +438,7 @@ class EtaEstimator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "EtaEstimator":
-        """An estimator that goes on exactly where the one with this state() stood; ValueError when it is of none."""
+        """Restore an estimator from state(); ValueError if malformed."""
         if state.get("version") != VERSION:
             raise ValueError(f"not a state of this version of the estimator: {state.get('version')!r}, not {VERSION}")
         try:
@@ -473,7 +465,7 @@ class EtaEstimator:
 
 
 def _dataclass_fields(part: Any) -> list[Any]:
-    """The fields of a dataclass, those that are dataclasses themselves alike; lists are copied, not what is in them."""
+    """Fields of a dataclass, recursively; lists are copied shallowly."""
     found = []
     for name in part.__dataclass_fields__:
         value = getattr(part, name)

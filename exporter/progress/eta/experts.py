@@ -1,4 +1,4 @@
-"""Several ways to see the work ahead: each tells the seconds that the next items take."""
+"""Experts: several forecasts of the seconds that the next items take."""
 
 import math
 from collections.abc import Sequence
@@ -7,21 +7,21 @@ from typing import NamedTuple
 EXPERTS = ("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend")
 TREND_SHARE = 0.6  # trends are fitted to this last part of the work
 TREND_SEGMENTS = 8
-TREND_ERRORS = 4.0  # a slope counts from this many standard errors on
-SLOWEST_FALL = 0.15  # a falling trend ends at this part of the present time per item
-MOST_GROWTH = 1.5  # an exponential trend ends when time per item has grown by exp() of this
+TREND_ERRORS = 4.0  # a slope counts from this many standard errors
+SLOWEST_FALL = 0.15  # a falling trend ends at this part of the current time per item
+MOST_GROWTH = 1.5  # an exponential trend ends at growth by exp() of this
 
 
 class Trend(NamedTuple):
-    """A line through time per item (or its logarithm) over items done."""
+    """A line through time per item, or its logarithm, over items done."""
 
-    level: float  # at `items`
+    level: float  # value at `items`
     slope: float
     items: float
 
 
 class ExpertSpeeds(NamedTuple):
-    """What the experts think of seconds per item, now and for each further item."""
+    """Seconds per item according to each expert, with the slopes of the trends."""
 
     whole: float
     speed: float
@@ -46,7 +46,7 @@ def expert_forecasts(outlook: ExpertSpeeds, items: float) -> tuple[float, ...]:
 
 
 def linear_work(pace: float, slope: float, items: float) -> float:
-    """Seconds when seconds per item change by ``slope`` with each item."""
+    """Seconds of work if seconds per item change by ``slope`` with each item."""
     if slope < 0:
         falling = min(items, (SLOWEST_FALL - 1) * pace / slope)
         return pace * falling + slope * falling * falling / 2 + SLOWEST_FALL * pace * (items - falling)
@@ -54,7 +54,7 @@ def linear_work(pace: float, slope: float, items: float) -> float:
 
 
 def exponential_work(pace: float, slope: float, items: float) -> float:
-    """Seconds when the logarithm of seconds per item changes by ``slope`` with each item."""
+    """Seconds of work if the logarithm of seconds per item changes by ``slope`` with each item."""
     growth = slope * items
     if abs(growth) < 1e-6:
         return pace * items
@@ -67,17 +67,17 @@ def exponential_work(pace: float, slope: float, items: float) -> float:
 class WorkSegment(NamedTuple):
     """Work between two checkpoints."""
 
-    middle: float  # items done in its middle
+    middle: float  # items done at its middle
     items: float
     pace: float
     log_pace: float
 
 
 def fit_trends(segments: Sequence[WorkSegment], change: float) -> tuple[Trend | None, Trend | None]:
-    """Lines through seconds per item and through their logarithm; None where it is not clearly one.
+    """Lines through seconds per item and through their logarithm; None if not clearly linear.
 
-    ``change``: items done when the present speed began. Where a step at that place explains the work better than a
-    line does, only what came after it can show a trend.
+    ``change`` is the count at which the current speed began. If a step there fits better than a line, only later
+    segments count.
     """
     if len(segments) < TREND_SEGMENTS:
         return None, None
@@ -85,7 +85,7 @@ def fit_trends(segments: Sequence[WorkSegment], change: float) -> tuple[Trend | 
     x0 = segments[-1].middle
     weight = x = xx = y = xy = yy = z = xz = zz = 0.0
     weight_before = y_before = 0.0
-    # One pass for both, with sums from the last segment on: they stay small and so exact.
+    # One pass for both. Sums relative to the last segment stay small and so exact.
     for middle, items, pace, log_pace in segments:
         dx, dy, dz = middle - x0, pace - pace0, log_pace - log0
         wx, wy, wz = items * dx, items * dy, items * dz
@@ -119,18 +119,18 @@ class FitSums(NamedTuple):
     yy: float
 
     def by_line(self) -> float:
-        """Sum of squares that a line explains."""
+        """Sum of squares explained by a line."""
         xx, xy = self.xx - self.x * self.x / self.weight, self.xy - self.x * self.y / self.weight
         return xy * xy / xx if xx > 0 else 0.0
 
     def by_step(self, weight_before: float, y_before: float) -> float:
-        """Sum of squares that two levels explain, of which the first has this weight and sum."""
+        """Sum of squares explained by two levels, the first with this weight and sum."""
         difference = y_before / weight_before - (self.y - y_before) / (self.weight - weight_before)
         return weight_before * (self.weight - weight_before) / self.weight * difference * difference
 
 
 def clear_trend(sums: FitSums, freedom: int, x0: float, y0: float) -> Trend | None:
-    """The line, when its slope stands out of the noise. Sums are from the point (x0, y0) on."""
+    """The line, if its slope exceeds the noise, else None; sums are relative to (x0, y0)."""
     mean_x, mean_y = sums.x / sums.weight, sums.y / sums.weight
     xx = sums.xx - sums.x * mean_x
     if xx <= 0:

@@ -1,17 +1,17 @@
-"""How far off an estimate may be."""
+"""Intervals of estimates."""
 
 import math
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-QUANTILE = 0.85  # standard deviations on each side that hold the truth four times in five
-PAST_ERRORS = 1.2  # what is ahead goes wrong by more than what is behind did
+QUANTILE = 0.85  # standard deviations on each side that contain the true value four times in five
+PAST_ERRORS = 1.2  # future errors exceed past ones by this factor
 LEAST = 0.02
 
 
 class EtaEstimate(NamedTuple):
-    """Seconds left: the middle estimate and the ends of an interval that should hold it 4 times in 5."""
+    """Seconds left: the middle estimate and an interval that should contain the true value 4 times in 5."""
 
     seconds: float
     low: float
@@ -19,47 +19,47 @@ class EtaEstimate(NamedTuple):
 
 
 def start_doubt(blocks: int) -> float:
-    """Doubt about the speed of a run that has just begun."""
+    """Doubt about the speed of a run that has just started."""
     return 0.25 / (1 + blocks / 4)
 
 
 def log_deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
     """Standard deviation of the logarithm of the seconds left.
 
-    ``error`` is that of earlier estimates, ``sd`` that of a block's time per item, known from ``blocks`` of them;
-    ``start`` the doubt about the speed of a young run.
+    ``error`` is that of earlier estimates. ``sd`` is that of a block's time per item, from ``blocks`` blocks. ``start``
+    is the doubt about the speed of a young run.
     """
     chance = math.expm1(sd * sd) * (1 / max(1.0, steps_left) + 1 / max(1, blocks))
     return math.sqrt((PAST_ERRORS * error) ** 2 + chance + LEAST**2 + start**2)
 
 
 def half_width(sd: float) -> float:
-    """Factor from the middle estimate to the ends of its interval, where its logarithm has this deviation."""
+    """Factor from the middle estimate to the ends of its interval, if its logarithm has this deviation."""
     return math.exp(min(50.0, QUANTILE * sd))
 
 
 def with_interval(seconds: float, width: float, overdue: float) -> EtaEstimate:
-    """The estimate with its interval of this half_width(); a line that is overdue moves only the upper end."""
+    """The estimate with an interval of this half_width(); an overdue line moves only the upper end."""
     return EtaEstimate(seconds, seconds / width, seconds * width + 2 * overdue)
 
 
 def confidence(estimate: EtaEstimate, blocks: int, stalled: bool) -> str:
-    """high, medium or low: by the width of the interval and the evidence behind it."""
+    """high, medium or low, by the width of the interval and the number of blocks."""
     width = (estimate.high - estimate.low) / estimate.seconds if estimate.seconds > 0 else 0.0
     if stalled or blocks < 3 or width > 0.6:
         return "low"
     return "high" if width <= 0.2 and blocks >= 8 else "medium"
 
 
-PEERS = 3  # workers from which on a middle one says something
-GROWN_UP = 8  # blocks after which a worker is judged by itself alone
+PEERS = 3  # workers needed for a useful median
+GROWN_UP = 8  # blocks after which a worker's own pace suffices
 LEANING = 0.8
 
 
 def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
-    """Seconds left of a job whose unfinished workers have these; None when none of them is known.
+    """Seconds left of a job, from its unfinished workers; None if none is known.
 
-    The largest of each: the job can end neither earlier than its slowest worker nor earlier than the low end of any.
+    The largest of each value: the job ends neither before its slowest worker nor before the low end of any.
     """
     known = [estimate for estimate in estimates if estimate is not None]
     if not known:
@@ -69,13 +69,13 @@ def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
 
 
 def median_peer_pace(paces: Iterable[float | None]) -> float | None:
-    """Seconds per item of the middle worker; None with fewer than three that have one."""
+    """Median seconds per item; None with fewer than three known values."""
     known = [pace for pace in paces if pace]
     return statistics.median(known) if len(known) >= PEERS else None
 
 
 def peer_adjustment(own: float, peers: float | None, blocks: int) -> float:
-    """Factor by which a young worker's time per item is moved towards that of its peers."""
+    """Factor that moves a young worker's time per item towards that of its peers."""
     if peers is None or blocks >= GROWN_UP or own <= 0 or peers <= 0:
         return 1.0
     factor: float = (peers / own) ** (LEANING * (1 - blocks / GROWN_UP))

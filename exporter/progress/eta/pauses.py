@@ -1,4 +1,4 @@
-"""Time that is no work: validation, checkpoints, stalls. What was seen, and what is to be expected of the rest."""
+"""Pauses, such as validations and checkpoints: observed ones, and expected ones for the rest."""
 
 import math
 import statistics
@@ -9,58 +9,56 @@ from typing import Any, NamedTuple
 from exporter.progress.eta.prior import PriorPause
 
 KEPT = 48
-LEAST_FACTOR = 3.0  # a line this many times later than expected may follow a pause ...
-DEVIATIONS = 3.5  # ... where the work itself varies, this many standard deviations (of the logarithm) ...
-LEAST_GAPS = 2.5  # ... and in any case by so many usual gaps
-SAME_KIND = 2.0  # unnamed pauses are of one kind when their sizes are within this factor
-LEAST_STEPS = 4  # lines between two pauses, below which nothing regular can be seen
+LEAST_FACTOR = 3.0  # a line this many times later than expected may follow a pause
+DEVIATIONS = 3.5  # the same for varying work, in standard deviations (of the logarithm)
+LEAST_GAPS = 2.5  # usual gaps that a pause always exceeds
+SAME_KIND = 2.0  # unnamed pauses within this factor in size are of one kind
+LEAST_STEPS = 4  # minimum of lines between two pauses for a regular pattern
 FEW = 3
-FEW_SCATTER = 0.05
-"""How far so few pauses may stand from regular ones, as a part of their period, though it does not show."""
+FEW_SCATTER = 0.05  # least assumed scatter of at most `FEW` pauses, as a part of their period
+# Probability that a pause seen once recurs, if its position divides the total evenly or not.
 EVENLY_LIKELY, ODDLY_LIKELY = 0.9, 0.5
-"""How likely a pause seen once comes again, when its place divides the total evenly or does not."""
-LONG_FOR_A_PAUSE = 0.4  # a pause of more than this part of the work before it is rather an accident
+LONG_FOR_A_PAUSE = 0.4  # a pause longer than this part of the work before it is probably an accident
 UNLIKELY = 0.2
 
 
 def pause_factor(sd: float) -> float:
-    """From how many times the expected seconds on a line followed a pause, where pace varies by ``sd``."""
+    """Factor over the expected seconds from which a line followed a pause, if pace varies by ``sd``."""
     return max(LEAST_FACTOR, math.exp(DEVIATIONS * sd))
 
 
 def is_pause(gap: float, expected: float, factor: float, usual_gap: float) -> bool:
-    """Whether a gap between two lines is more than the work between them."""
+    """Whether a gap between two lines contains a pause."""
     return gap > expected * factor and gap > expected + LEAST_GAPS * usual_gap
 
 
 class Pause(NamedTuple):
-    """Time without work, after so many items done."""
+    """Time without work."""
 
     done: float
     seconds: float
     work: float  # seconds of work before it
-    name: str | None = None  # what the log calls it
+    name: str | None = None  # name in the log
 
 
 class PauseKind(NamedTuple):
     """Pauses that belong together."""
 
     name: str | None
-    seconds: float  # to be expected of the next: mean of the last five
-    times: int  # how often it was seen
+    seconds: float  # expected for the next: mean of the last five
+    times: int  # number of times seen
     first: float
     last: float  # items done at the first and the last one
-    period: float | None  # items from one to the next, None when they do not come regularly
+    period: float | None  # items between two of them, None if irregular
     scatter: float  # largest deviation from that
     work: float  # seconds of work before the first
 
 
 class KnownPauses(NamedTuple):
-    """What is known of pauses, until the next one is seen."""
+    """Known pauses, until the next one is seen."""
 
-    kinds: tuple[tuple[PauseKind, PriorPause | None], ...]
-    """Those seen, grouped, each with what earlier runs had of the kind."""
-    unseen: tuple[PriorPause, ...]  # what only earlier runs had
+    kinds: tuple[tuple[PauseKind, PriorPause | None], ...]  # observed kinds, each with its equivalent from earlier runs
+    unseen: tuple[PriorPause, ...]  # from earlier runs only
 
 
 class ExpectedPauses(NamedTuple):
@@ -71,7 +69,7 @@ class ExpectedPauses(NamedTuple):
 
 
 def group_pauses(pauses: list[Pause], step: float) -> list[PauseKind]:
-    """The pauses grouped by name, those without one by size."""
+    """Group pauses by name, or by size if unnamed."""
     names = dict.fromkeys(pause.name for pause in pauses if pause.name is not None)
     found = [make_pause_kind([pause for pause in pauses if pause.name == name], step) for name in names]
     rest = sorted((pause for pause in pauses if pause.name is None), key=lambda pause: -pause.seconds)
@@ -83,7 +81,7 @@ def group_pauses(pauses: list[Pause], step: float) -> list[PauseKind]:
 
 
 def make_pause_kind(pauses: list[Pause], step: float) -> PauseKind:
-    """One kind of pauses, given in the order of the work."""
+    """Create a kind from its pauses, in the order of the work."""
     done = [pause.done for pause in pauses]
     period = pause_period(done, step)
     scatter = 0.0 if period is None else max(abs(b - a - period) for a, b in pairwise(done))
@@ -94,10 +92,10 @@ def make_pause_kind(pauses: list[Pause], step: float) -> PauseKind:
 
 
 def pause_period(done: list[float], step: float) -> float | None:
-    """Items between regular pauses; None when they are not regular.
+    """Items between regular pauses; None if irregular.
 
-    Most distances lie near their median (multiples of it do not count: of a small one everything is a
-    multiple); two pauses are regular only when the first stands at a multiple of their distance.
+    Most distances must be near their median; multiples do not count, since everything is a multiple of a small median.
+    Two pauses are regular only if the first is at a multiple of their distance.
     """
     if len(done) < 2:
         return None
@@ -115,23 +113,23 @@ def pause_period(done: list[float], step: float) -> float | None:
 
 
 def min_pause_period(step: float) -> float:
-    """Items between pauses below which nothing regular can be seen."""
+    """Least items between pauses for a regular pattern."""
     return max(1.0, LEAST_STEPS * step)
 
 
 class RemainingWork(NamedTuple):
-    """Where the work stands."""
+    """Position in the work."""
 
-    start: float  # items done when counting began
+    start: float  # count at the start
     done: float
     total: float
-    step: float  # usual rise from line to line
+    step: float  # usual rise between lines
 
 
 def expect_regular_pauses(last: float, period: float, scatter: float, course: RemainingWork) -> tuple[int, int]:
-    """How many pauses are still to come before the end, and whether one is due before the next line.
+    """Number of regular pauses until the end, and whether one is due before the next line.
 
-    The end of the work is where it would stand again, and is none. None come any more when two were left out.
+    A pause at the end itself does not count. None are expected after two were skipped.
     """
     if course.done > last + 2 * period + 2 * course.step:
         return 0, 0
@@ -143,16 +141,16 @@ def expect_regular_pauses(last: float, period: float, scatter: float, course: Re
 
 
 def expect_irregular_pauses(kind: PauseKind, course: RemainingWork) -> float:
-    """Seconds to be expected of pauses that were seen several times and follow no rule."""
+    """Expected seconds of pauses that occurred several times without a pattern."""
     share = 0.7 if kind.times == 2 else 1.0
     return share * kind.seconds * kind.times * (course.total - course.done) / max(1.0, course.done - course.start)
 
 
 def expect_after_one_pause(kind: PauseKind, course: RemainingWork) -> ExpectedPauses:
-    """What is to be expected of a kind of pause that was seen once: that it comes again at multiples of its place.
+    """Expected pauses of a kind seen once, if it recurs at multiples of its position.
 
-    That is the likelier the earlier it came and the more evenly it divides the total; a name makes it certain.
-    Counting that begins late (a resume) hides where a nameless one stands: then at most one more is expected.
+    This is likelier the earlier it came and the more evenly it divides the total; with a name it is certain. After a
+    resume, the position of an unnamed one is unknown: then at most one more is expected.
     """
     named = kind.name is not None
     period = kind.first - course.start if named else kind.first
@@ -174,34 +172,34 @@ def expect_after_one_pause(kind: PauseKind, course: RemainingWork) -> ExpectedPa
 
 
 def pause_credibility(kind: PauseKind) -> float:
-    """How far this may be a pause and not an accident, by its length."""
+    """Probability, by its length, that this is a pause and not an accident."""
     return UNLIKELY if kind.name is None and kind.seconds > LONG_FOR_A_PAUSE * kind.work else 1.0
 
 
 @dataclass(slots=True)
 class AnnouncedPauses:
-    """Pauses since the last line that the log has named."""
+    """Pauses since the last line that the log announced."""
 
-    name: str | None = None  # of the one that goes on
+    name: str | None = None  # name of the current one
     began: float = 0.0
-    over: list[tuple[str, float]] = field(default_factory=list)  # those that have ended: name and seconds
+    over: list[tuple[str, float]] = field(default_factory=list)  # ended pauses: name and seconds
 
     def begin(self, name: str, at: float) -> None:
-        """A pause begins; one that went on ends with it."""
+        """Start a pause, and end the current one."""
         if name != self.name:
             self.end(at)
             self.name, self.began = name, at
 
     def end(self, at: float) -> None:
-        """The pause ends, work goes on."""
+        """End the pause: work continues."""
         if self.name is not None:
             self.over = [*self.over[-7:], (self.name, max(0.0, at - self.began))]
             self.name = None
 
     def take(self, at: float, gap: float, expected: float) -> list[tuple[str, float]]:
-        """The pauses before a line ``gap`` seconds after the last one, of which work should take ``expected``.
+        """Remove and return the pauses before a line ``gap`` seconds after the last one, ``expected`` of them work.
 
-        Where the log did not say that a pause has ended, it lasted until the work for the line began.
+        A pause without a logged end lasted until the work for the line started.
         """
         if self.name is not None:
             known = sum(seconds for _, seconds in self.over)
@@ -212,42 +210,42 @@ class AnnouncedPauses:
 
 @dataclass(slots=True)
 class Pauses:
-    """The pauses of a worker, and those that earlier runs let expect."""
+    """Pauses of a worker, and those expected from earlier runs."""
 
     start: float = 0.0
     seen: list[Pause] = field(default_factory=list)
     largest: float = 0.0
     usual: tuple[PriorPause, ...] = ()
-    step: float = 0.0  # usual rise from line to line at the latest pause
+    step: float = 0.0  # usual rise between lines at the latest pause
     _known: KnownPauses | None = None
 
     def state(self) -> list[Any]:
-        """For restored()."""
+        """State for restored()."""
         return [self.start, self.seen, self.largest, self.usual, self.step]
 
     @classmethod
     def restored(cls, state: list[Any]) -> "Pauses":
-        """The pauses of which this is the state."""
+        """Restore from the state."""
         start, seen, largest, usual, step = state
         return cls(
             start, [Pause(*pause) for pause in seen], largest, tuple(PriorPause(*pause) for pause in usual), step
         )
 
     def add(self, pause: Pause, step: float) -> None:
-        """A pause that is over; ``step`` is the usual rise from line to line."""
+        """Add an ended pause; ``step`` is the usual rise between lines."""
         self.step = step
         self.seen = [*self.seen[1 - KEPT :], pause]
         self.largest = max(self.largest, pause.seconds)
         self._known = None
 
     def restart(self, start: float) -> None:
-        """Forgets where pauses were: the count is ``start`` now. How long they were stays known."""
+        """Restart at the count ``start``: drop the positions of pauses, but not their lengths."""
         self.start = start
         self.seen = []
         self._known = None
 
     def kinds(self) -> list[PauseKind]:
-        """The pauses seen, grouped."""
+        """Observed pauses by kind."""
         return [kind for kind, _ in self._grouped().kinds]
 
     def _grouped(self) -> KnownPauses:
@@ -263,12 +261,12 @@ class Pauses:
         return self._known
 
     def size(self, name: str) -> float:
-        """The longest of this name so far, or as earlier runs had it; 0 when it is new."""
+        """Seconds of the longest pause of this name, here or else in earlier runs; 0 if new."""
         seen = [pause.seconds for pause in self.seen if pause.name == name]
         return max(seen, default=max((usual.seconds for usual in self.usual if usual.name == name), default=0.0))
 
     def ahead(self, done: float, total: float, step: float) -> ExpectedPauses:
-        """Seconds of pauses that the rest of the work will bring."""
+        """Expected pauses in the rest of the work."""
         if not self.seen and not self.usual:
             return ExpectedPauses(0.0, 0.0)
         course = RemainingWork(self.start, done, total, step)
@@ -280,7 +278,7 @@ class Pauses:
             due += part.due
         for usual in known.unseen:
             last = usual.period * math.floor(self.start / usual.period)
-            if done <= last + 1.5 * usual.period:  # else it should have been seen
+            if done <= last + 1.5 * usual.period:  # otherwise it should have occurred here
                 count, here = expect_regular_pauses(last, usual.period, 0.0, course)
                 seconds += count * usual.seconds
                 due += here * usual.seconds
@@ -295,7 +293,7 @@ def had_pause_kind(usual: PriorPause, kind: PauseKind) -> bool:
 
 
 def expect_pauses(kind: PauseKind, usual: PriorPause | None, course: RemainingWork) -> ExpectedPauses:
-    """What is to be expected of one kind."""
+    """Expected pauses of one kind."""
     period = kind.period
     if period is None and usual is not None and kind.times <= 2:
         period = usual.period

@@ -1,4 +1,4 @@
-"""What earlier runs of the same job tell of this one before it can speak for itself."""
+"""Priors from earlier runs of the same job, used until a run has evidence of its own."""
 
 import bisect
 import math
@@ -9,41 +9,41 @@ from typing import Any, NamedTuple
 
 FIRST_SPREAD = 0.12  # usual difference (of the logarithm of time per item) between two runs of a job
 LEAST_SPREAD, MOST_SPREAD = 0.04, 0.5
-YOUNG_BLOCKS = 3  # with fewer blocks nobody can tell slow work from a warm-up
+YOUNG_BLOCKS = 3  # with fewer blocks, slow work cannot be distinguished from a warm-up
 YOUNG_DOUBT = 1.0
 CURVE_GROWTH = 0.3
 CURVE_POINTS = 40
 MOST_POINTS = 100
 MOST_PAUSES = 48
+# Bounds on paces, spreads, times and counts; others would overflow in later calculations.
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
-"""Paces, spreads, times and counts beyond these are of no job, and would overflow in what is made of them."""
-SAME_LENGTH = 0.02  # runs whose totals differ by no more than this are taken to be alike from beginning to end
-DISAGREEMENT = 2.5  # a prior so many standard deviations from what is seen is about something else
+SAME_LENGTH = 0.02  # runs whose totals differ by at most this are alike from start to end
+DISAGREEMENT = 2.5  # a prior this many standard deviations from the observations does not apply
 
 
 class PriorPause(NamedTuple):
-    """A kind of pause of the earlier runs."""
+    """A kind of pause of earlier runs."""
 
     name: str | None
     seconds: float
-    period: float  # items from one to the next
+    period: float  # items between two of them
 
 
 @dataclass(slots=True)
 class WorkCurve:
-    """Work over the count, kept for the next run: close together at the beginning, then at even distances."""
+    """Work over the count, saved for the next run: dense points at the start, then evenly spaced ones."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
-    next: float = 0.0  # items done at which the next point stands
+    next: float = 0.0  # count at which the next point is due
 
     @classmethod
     def restored(cls, state: list[Any]) -> "WorkCurve":
-        """The curve of which this is the state."""
+        """Restore from the state."""
         points, following = state
         return cls([(done, seconds) for done, seconds in points], following)
 
     def add(self, done: float, seconds: float, total: float | None) -> None:
-        """Where the work stands."""
+        """Add a point."""
         self.points.append(curve_point(done, seconds))
         apart = CURVE_GROWTH * (done - self.points[0][0])
         if total is not None:
@@ -51,32 +51,32 @@ class WorkCurve:
         self.next = done + apart if len(self.points) < MOST_POINTS else math.inf
 
     def until(self, done: float, seconds: float) -> tuple[tuple[float, float], ...]:
-        """The points up to the end of the run, each count once; empty when the run was interrupted."""
+        """All points up to the end of the run; empty if the run was interrupted."""
         if not self.points:
             return ()
-        # Rounded like those before it, the end never lies below them.
+        # Rounded like the earlier points, the end is never below them.
         return (*(point for point in self.points if point[0] < done), curve_point(done, seconds))
 
 
 def curve_point(done: float, seconds: float) -> tuple[float, float]:
-    """A point of a curve: its seconds to seven digits, which is all that a forecast needs."""
+    """A point of a curve, with seconds in seven digits, enough for a forecast."""
     return done, float(f"{seconds:.7g}")
 
 
 class RunPrior(NamedTuple):
-    """An earlier run, or several."""
+    """One or more earlier runs."""
 
-    pace: float  # seconds per item once warm, without pauses
-    spread: float  # standard deviation of its logarithm from run to run
-    warm_up_seconds: float  # what the first items took beyond that
+    pace: float  # seconds per item after the warm-up, without pauses
+    spread: float  # standard deviation of its logarithm between runs
+    warm_up_seconds: float  # additional time for the first items
     gap: float  # usual seconds between lines
     pauses: tuple[PriorPause, ...]
     items: float  # length of the run
     seconds: float
+    # Items done and seconds of work so far, from start to end; empty if the run was interrupted.
     curve: tuple[tuple[float, float], ...] = ()
-    """Items done and seconds of work so far, from the beginning to the end; empty when the run was interrupted."""
     runs: int = 1
-    unit: str | None = None  # what the items are; None when it is not known
+    unit: str | None = None  # unit of the items; None if unknown
 
     def work(self, start: float, done: float) -> float:
         """Seconds of work from one count to another."""
@@ -94,13 +94,13 @@ class RunPrior(NamedTuple):
         return seconds + (next_seconds - seconds) * (done - last_done) / (next_done - last_done)
 
     def left(self, done: float, total: float) -> float:
-        """Seconds of work left: as the earlier run took from there, where this one is as long."""
+        """Seconds of work left: as in the earlier run if the totals agree, else by its pace."""
         if abs(total - self.items) <= SAME_LENGTH * self.items:
             return max(self.work(done, total), 0.01 * self.pace * (total - done))
         return self.pace * (total - done)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The prior, ready for JSON."""
         return {
             **self._asdict(),
             "pauses": [list(pause) for pause in self.pauses],
@@ -109,7 +109,7 @@ class RunPrior(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunPrior":
-        """The prior of which this is the JSON; ValueError when it is of no prior."""
+        """Restore from JSON; ValueError if malformed."""
         try:
             pauses = tuple(PriorPause(name, float(size), float(period)) for name, size, period in data["pauses"])
             numbers = {
@@ -125,14 +125,14 @@ class RunPrior(NamedTuple):
         return prior
 
     def fault(self) -> str | None:
-        """What in it no run can have been like, in words; None when it can be used."""
+        """Why the values are impossible, in words; None if they are usable."""
         if not all(LEAST_NUMBER <= number <= MOST_NUMBER for number in (self.pace, self.spread)):
             return "its pace and spread must be above 0 and finite"
         if not 1 <= self.runs <= MOST_NUMBER:
             return "it must be of one run or more"
         if not all(name is None or isinstance(name, str) for name in (self.unit, *(p.name for p in self.pauses))):
             return "its unit and the names of its pauses must be text"
-        if len(self.pauses) > MOST_PAUSES or len(self.curve) > MOST_POINTS + 1:  # the end is a point too
+        if len(self.pauses) > MOST_PAUSES or len(self.curve) > MOST_POINTS + 1:  # including the end
             return "it has more pauses or points than are kept of a run"
         numbers = [self.warm_up_seconds, self.gap, self.items, self.seconds]
         numbers += [number for pause in self.pauses for number in (pause.seconds, pause.period)]
@@ -146,7 +146,7 @@ class RunPrior(NamedTuple):
         return None
 
     def after(self, earlier: "RunPrior | None") -> "RunPrior":
-        """This run together with those before it: its own pace, and the spread that they show."""
+        """Combine with earlier runs: this run's pace, and the spread between all runs."""
         if earlier is None:
             return self
         difference = math.log(self.pace / earlier.pace)
@@ -157,18 +157,18 @@ class RunPrior(NamedTuple):
 
 
 class PriorWeight(NamedTuple):
-    """How far a prior counts beside the run's own evidence."""
+    """Weight of a prior relative to the run's own evidence."""
 
     weight: float  # of the prior, 0 to 1
-    doubt: float  # standard deviation of the logarithm of the time left, of both together
-    scale: float  # how much longer than the earlier run this one is expected to take
+    doubt: float  # standard deviation of the logarithm of the combined ETA
+    scale: float  # expected duration relative to the earlier run
 
 
 def prior_weight(prior: RunPrior, ratio: float, measured: float, doubt: float, blocks: int) -> PriorWeight:
-    """Weight of a prior beside a forecast of the run's own that has this ``doubt``: each by its precision.
+    """Weight a prior against the run's own forecast with this ``doubt``, by precision.
 
-    So far the run took ``ratio`` times as long as the earlier one, known to within ``measured``. A prior that
-    this contradicts counts for nothing, however sure it is.
+    So far the run took ``ratio`` times as long as the earlier one, with the uncertainty ``measured``. A prior that
+    contradicts this has no weight, however precise it is.
     """
     young = blocks < YOUNG_BLOCKS
     measured = YOUNG_DOUBT if young else measured
