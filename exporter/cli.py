@@ -1,4 +1,4 @@
-"""Command line of ``gpujob-exporter``. The only place of this package that prints and exits."""
+"""Command line of ``gpujob-exporter``, the only module of this package that prints and exits."""
 
 import argparse
 import asyncio
@@ -26,9 +26,9 @@ from exporter.sidecar.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
 INTERRUPTED = 130
+# Exit status of a sidecar that only a new process can replace; ``launcher.programs.supervisor`` starts one.
 START_AGAIN = 75
-"""A sidecar ends with this that only a new process can replace; ``launcher.programs.supervisor`` starts one at once."""
-GPUS_CLOSE_S = 1.0  # how long a call to the driver may take at the end; one that hangs is left behind
+GPUS_CLOSE_S = 1.0  # limit of a driver call at the end; a hanging call is abandoned
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_flags_of_a_running_job(parser: argparse.ArgumentParser) -> None:
-    """Flags without defaults here: those that are given override the file, and the rest is the settings' matter."""
+    """Add flags without defaults: given flags override the file, and the settings have the defaults."""
     group = parser.add_argument_group("a job that is already running and that gpujob has not launched")
     add = group.add_argument
     add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
@@ -185,7 +185,7 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
-    """Watch a job that others have started, and say how it ended."""
+    """Watch a job that others started, and report how it ended."""
     from exporter.attach import outcome
     from exporter.attach import settings as attach
     from exporter.attach.finder import WorkerFinder
@@ -219,7 +219,7 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     try:
         print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
     except (OSError, UnicodeError):
-        pass  # nobody reads it any more, or cannot in this locale; the report has it all
+        pass  # stdout is closed or the locale cannot encode it; the report has everything
     _leave(sidecar, finder.outcome.exit_status)
 
 
@@ -230,39 +230,39 @@ def _make(manifest: Manifest, identity: Identity) -> Sidecar:
 
 
 def _listen(sidecar: Sidecar, port: int) -> socket.socket:
-    """A listening socket; for port 0 on the port that this sidecar had before, if it has been restarted."""
+    """Open a listening socket; for port 0, reuse the port of the previous sidecar if possible."""
     from exporter.sidecar import service
 
     if port == 0 and (known := service.earlier_port(sidecar)) is not None:
         try:
             return service.open_socket(sidecar.host, known)
         except ExporterError:
-            pass  # somebody else has it now
+            pass  # the port is taken
     return service.open_socket(sidecar.host, port)
 
 
 def _leave(sidecar: Sidecar, status: int) -> NoReturn:
     sidecar.context.files.close()
     if sidecar.context.gpus is not None:
-        sidecar.context.gpus.close(GPUS_CLOSE_S)  # nothing routine ends inside the driver
+        sidecar.context.gpus.close(GPUS_CLOSE_S)  # nothing routine is pending in the driver
     sys.stderr.flush()
-    os._exit(status)  # a collector's thread that hangs in the kernel must not hold the end of the step
+    os._exit(status)  # a thread that hangs in the kernel must not delay the end of the step
 
 
 def _be_modest() -> None:
-    """Low priority, and the first that the kernel takes when memory runs out: the job comes first."""
+    """Lower our priority, and become the OOM killer's first choice: the job comes first."""
     try:
-        # processes and logs are watched on kept descriptors, and the usual soft limit is 1024
+        # Watching processes and logs needs many descriptors, and the usual soft limit is 1024.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
     except (OSError, ValueError):
-        pass  # then some processes are looked at less often
+        pass  # some processes are then read less often
     try:
         os.nice(10)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as out:
             out.write("1000")
     except OSError:
-        pass  # not everywhere allowed, and nothing depends on it
+        pass  # not allowed everywhere, and optional
 
 
 def _check_config(arguments: argparse.Namespace) -> None:
