@@ -1,1 +1,1 @@
-"""What launcher and exporter share: manifest, files of the run directory, events, names, clock. Standard library."""
+"""Shared by launcher and exporter: manifest, run directory files, events, names, clock. Standard library only."""

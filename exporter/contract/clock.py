@@ -1,11 +1,11 @@
-"""Time as an argument: a protocol, and the machine's clock."""
+"""Clock protocol, and the clock of this machine."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time and monotonic time in seconds."""
+    """Wall-clock and monotonic time in seconds."""
 
     def time(self) -> float: ...
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """Clock of this machine."""
 
     def time(self) -> float:
         return time.time()

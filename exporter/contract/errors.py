@@ -1,9 +1,9 @@
-"""Errors that a command line answers with one message and exit status 2."""
+"""Errors that a command reports in one message, with exit status 2."""
 
 
 class ExporterError(Exception):
-    """Base of the errors that name their place, what was found and what would be right."""
+    """Base of errors that name the place, what was found and what would be right."""
 
 
 class ManifestError(ExporterError):
-    """The manifest is absent, unreadable or of an unknown schema version."""
+    """A manifest that is absent, unreadable or of an unknown schema version."""

@@ -1,4 +1,4 @@
-"""``events.jsonl``: what happened to the job, one line for each event."""
+"""``events.jsonl``: events of the job, one per line."""
 
 import json
 import time
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class EventLog:
-    """Appends events.
+    """Appends events to the file.
 
-    One process alone writes it, since appends of several nodes may mix on a network file system: the
-    orchestrator, or the sidecar of a job that others have started.
+    Only one process writes it, because appends from several nodes may interleave on a network file system: the
+    orchestrator, or the sidecar of an attached job.
     """
 
     def __init__(self, path: Path, job_id: str) -> None:
@@ -17,7 +17,7 @@ class EventLog:
         self._job_id = job_id
 
     def write(self, event: str, **facts: object) -> None:
-        """One event, now. A full disk costs the line, not the job."""
+        """Write one event with the present time. A full disk loses the line, not the job."""
         line = json.dumps(
             {"time": time.time(), "job_id": self._job_id, "event": event, **_rename_time_fact(facts)},
             ensure_ascii=False,
@@ -30,5 +30,5 @@ class EventLog:
 
 
 def _rename_time_fact(facts: dict[str, object]) -> dict[str, object]:
-    """A fact called ``time`` is when it happened, not when it was written down."""
+    """Rename a fact called ``time``: it is when the event happened, not when it was written."""
     return {("happened" if name == "time" else name): value for name, value in facts.items()}

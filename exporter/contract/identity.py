@@ -1,4 +1,4 @@
-"""Who this sidecar is: job id, attempt and node from the environment, the rest from the manifest."""
+"""Identity of a sidecar: job id, attempt and node from the environment, the rest from the manifest."""
 
 import math
 import re
@@ -12,9 +12,9 @@ _UNSAFE = re.compile(r"[^\w.:@+-]")
 
 
 def safe_label(text: str) -> str:
-    """User-chosen text reduced to letters, digits and ``_.:@+-``, at most 128 characters.
+    """Reduce user text to letters, digits and ``_.:@+-``, at most 128 characters.
 
-    A job name is user input that ends in chat messages, web pages and queries of other people.
+    A job name is user input that appears in chat messages, web pages and other people's queries.
     """
     return _UNSAFE.sub("_", text)[:LABEL_LENGTH]
 
@@ -31,14 +31,13 @@ class Identity:
     node: str
     node_index: int
     attempt: int
-    start: float | None = None  # start of the job, epoch seconds, where the environment tells
-    end: float | None = None  # time limit of the job as a moment, epoch seconds; None without a limit
-    first_gpu: int | None = None
-    """Where the GPUs of this node begin among those that it sees, where one machine plays all nodes."""
-    supervised: bool = False  # whether somebody starts this sidecar again when it ends with `exporter.cli.START_AGAIN`
+    start: float | None = None  # of the job, epoch seconds; None if the environment does not give it
+    end: float | None = None  # time limit of the job as a time, epoch seconds; None without a limit
+    first_gpu: int | None = None  # index of this node's first GPU, if one machine plays all nodes
+    supervised: bool = False  # whether a supervisor restarts it after `exporter.cli.START_AGAIN`
 
     def constant_labels(self) -> dict[str, str]:
-        """Labels that every series of this job carries."""
+        """Return the labels of every series of this job."""
         return {
             "cluster": safe_label(self.cluster),
             "job_id": safe_label(self.job_id),
@@ -50,11 +49,10 @@ class Identity:
 
 
 def identify(manifest: Manifest, environ: Mapping[str, str], hostname: str) -> Identity:
-    """Identity of the sidecar with this environment.
+    """Determine the identity from this environment.
 
-    The launcher passes ``GPUJOB_NODES`` (host names in the order of the plan); the node index is
-    the position of this node in it. Without it ``SLURM_NODEID`` serves, which counts the nodes of
-    the step, so the sidecar step must span all nodes of the job.
+    The launcher passes ``GPUJOB_NODES`` (host names in the plan's order); the position of this node is the node index.
+    Otherwise use ``SLURM_NODEID``. It counts the nodes of the step, so the sidecar step must span all nodes of the job.
     """
     node = environ.get("GPUJOB_NODE") or environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
     nodes = [name for name in environ.get("GPUJOB_NODES", "").split(",") if name]

@@ -1,12 +1,9 @@
-"""What was launched and is to be watched: the wire format between launcher and exporter.
+"""Manifest of a job: the wire format between launcher and exporter.
 
-The exporter owns the format, the launcher writes it once, before submission, and
-never again: job id, hosts and attempt come from the environment at run time
-(``exporter.contract.identity``), so that requeue and arrays reuse the file. Workers are
-named by role and index, their tasks by rank and node index.
+The exporter owns the format. The launcher writes the file before submission and never changes it. Job id, hosts and
+attempt come from the environment at run time (``exporter.contract.identity``), so requeues and arrays reuse the file.
 
-Reading ignores unknown keys (a newer launcher) and refuses an unknown
-``schema_version``. Standard library only.
+Readers ignore unknown keys (a newer launcher) and reject an unknown ``schema_version``. Standard library only.
 """
 
 import dataclasses
@@ -25,7 +22,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Task:
-    """One process that the launcher starts: a worker, or a worker's share of one node."""
+    """One process that the launcher starts: a worker, or its part on one node."""
 
     worker: str
     role: str
@@ -34,26 +31,25 @@ class Task:
     local_rank: int
     node_index: int
     gpus: tuple[int, ...] = ()
+    # Relative to the run directory; `{node}` is the host name, `{run}` the suffix of the run
     logs: tuple[str, ...] = ()
-    """Log files relative to the run directory; ``{node}`` stands for the host name, ``{run}`` for the run."""
-    critical: bool = True  # whether its failure is that of the job
-    later: bool = False
-    """Whether it starts only once others are ready, as a benchmark does: it is no part of the launch."""
-    service: bool = False  # whether it serves until the job is over: it has no work of its own to tell a position of
+    critical: bool = True  # whether its failure fails the job
+    later: bool = False  # whether it starts only when others are ready, like a benchmark; not part of the launch
+    service: bool = False  # whether it serves until the job ends, without a position of its own
 
 
 @dataclass(frozen=True)
 class PathGroup:
-    """Files watched together; a relative directory counts from the run directory."""
+    """Files watched together; ``directory`` is relative to the run directory."""
 
     name: str
     directory: str
-    pattern: str | None  # glob of file names, or None when only the space of the directory is watched
+    pattern: str | None  # glob of file names; None to watch only the free space of the directory
 
 
 @dataclass(frozen=True)
 class LogPattern:
-    """A regular expression over one record of a log. Progress patterns have no severity."""
+    """A regular expression for one log record. Progress patterns have no severity."""
 
     name: str
     pattern: str
@@ -62,66 +58,65 @@ class LogPattern:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the work must come to for a job that has ended well to be a success."""
+    """Results required for a job that ended well to count as a success."""
 
-    complete_share: float = 0.99  # share of the items of the job that is enough
-    outputs: int | None = None
-    """Least number of output files; None: one of each worker, where their names tell whose they are."""
-    records_per_item: float | None = 1.0  # records in the output files for each item; None when they are not counted
-    checksums: bool = False  # whether checksums of the output files are written into the run directory
+    complete_share: float = 0.99  # least share of the job's items that must be done
+    outputs: int | None = None  # least number of output files; None: one per worker, if their names show the worker
+    records_per_item: float | None = 1.0  # records in the output files per item; None: not counted
+    checksums: bool = False  # whether to write checksums of the output files into the run directory
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a sidecar must know that its environment does not tell."""
+    """Everything a sidecar needs that is not in its environment."""
 
     job_name: str
     user: str
-    cluster: str  # name that the site gives the cluster; empty for Slurm's own name
+    cluster: str  # the site's name for the cluster; empty for Slurm's name
     partition: str
     nodes: int
     tasks: tuple[Task, ...]
     groups: tuple[PathGroup, ...] = ()
-    logs: PathGroup | None = None  # log files beside those of the tasks, told apart by the worker number in their names
-    pack: str = "auto"  # whose log lines the workers write; `auto` is found out from the lines
+    # log files in addition to those of the tasks; worker numbers in their names distinguish them
+    logs: PathGroup | None = None
+    pack: str = "auto"  # producer of the workers' logs; `auto` detects it from the lines
     progress: tuple[LogPattern, ...] = ()
     errors: tuple[LogPattern, ...] = ()
-    total_items: int | None = None  # items of the whole job
-    total_epochs: int | None = None  # epochs of each worker, where its logs do not say how many there are,
-    total_steps: int | None = None  # and steps
-    resumes: bool = False  # whether the job goes on where output files of earlier ones end: they count as its own
+    total_items: int | None = None  # of the whole job
+    total_epochs: int | None = None  # of each worker, if its logs do not give a total
+    total_steps: int | None = None  # of each worker, if its logs do not give a total
+    resumes: bool = False  # whether the job continues from earlier output files, which then count as its own
     verify: Verification = Verification()
     time_limit_s: float | None = None
     check_interval_s: float = 5.0
     launch_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0
-    checkpoint_interval_s: float | None = None
-    """Seconds between two checkpoints, where they are not to be learned from the files."""
+    checkpoint_interval_s: float | None = None  # seconds between checkpoints, if they cannot be learned from the files
     linger_s: float = 30.0
     kill_wait_s: float = 30.0  # time between SIGTERM and SIGKILL when Slurm ends the job
-    gpu_metrics: bool = False  # whether what the GPUs do is also written to `gpu_metrics.csv` in the output directory
-    announced: bool = False  # whether the targets of the job are announced where a Prometheus looks for them
+    gpu_metrics: bool = False  # whether to write GPU activity to `gpu_metrics.csv` in the output directory too
+    announced: bool = False  # whether the job's targets are published for Prometheus
     listen_address: str = ":0"
+    # whether another user started the job: there are no exit records, and the sidecar infers the phase
     attached: bool = False
-    """Whether the job was started by others: nobody writes exit records, and the phase is the sidecar's own finding."""
+    # directory that the manifest was read from; not part of the file
     run_dir: Path = field(default=Path(), metadata={"derived": True})
-    """Where the manifest was read from; not part of the file."""
 
     def tasks_of(self, node_index: int) -> tuple[Task, ...]:
-        """Tasks that run on the node with this index."""
+        """Return the tasks of the node with this index."""
         return tuple(task for task in self.tasks if task.node_index == node_index)
 
     def ranks_of_roles(self) -> dict[tuple[str, int], int]:
-        """Rank of the first task of each worker, by role and index within it."""
+        """Rank of each worker's first task, by role and index."""
         return {(task.role, task.index): task.rank for task in sorted(self.tasks, key=lambda task: -task.local_rank)}
 
     def directory(self, group: PathGroup) -> Path:
-        """Absolute directory of a path group."""
+        """Directory of a path group, joined to ``run_dir``."""
         return self.run_dir / group.directory
 
 
 def render_manifest(manifest: Manifest) -> dict[str, Any]:
-    """The JSON object of a manifest."""
+    """Return the JSON object of a manifest."""
     body = {
         item.name: _plain(getattr(manifest, item.name))
         for item in dataclasses.fields(manifest)
@@ -139,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse_manifest(text: str, run_dir: Path) -> Manifest:
-    """The manifest in ``text``; raises ManifestError with what is wrong."""
+    """Parse a manifest; raise ManifestError with the problem."""
     try:
         body = json.loads(text)
     except ValueError as error:
@@ -170,7 +165,7 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
 
 
 def _check_types(owner: Any, values: dict[str, Any]) -> None:
-    """Raise for the first plain value that is not of its declared type; a whole number may stand for a number."""
+    """Raise ManifestError for the first plain value of the wrong type. An int is accepted as a float."""
     kind = owner if isinstance(owner, type) else type(owner)
     for name, hint in typing.get_type_hints(kind).items():
         allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -191,7 +186,7 @@ def _known(kind: type, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest in a file, or in the run directory when ``path`` is a directory."""
+    """Read a manifest from a file, or from the run directory if ``path`` is a directory."""
     place = Path(path)
     if place.is_dir():
         place = place / "manifest.json"

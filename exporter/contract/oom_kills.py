@@ -1,18 +1,18 @@
-"""Memory cgroups of a process, v1 and v2, and the OOM kills that the kernel counts in them.
+"""Memory cgroups (v1 and v2) of a process, and the kernel's count of OOM kills in them.
 
-Standard library only and without dataclasses: the wrapper, which stands beside every worker, reads this too.
+Standard library only and no dataclasses: the wrapper next to every worker uses this too.
 """
 
 import os
 
+# File with the count of OOM kills (key `oom_kill`) for each cgroup version
 OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
-"""Where each version of cgroups counts OOM kills, both under the key ``oom_kill``."""
 
 
 def parse_memory_mounts(text: str) -> list[tuple[int, str, str]]:
-    """Version, root within its hierarchy and mount point of what ``mountinfo`` (proc(5)) says may hold memory cgroups.
+    """Parse ``mountinfo`` (proc(5)): version, root within the hierarchy and mount point of possible memory cgroups.
 
-    Those that show more of their hierarchy come first.
+    Mounts that show more of their hierarchy come first.
     """
     found = []
     for line in text.split("\n"):
@@ -29,7 +29,7 @@ def parse_memory_mounts(text: str) -> list[tuple[int, str, str]]:
 
 
 def parse_memory_cgroup(text: str) -> tuple[int, str] | None:
-    """Version and path of the cgroup that ``/proc/PID/cgroup`` names for memory: in v1 if that has the controller."""
+    """Parse ``/proc/PID/cgroup``: version and path of the memory cgroup. Prefer v1 if it has the controller."""
     unified = None
     for line in text.split("\n"):
         number, _, rest = line.partition(":")
@@ -42,10 +42,10 @@ def parse_memory_cgroup(text: str) -> tuple[int, str] | None:
 
 
 def memory_cgroup_places(pid: int | str = "self", root: str = "/") -> list[tuple[int, str, str]]:
-    """Where a process's memory cgroup may be: version, directory of the mount, path below it (empty, or like ``/a/b``).
+    """List possible places of a process's memory cgroup: version, mount point, path below it (empty, or like ``/a/b``).
 
-    Cgroups have any names (of a job id, a SLUID, a host, a systemd slice), so none is looked for. In containers
-    and cgroup namespaces a mount may show a part of the hierarchy alone; what lies outside of it has no place.
+    No cgroup name is assumed, since names vary (job id, SLUID, host, systemd slice). In containers and cgroup
+    namespaces a mount may show only part of the hierarchy; cgroups outside of it have no place.
     """
     texts = []
     for name in (f"{pid}/cgroup", "self/mountinfo"):
@@ -67,7 +67,7 @@ def memory_cgroup_places(pid: int | str = "self", root: str = "/") -> list[tuple
 
 
 def parse_oom_kills(text: str) -> int | None:
-    """Count from ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1), key ``oom_kill``."""
+    """Parse the count (key ``oom_kill``) from ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1)."""
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == "oom_kill" and value.isdigit():
@@ -76,9 +76,9 @@ def parse_oom_kills(text: str) -> int | None:
 
 
 def read_oom_kills(root: str = "/") -> int | None:
-    """Processes that the kernel's OOM killer took from this process's own memory cgroup, v1 or v2.
+    """Count OOM kills in this process's own memory cgroup, v1 or v2.
 
-    In v2 a cgroup may be without the memory controller; its memory then counts in the nearest one above that has it.
+    A v2 cgroup may lack the memory controller; its nearest ancestor with the controller then counts its memory.
     """
     for version, mount, path in memory_cgroup_places("self", root):
         while True:

@@ -1,24 +1,23 @@
-"""The small JSON files that the parts of a running job leave for each other in the run directory.
+"""Small JSON files in the run directory, through which the parts of a running job communicate.
 
 ``workers/{worker}_rank{rank}_a{attempt}_r{restart}.start.json`` and ``.exit.json``
-    written by the wrapper of a worker when it starts and when it ends.
+    by the wrapper of a worker, at its start and end.
 ``state.json``
-    written by the orchestrator: phase of the job and, once it is being stopped, why.
+    by the orchestrator: phase of the job and, during a stop, its reason.
 ``sidecars/{node}.json``
-    written by each sidecar: where it listens.
+    by each sidecar: its listen address.
 ``status/{node}.json``
-    written by each sidecar: its latest status, the last one marked final.
+    by each sidecar: its latest status; the last one is marked final.
 ``progress/{node}_{worker}.jsonl``
-    written by a worker that tells its progress itself, one file for each run.
+    by a worker that reports its own progress, one file per run.
 ``nodes/{node}.json``
-    written on each node before anything else of a job with ports: its address, and which ports are busy.
+    on each node before anything else of a job with ports: its address and its busy ports.
 ``readiness.json``
-    written by what polls the services of a job: whether they are ready, and who is waited for.
+    by the readiness poller: whether the services are ready, and which are not.
 ``diagnostics/{worker}.json`` and ``.txt``
-    written when a worker has failed or stalled: all that is known about it, secrets left out.
+    after a worker failed or stalled: everything known about it, without secrets.
 
-Standard library only and without dataclasses: the wrapper stands beside every
-worker of a job and must cost next to nothing.
+Standard library only and no dataclasses: a wrapper runs next to every worker and must cost almost nothing.
 """
 
 import errno
@@ -47,10 +46,10 @@ RESERVE_BYTES = 512 * 1024
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True, mode: int = 0o666) -> None:
-    """Replace ``path`` by the JSON of ``value`` in one step; a reader sees the old file or the new one.
+    """Replace ``path`` atomically by the JSON of ``value``.
 
-    ``durable`` also outlives a power cut; what is written again within seconds need not. ``mode`` is that of a new
-    file before the umask.
+    ``durable`` makes it survive a power cut; files rewritten within seconds need not. ``mode`` applies to a new file,
+    before the umask.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -72,12 +71,12 @@ def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = T
         try:
             os.unlink(temporary)
         except OSError:
-            pass  # never created, or its directory is gone
+            pass  # never created, or its directory was removed
         raise
 
 
 def write_json_with_reserve(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> None:
-    """``write_json`` for what must not be lost: on a full disk the run directory's reserve is given up for it."""
+    """Call ``write_json`` for a file that must not be lost: on a full disk, release the run directory's reserve."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -87,7 +86,7 @@ def write_json_with_reserve(run_dir: str | os.PathLike[str], path: str | os.Path
 
 
 def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
-    """``write_json`` unless the file is there already; whether it was written."""
+    """Call ``write_json`` unless the file exists. Return whether it was written."""
     target = os.fspath(path)
     mine = f"{target}.{os.getpid()}.new"
     write_json(mine, value)
@@ -101,13 +100,13 @@ def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
 
 
 def make_reserve(run_dir: str | os.PathLike[str]) -> None:
-    """Set space aside for the exit records and the report of a job that fills its disk."""
+    """Reserve space for exit records and report, in case the job fills its disk."""
     with open(os.path.join(run_dir, RESERVE_FILE), "wb") as out:
         out.write(b"\0" * RESERVE_BYTES)
 
 
 def release_reserve(run_dir: str | os.PathLike[str]) -> bool:
-    """Give the reserve up; whether there was one."""
+    """Delete the reserve. Return whether there was one."""
     try:
         os.unlink(os.path.join(run_dir, RESERVE_FILE))
     except OSError:
@@ -116,7 +115,7 @@ def release_reserve(run_dir: str | os.PathLike[str]) -> bool:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
-    """The object in ``path``, or None when the file is absent or holds no JSON object."""
+    """Read the object in ``path``; None if the file is absent or contains no JSON object."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as source:
             value = json.load(source)
@@ -126,7 +125,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
 
 
 def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
-    """Stem of the start and exit record of one run of one task."""
+    """Return the stem of the start and exit record of one run of a task."""
     return f"{worker}_rank{rank}_a{attempt}_r{restart}"
 
 
@@ -135,9 +134,9 @@ def write_job_state(
 ) -> None:
     """Publish the phase of the job, and whether all its workers have ended.
 
-    ``stop`` is given once the job is being ended: ``{"reason", "cause", "time"}``, where the
-    reason is an exit reason that its workers inherit and the cause a sentence for people; with
-    ``rank`` and ``restart`` of the worker whose end has led to it, if one has.
+    ``stop`` is set while the job is being stopped: ``{"reason", "cause", "time"}``. The reason is an exit reason that
+    the workers inherit, the cause a sentence for people. ``rank`` and ``restart`` name the worker whose end caused the
+    stop, if any.
     """
     write_json(
         os.path.join(run_dir, STATE_FILE),

@@ -1,11 +1,11 @@
-"""Which worker a file belongs to, by its name."""
+"""Worker of a file, found by the file's name."""
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-_SURE = ("worker", "rank")  # before the number of a worker;
-_WORDS = (*_SURE, "shard", "proc", "gpu", "task", "part")  # and what stands before other numbers too
+_SURE = ("worker", "rank")  # words used only before the number of a worker
+_WORDS = (*_SURE, "shard", "proc", "gpu", "task", "part")  # words used before other numbers too
 _OF_A_NODE = re.compile(r"(?:^|[^A-Za-z])(?:node|host)[-_]?\d+(?!\d)", re.IGNORECASE)
 _LOCAL = re.compile(r"(?:^|[^A-Za-z])local[-_]?$", re.IGNORECASE)
 
@@ -17,12 +17,11 @@ def _number_after(words: frozenset[str]) -> re.Pattern[str]:
 
 
 def rank_in_file_name(name: str, ranks: Mapping[tuple[str, int], int], *, sure: bool = False) -> int | None:
-    """The rank of the worker that a file name such as ``output_worker_3.jsonl`` tells, or None.
+    """Rank of the worker in a file name such as ``output_worker_3.jsonl``, or None.
 
-    Only a number behind a word for a worker counts: ``checkpoint_500.pt`` is nobody's, and ``node0_gpu3`` counts
-    within its node. ``ranks`` is by role and index: a number behind the name of a role counts within the role, one
-    behind another word for a worker is a rank. ``sure``: only behind words that files which are no worker's own do
-    not have, as shards of an even size do.
+    Only a number after a word for a worker counts: ``checkpoint_500.pt`` has no worker, and ``node0_gpu3`` counts
+    within its node. After a role name the number is the index in the role, after any other word the rank. ``ranks`` is
+    by role and index. ``sure`` accepts only words that shared files, such as shards, do not have.
     """
     roles = {role.casefold(): role for role, _ in ranks}
     for match in _number_after(frozenset((*(_SURE if sure else _WORDS), *roles))).finditer(name):
@@ -34,6 +33,6 @@ def rank_in_file_name(name: str, ranks: Mapping[tuple[str, int], int], *, sure: 
 
 
 def _is_local(name: str, word: str, start: int) -> bool:
-    """Whether the number behind this word counts within a node that stands before it."""
+    """Whether the number after this word counts within a node named before it."""
     before = name[:start]
     return (word == "gpu" or _LOCAL.search(before) is not None) and _OF_A_NODE.search(before) is not None
