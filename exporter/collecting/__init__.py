@@ -1,1 +1,1 @@
-"""What a collector is, the families it declares, and state kept over restarts."""
+"""The collector protocol, metric families, and state saved over restarts."""

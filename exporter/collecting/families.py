@@ -1,8 +1,7 @@
-"""Declaring families, adding samples, writing the page.
+"""Declare metric families, add samples, write the page.
 
-A page is rendered once per scrape from snapshots, by joining kept strings: the
-library's ``generate_latest`` costs 6 to 9 microseconds a sample, this about one
-(``bench/exposition.py``); tests compare the parsed samples of both.
+Each scrape joins cached strings. That costs about one microsecond a sample; the library's ``generate_latest`` costs 6
+to 9 (``bench/exposition.py``). Tests compare the parsed samples of both.
 """
 
 import math
@@ -20,9 +19,9 @@ Value = float | int | bool | None
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A metric family as it is declared beside the collector that fills it.
+    """A metric family, declared next to the collector that fills it.
 
-    ``name`` is without the prefix; a counter's name ends in ``_total``, an info's in ``_info``.
+    ``name`` has no prefix. The name of a counter ends in ``_total``, that of an info in ``_info``.
     """
 
     name: str
@@ -39,28 +38,28 @@ class Family:
 
     @property
     def full_name(self) -> str:
-        """The name of the series."""
+        """Name with the prefix."""
         return PREFIX + self.name
 
 
 class SeriesGroup:
-    """Series that share labels: a worker's, say. Made by ``Samples.row``.
+    """Series that share labels, for example of one worker. Made by ``Samples.row``.
 
-    The text of a sample is made when its series begins, and again when its value changes.
+    The text of a sample is made when its series begins and when its value changes.
     """
 
     __slots__ = ("_constant", "_kept", "_labels", "_lines", "_used")
 
     def __init__(self, labels: Mapping[str, object], constant: Sequence[str], lines: dict[Family, list[str]]) -> None:
         self._labels, self._constant, self._lines = labels, constant, lines
+        # Value, line, and the part of the line before the value; by family, or by family and its further labels
         self._kept: dict[object, tuple[Value, str, str]] = {}
-        """Value, line, and what of the line stands before the value, by family or by that and its other labels."""
         self._used: dict[object, tuple[Value, str, str]] = {}
 
     def add(self, family: Family, value: Value, **more: object) -> None:
-        """Add one sample; None means "not known" and adds nothing.
+        """Add one sample; None means unknown and adds nothing.
 
-        The labels of the row and these must be exactly those declared.
+        The labels of the row and ``more`` must be exactly the declared ones.
         """
         if value is None:
             return
@@ -91,26 +90,25 @@ class SeriesGroup:
         return f"{family.full_name}{{{','.join(pairs)}}} " if pairs else f"{family.full_name} "
 
     def end_page(self) -> bool:
-        """Forget the series that were not on this page; whether there is any other."""
+        """Drop series that were not on this page. Return whether any is left."""
         self._kept, self._used = self._used, {}
         return bool(self._kept)
 
 
 class Samples:
-    """Samples of one page, with the labels that all of them carry.
+    """Samples of one page, with their common labels.
 
-    One object serves every page: the text of a sample is kept while its series lasts.
+    One object serves every page: it caches a sample's text as long as its series lasts.
     """
 
     def __init__(self, constant_labels: Mapping[str, str]) -> None:
         self._constant = [f'{name}="{_escape(value)}"' for name, value in constant_labels.items()]
         self._lines: dict[Family, list[str]] = {}
         self._rows: dict[tuple[tuple[str, object], ...], SeriesGroup] = {}
-        self.add = self.row().add
-        """Add one sample with all of its labels, in any order; see ``SeriesGroup.add``."""
+        self.add = self.row().add  # add one sample with all its labels, in any order; see `SeriesGroup.add`
 
     def row(self, **labels: object) -> SeriesGroup:
-        """What adds samples that have these labels, and perhaps others."""
+        """Return the group of series with these labels, and possibly more."""
         key = tuple(labels.items())
         row = self._rows.get(key)
         if row is None:
@@ -118,11 +116,11 @@ class Samples:
         return row
 
     def mark(self) -> dict[Family, int]:
-        """Where the page stands, for ``take_back``."""
+        """Return the position on the page, for ``take_back``."""
         return {family: len(lines) for family, lines in self._lines.items()}
 
     def take_back(self, mark: Mapping[Family, int]) -> None:
-        """Remove the samples added since the mark."""
+        """Remove the samples added since ``mark``."""
         for family in list(self._lines):
             kept = mark.get(family, 0)
             del self._lines[family][kept:]
@@ -130,7 +128,7 @@ class Samples:
                 del self._lines[family]
 
     def page(self, *, openmetrics: bool = False) -> str:
-        """The page of all samples added since the last one, families in the order of their first sample."""
+        """Render all samples added since the previous page, families in order of their first sample."""
         parts: list[str] = []
         for family, lines in self._lines.items():
             name, kind = family.full_name, family.kind
@@ -149,7 +147,7 @@ class Samples:
 
 
 def _number(value: float) -> str:
-    """Go's and the library's spelling of a number; whole numbers without an exponent."""
+    """Format a number as Go and the library do; whole numbers without an exponent."""
     if value.__class__ is int:
         return str(value)
     value = float(value)

@@ -1,4 +1,4 @@
-"""What a sidecar knows and files no longer tell, kept in the run directory for the one after it."""
+"""State that a sidecar saves in the run directory for its successor."""
 
 import os
 import time
@@ -17,7 +17,7 @@ def _state_path(run_dir: str | os.PathLike[str], node: str, kind: str) -> str:
 def load_saved_state(
     run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, *, kind: str
 ) -> dict[str, Any] | None:
-    """What was kept of this ``kind`` for this attempt of the job; None when there is none to go on from."""
+    """Load the state of this ``kind`` for this attempt of the job; None if there is none to resume from."""
     try:
         body = run_files.read_json(_state_path(run_dir, node, kind))
     except RecursionError:
@@ -33,13 +33,13 @@ def load_saved_state(
 def save_state(
     run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, found: dict[str, Any], *, kind: str
 ) -> str | None:
-    """Keep ``found`` in place of what was kept of this ``kind``; why that was not possible, or None."""
+    """Replace the saved state of this ``kind``. Return why that failed, or None."""
     path = _state_path(run_dir, node, kind)
     body = {"schema": STATE_SCHEMA, "job_id": job_id, "attempt": attempt, "time": time.time(), kind: found}
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        # written again within seconds: it need not outlive a power cut
+        # rewritten within seconds, so it need not survive a power cut
         run_files.write_json(path, body, durable=False)
-    except (OSError, ValueError) as error:  # ValueError: text that UTF-8 cannot hold
+    except (OSError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
         return getattr(error, "strerror", None) or str(error)
     return None
