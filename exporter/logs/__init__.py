@@ -1,1 +1,1 @@
-"""Logs of the workers: following them, patterns and packs, timestamps, errors, redaction."""
+"""Logs of the workers: tails, patterns and packs, timestamps, errors, redaction."""

@@ -1,8 +1,7 @@
-"""The kernel's word that nothing has happened to a file since it was last looked at (inotify(7)).
+"""Watches that show a file unchanged since the last read (inotify(7)).
 
-It is asked about files of this machine alone: of what another one writes to a network file system it knows nothing.
-Nor does it tell of what is written through a memory map, and of a directory above the file that is renamed or mounted
-over: so whoever trusts a watch looks at the file itself now and then.
+Only for local files: inotify misses writes of other machines. It also misses writes through a memory map, and renames
+of or mounts over a parent directory. So callers must check the file itself now and then.
 """
 
 import contextlib
@@ -17,14 +16,14 @@ from typing import Any
 
 from exporter.machine.mounts import MountPoint, mount_of, mount_table
 
+# file systems that change only through this kernel
 LOCAL = frozenset(("btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"))
-"""Types of file systems to which nobody writes but through this kernel."""
-MOST_WATCHES = 1024  # of one follower: the kernel allows each user so many thousands of them
+MOST_WATCHES = 1024  # per instance: the kernel allows a user only some thousands
 
 IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF = 0x2, 0x4, 0x400, 0x800
 IN_Q_OVERFLOW, IN_DONT_FOLLOW, IN_ONESHOT = 0x4000, 0x0200_0000, 0x8000_0000
+# unlinking an open file, or renaming another over it, changes its attributes
 CHANGES = IN_MODIFY | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF
-"""A name that is taken away from a file that is open, or given to another file, is a change of its attributes."""
 _EVENT = struct.Struct("=iIII")
 _EVENTS_BYTES = 4096
 
@@ -32,38 +31,35 @@ log = logging.getLogger("gpujob.wakeups")
 
 
 class InotifyWatch:
-    """One file, as one reader of it sees it."""
+    """Watch on one file for one reader."""
 
     __slots__ = ("number", "quiet")
 
     def __init__(self, number: int) -> None:
-        self.quiet = True
-        """Whether nothing had happened to the file when ``drain`` was last called; once it is False it stays so."""
-        self.number = number
-        """That of the kernel: readers of the same file share it."""
+        self.quiet = True  # whether nothing had happened at the last `drain`; stays False
+        self.number = number  # the kernel's number, shared by readers of one file
 
 
 class InotifyWatches:
-    """The watches of one follower of logs, all of one thread.
+    """All watches of one thread that follows logs.
 
-    Each is for one change: a file that is written to costs its writer one event, however often that is.
+    Each ends at the first change, so its writer pays for one event at most.
     """
 
     def __init__(self, mounts: Callable[[], Sequence[MountPoint]] | None = None) -> None:
         self._mounts = mounts or mount_table().current
         self._fd = -1
         self._failed = False
-        self._others: set[int] = set()
-        """Devices to which others write as well."""
+        self._others: set[int] = set()  # devices that other machines write to as well
         self._watches: dict[int, list[InotifyWatch]] = {}
 
     def __del__(self) -> None:
-        self.close()  # a user may have 128 of them
+        self.close()  # a user may have only 128 instances
 
     def watch(self, path: str, device: int) -> InotifyWatch | None:
-        """Watch the file at an absolute path, last seen on this device (``st_dev``); None where it cannot be watched.
+        """Watch the file at an absolute path on this device (``st_dev``); None if that is not possible.
 
-        What the caller knew of the file before is to be asked again after this: it may have changed in between.
+        Check the file again after this call: it may have changed in between.
         """
         if self._failed or device in self._others or len(self._watches) >= MOST_WATCHES:
             return None
@@ -71,7 +67,7 @@ class InotifyWatches:
             self._others.add(device)
             return None
         if os.path.realpath(path) != path:
-            return None  # a link can be turned, and no event tells of that
+            return None  # a link can be changed without an event
         try:
             if self._fd < 0:
                 self._fd = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,12 +82,12 @@ class InotifyWatches:
         return watch
 
     def drain(self) -> None:
-        """Take in what has happened up to now."""
+        """Process all pending events."""
         while self._watches:
             try:
                 events = os.read(self._fd, _EVENTS_BYTES)
             except OSError:
-                return  # there are no more
+                return  # no more events
             self._take(events)
 
     def _take(self, events: bytes) -> None:
@@ -100,25 +96,25 @@ class InotifyWatches:
             number, mask, _, more = _EVENT.unpack_from(events, place)
             place += _EVENT.size + more
             if mask & IN_Q_OVERFLOW:
-                self.close()  # of whatever was lost
+                self.close()  # events of any file may be lost
                 return
             for watch in self._watches.pop(number, ()):
                 watch.quiet = False
 
     def drop(self, watch: InotifyWatch) -> None:
-        """Watch no longer."""
+        """Remove a watch."""
         if not watch.quiet:
-            return  # it has ended by itself
+            return  # it ended by itself
         watch.quiet = False
         others = self._watches[watch.number]
         others.remove(watch)
         if not others:
             del self._watches[watch.number]
-            with contextlib.suppress(OSError):  # the event that ends it is on its way
+            with contextlib.suppress(OSError):  # its last event is already queued
                 _call("inotify_rm_watch", self._fd, watch.number)
 
     def close(self) -> None:
-        """Give all watches up, and the descriptor back; the next watch begins anew."""
+        """Drop all watches and close the descriptor; the next watch reopens it."""
         for watches in self._watches.values():
             for watch in watches:
                 watch.quiet = False
@@ -129,17 +125,17 @@ class InotifyWatches:
 
 
 def sees_all_writes(path: str, device: int, mounts: Sequence[MountPoint]) -> bool:
-    """Whether the kernel knows of all that is written to this file; decided by the table of mounts alone."""
+    """Whether this kernel sees every write to the file, judging by the mount table alone."""
     types = {mount.fstype for mount in mounts if mount.device == device}
     if types:
         return types <= LOCAL
-    # a subvolume has a device of its own, which no mount shows
+    # a subvolume has its own device, which no mount shows
     mount = mount_of(path, mounts)
     return mount is not None and mount.fstype == "btrfs"
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Result of a function of the C library; raises OSError where it fails, AttributeError where it is missing."""
+    """Call a function of the C library. Raise OSError if it fails, AttributeError if it is missing."""
     found: int = getattr(_library(), name)(*arguments)
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,7 +1,7 @@
-"""The last error that a log tells of: which, where it stands, and what it led to.
+"""The last error in a log: its decisive line, its place, and its consequence.
 
-A log may hold several streams: ranks that write to one file mark their lines (``[rank3]: ``,
-``[default0]:``, ``3: `` of ``srun -l``, ``(Worker pid=7) ``), and each mark is followed by itself.
+Ranks that share a file mark their lines (``[rank3]: ``, ``[default0]:``, ``3: `` of ``srun -l``, ``(Worker pid=7) ``).
+Each of these streams is parsed separately.
 """
 
 import re
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact
 
-MOST_BYTES = 256 * 1024  # looked at from the end of the text
-LINE_LENGTH = 300  # of the decisive line
+MOST_BYTES = 256 * 1024  # searched at the end of the text
+LINE_LENGTH = 300  # characters of the decisive line
 TRACEBACK_LINES = 60
 MOST_LINE_LENGTH = 2048
-NEAR_LINES = 30  # what stands within so many lines of an error belongs to the same failure
-_MESSAGE_LINES = 15  # lines after an exception that may still be its message, where nothing else is looked for
-_CHAIN_LINES = 50  # lines after an exception within which the next one of its chain may be announced
-_ALIEN_LINES = 10  # lines of others that may stand inside a traceback
+NEAR_LINES = 30  # lines up to which errors belong to the same failure
+_MESSAGE_LINES = 15  # lines after an exception that may be its message, where nothing else is searched
+_CHAIN_LINES = 50  # lines after an exception within which the next of its chain may begin
+_ALIEN_LINES = 10  # lines of other streams allowed inside a traceback
 
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])|\x9b[0-?]*[ -/]*[@-~]"
@@ -31,9 +31,9 @@ _DROPPED |= {0x2028: " ", 0x2029: " ", 0x0A: " "}
 
 
 def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
-    """One line as a terminal would show it in the end, without colours and control characters.
+    """Return a line as a terminal finally shows it, without colours and control characters.
 
-    A progress bar redraws its line after each return: its last state alone is left.
+    A progress bar redraws its line after each return: only its last state is kept.
     """
     if b"\r" in raw:
         states = [state for state in raw.split(b"\r") if state.strip()]
@@ -46,17 +46,17 @@ def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
 
 @dataclass(frozen=True)
 class LogError:
-    """One error in a log. Its lines are without the marks of their rank, and without secrets."""
+    """One error in a log, without rank marks and secrets."""
 
-    kind: str  # class of the exception (`RuntimeError`), or what the line is: `segmentation_fault`, `nccl_timeout`
-    line: str  # the decisive line: of several that followed from each other, the first in time
+    kind: str  # class of the exception (`RuntimeError`), or kind of line: `segmentation_fault`, `nccl_timeout`
+    line: str  # decisive line: the first in time of a chain
     traceback: tuple[str, ...]
-    led_to: str | None  # what it led to: the last exception of its chain, or the crash right after it
-    source: str | None  # `train.py:12`, where the program raised it, as far as its traceback tells
+    led_to: str | None  # consequence: the last exception of its chain, or the crash right after it
+    source: str | None  # `train.py:12`, where the program raised it, if the traceback shows it
     offset: int  # byte of the text at which the decisive line begins
-    line_index: int  # how many lines of the text stand before it
-    lines_from_end: int  # how many lines follow it
-    certain: bool  # false for a line that only speaks of an error, taken when there is nothing better
+    line_index: int  # number of lines before it
+    lines_from_end: int  # number of lines after it
+    certain: bool  # false for a line that only mentions an error, used if there is nothing better
 
 
 _ERROR, _CRASH, _SUMMARY, _HINT = "error", "crash", "summary", "hint"
@@ -64,7 +64,7 @@ _ERROR, _CRASH, _SUMMARY, _HINT = "error", "crash", "summary", "hint"
 
 @dataclass
 class _ErrorEntry:
-    """One exception of a chain, or the line of another error."""
+    """One exception of a chain, or another error line."""
 
     kind: str
     text: str
@@ -74,7 +74,7 @@ class _ErrorEntry:
 
 @dataclass
 class _Failure:
-    """One traceback with its chain, or one line that tells of an error."""
+    """One traceback with its chain, or one error line."""
 
     weight: str
     stream: str
@@ -87,13 +87,13 @@ class _Failure:
     since: int = 0
     source: str | None = None
     last_frame: str = ""
-    root: list[str] | None = None  # what torchrun's summary says of the process that failed first
+    root: list[str] | None = None  # fields of the process that failed first, from torchrun's summary
     head: list[str] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TRACEBACK_LINES // 2))
     left_out: int = 0
 
     def add(self, text: str) -> None:
-        """Keep a line of the traceback: the first ones and the last ones of it."""
+        """Keep the first and the last lines of the traceback."""
         if len(self.head) < TRACEBACK_LINES // 2 - 1:
             self.head.append(text)
         else:
@@ -105,7 +105,7 @@ class _Failure:
         return (*self.head, *gap, *self.tail)
 
     def cause(self) -> _ErrorEntry:
-        """The first in time; a group comes after the exceptions in it."""
+        """Return the first entry in time; a group comes after the exceptions in it."""
         if self.in_group and len(self.entries) > 1 and "sub-exception" in self.entries[0].text:
             return self.entries[1]
         return self.entries[0]
@@ -181,7 +181,7 @@ _TRIGGER = re.compile(
 
 
 class _ErrorScanner:
-    """Goes through the lines of a log once and notes what fails; ``critical`` are patterns that tell of an error."""
+    """Parses the lines of a log once and notes failures; ``critical`` are patterns for errors."""
 
     def __init__(self, critical: Sequence[Pattern]) -> None:
         self._critical = critical
@@ -232,7 +232,7 @@ class _ErrorScanner:
         failure.add(text[failure.indent :])
 
     def _continues(self, place: int, stream: str, text: str) -> bool:
-        """Whether the line belongs to an error that has begun above it."""
+        """Whether the line belongs to an error that began above."""
         failure = self._open.get(stream)
         if failure is None:
             return False
@@ -293,7 +293,7 @@ class _ErrorScanner:
             return False
         if failure.since > _MESSAGE_LINES and failure.weight != _SUMMARY:
             return False
-        # what may be its message is no error of its own, but a crash right after it is told
+        # a possible message line is no separate error, but a crash right after it is
         return not any(weight == _CRASH and pattern.match(text) for weight, _, pattern in _LINES) and not (
             _TERMINATE.search(text) or _FATAL.match(text) or _HEADLESS_FRAME.match(text)
         )
@@ -328,7 +328,7 @@ class _ErrorScanner:
         return False
 
     def _alone(self, place: int, stream: str, text: str) -> None:
-        """A line that nothing above it explains."""
+        """Handle a line that belongs to no error above."""
         if _HEADLESS_FRAME.match(text):
             self._begin(_ERROR, stream, place, "frames")
             self._continues(place, stream, text)
@@ -346,7 +346,7 @@ class _ErrorScanner:
             self.found.append(failure)
 
     def _told_by(self, text: str) -> tuple[str, str] | None:
-        """Weight and kind of a line that tells of an error by itself."""
+        """Weight and kind of a line that shows an error by itself."""
         for weight, kind, pattern in _LINES:
             if pattern.match(text) or (weight == _CRASH and kind.endswith(("fault", "error")) and pattern.search(text)):
                 return weight, kind
@@ -362,7 +362,7 @@ class _ErrorScanner:
         return next(((_HINT, kind) for kind, pattern in _HINTS if pattern.search(text)), None)
 
     def close(self) -> list[_Failure]:
-        """What was found, in the order of the lines; a traceback whose end is cut ends with its last frame."""
+        """Return the failures in line order; a truncated traceback ends with its last frame."""
         for failure in self.found:
             if not failure.entries and failure.last_frame:
                 failure.entries.append(_ErrorEntry("traceback", failure.last_frame, failure.first, failure.source))
@@ -370,12 +370,11 @@ class _ErrorScanner:
 
 
 def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
-    """The last error in the end of a log, or None when it tells of none.
+    """Find the last error at the end of a log; None if there is none.
 
-    Of exceptions that followed from each other the first in time is the error, and so is the
-    exception right before a crash, the first rank's among those of several ranks, and the process's
-    own before the summary of its launcher. ``errors`` are the patterns of all jobs: a line by which a
-    critical one is found is an error by itself.
+    The decisive error is the first in time: of a chain of exceptions, before a crash, among several ranks, and before
+    the launcher's summary. ``errors`` are the patterns of all jobs; a line that matches a critical one is an error by
+    itself.
     """
     skipped = max(0, len(text) - MOST_BYTES)
     lines = text[skipped:].split(b"\n")
@@ -407,7 +406,7 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
 
 
 def _choose_failure(found: Sequence[_Failure]) -> tuple[_Failure | None, str | None]:
-    """The failure that counts, and what it has led to."""
+    """Choose the decisive failure. Return it and its consequence."""
     for weights in ((_ERROR, _CRASH), (_SUMMARY,), (_HINT,)):
         candidates = [failure for failure in found if failure.weight in weights]
         if candidates:

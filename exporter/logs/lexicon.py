@@ -1,4 +1,4 @@
-"""What the words of one job's logs mean: the patterns of its file, of its pack, and of all jobs."""
+"""All patterns that apply to one job's logs: its own, its pack's, and the generic ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,16 +9,15 @@ from exporter.logs.search.engine import SearchEngine
 
 AUTO, GENERIC = "auto", "generic"
 
+# unit of a position by the name of its pattern
 UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
-"""What a position counts, by the name of its pattern."""
 
 
 def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
-    """A pattern of a job file; PatternError when it cannot be used.
+    """Compile a pattern of a job file; raise PatternError if that fails.
 
-    One with a severity is an error. ``resume`` says where the work goes on. A position is one with a group ``done``,
-    and one that is named by what it counts (``items``, ``step``, ``batches``); of epochs only with two groups, or it
-    is the value of that name. All others are values.
+    With a severity it is an error. ``resume`` marks the position of a resume. A group ``done``, or a unit as its name
+    (``items``, ``step``, ``batches``), makes it a position; ``epochs`` also needs two groups. All others are values.
     """
     if severity is not None:
         return compile_pattern(name, text, severity, kind=PatternKind.ERROR, own=True)
@@ -34,7 +33,7 @@ def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pa
 
 
 class Lexicon:
-    """The engines of one job, each made when it is first asked for."""
+    """The search engines of one job, built on first use."""
 
     def __init__(
         self,
@@ -44,24 +43,24 @@ class Lexicon:
         pack: str = AUTO,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """``clock`` gives seconds that only rise, to bound the time that a pattern may take."""
+        """``clock`` gives monotonic seconds and bounds the time of patterns."""
         self.pack = pack
         self._clock = clock
         own = tuple(own)
         named = {pattern.name: pattern for pattern in (*errors, *own) if pattern.kind is PatternKind.ERROR}
         self.errors = tuple(named.values())
+        # by name of the error pattern
         self.severities = {pattern.name: pattern.severity or "warning" for pattern in self.errors}
-        """Of each error pattern, by its name."""
         self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
         self._engines: dict[str, SearchEngine] = {}
 
     def auto(self) -> PackDetector | None:
-        """What finds out the pack of one worker from its lines; None where the job file names it."""
+        """Return a detector of one worker's pack; None if the job file names the pack."""
         return PackDetector(tuple(self._packs.values())) if self.pack == AUTO else None
 
     def pack_of(self, *texts: bytes) -> str:
-        """The pack of a log of which these are parts: the one that the job file names, or what its lines speak for."""
+        """Return the pack of a log with these parts: from the job file, or detected."""
         auto = self.auto()
         if auto is None:
             return self.pack
@@ -70,9 +69,9 @@ class Lexicon:
         return auto.choice or GENERIC
 
     def progress(self, pack: str) -> tuple[Pattern, ...]:
-        """Every pattern but the errors, in the order in which positions are preferred.
+        """All patterns except errors, positions in order of preference.
 
-        What the job file names hides what the pack gives under that name, and both hide the generic.
+        The job's patterns hide those of the pack with the same name, and both hide the generic ones.
         """
         layers = [self._own, self._packs[pack].patterns]
         if pack != GENERIC:
@@ -85,12 +84,12 @@ class Lexicon:
         return tuple(found)
 
     def preference(self, pack: str) -> tuple[str, ...]:
-        """Names of the patterns that give a position, the preferred first; whole epochs, the coarsest, come last."""
+        """Names of the position patterns, preferred first; epochs, the coarsest, come last."""
         positions = [pattern for pattern in self.progress(pack) if pattern.kind is PatternKind.POSITION]
         return tuple(dict.fromkeys(p.name for p in sorted(positions, key=lambda p: p.unit == "epochs")))
 
     def epoch_bases(self, pack: str) -> dict[str, int]:
-        """The number of the first epoch, by pattern."""
+        """Number of the first epoch, by pattern."""
         return {p.name: p.epoch_base for p in self.progress(pack) if p.kind is PatternKind.POSITION}
 
     def value_names(self, pack: str) -> set[str]:
@@ -98,12 +97,12 @@ class Lexicon:
         return {name for unit in self.engine(pack).late if unit.is_value for name in unit.extractor.names}
 
     def engine(self, pack: str) -> SearchEngine:
-        """The engine for logs of this pack."""
+        """Return the engine for logs of this pack."""
         if pack not in self._engines:
             self._engines[pack] = SearchEngine((*self.progress(pack), *self.errors), self._clock)
         return self._engines[pack]
 
     @property
     def engines(self) -> dict[str, SearchEngine]:
-        """Those that have been asked for, by pack."""
+        """The engines built so far, by pack."""
         return self._engines

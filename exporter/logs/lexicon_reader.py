@@ -1,4 +1,4 @@
-"""The words of one job's logs, out of its manifest and the packs beside this package."""
+"""Build the lexicon of a job from its manifest and the packs."""
 
 import time
 from collections.abc import Iterable
@@ -13,21 +13,21 @@ from exporter.logs.packs_reader import pack_names, read_error_patterns, read_pac
 
 @lru_cache(4)
 def lexicon_of_job(manifest: Manifest) -> Lexicon:
-    """The patterns of a job, of its pack, and of all jobs; one lexicon for all who ask.
+    """Patterns of a job, of its pack, and of all jobs; cached.
 
-    A pack of another version's is found out from the lines.
+    An unknown pack (of another version) is detected from the lines.
     """
     pack = manifest.pack if manifest.pack in pack_names() else AUTO
     return build_lexicon(pack, manifest.progress, manifest.errors)
 
 
 def build_lexicon(pack: str = AUTO, progress: Iterable[LogPattern] = (), errors: Iterable[LogPattern] = ()) -> Lexicon:
-    """The patterns of a pack or, with ``auto``, of all packs, and those of a user, by the names that series show."""
+    """Build a lexicon from a pack (``auto``: all packs) and a user's patterns, named as in series."""
     return Lexicon(read_packs(), read_error_patterns(), compile_job_patterns(progress, errors), pack, time.monotonic)
 
 
 def compile_job_patterns(progress: Iterable[LogPattern], errors: Iterable[LogPattern] = ()) -> tuple[Pattern, ...]:
-    """The patterns of a user, without those that cannot be used: the launcher refuses them before a job starts."""
+    """Compile a user's patterns, skipping unusable ones: the launcher rejects those before a job starts."""
     given = [(pattern, None) for pattern in progress]
     found: list[Pattern] = []
     for pattern, severity in [*given, *((pattern, pattern.severity or "warning") for pattern in errors)]:

@@ -1,4 +1,4 @@
-"""Packs: what the lines of one producer say, each described in a file of its own, and which of them a log fits.
+"""Packs: descriptions of the log lines of one program, one file each, and detection of a log's pack.
 
 ``exporter/packs/README.md`` describes the files.
 """
@@ -15,17 +15,14 @@ from exporter.logs.search.findings import MARKS, UNITS
 from exporter.logs.patterns import PatternKind, Pattern, PatternError, compile_pattern
 
 GENERIC = "generic"
-LEVELS = (0, 1, 2, 3)  # how much evidence of a pack says: of any program, of a library, of a framework, of one program
-LOOK_BYTES = 4 * 1024 * 1024
-"""Of a log, looked at as a whole; what is chosen by then is final, unless it is what any program writes."""
-END_BYTES = 16 * 1024  # looked at of each further piece of a log
-ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3
-"""Kinds of evidence, or records with it, that make the choice of one program's pack final."""
-SPREAD_BYTES = 64 * 1024
-"""What was fed before evidence of another pack is no longer expected beside that of a single program."""
+LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, a framework, one program
+LOOK_BYTES = 4 * 1024 * 1024  # part of a log that is read in full; the choice is then final, unless it fits any program
+END_BYTES = 16 * 1024  # part read of each further chunk
+ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
+SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
 
-RECORD_BYTES = 4096  # of a record, looked at
-MOST_RECORDS = 10_000  # looked at to find the nearest pack
+RECORD_BYTES = 4096  # part of a record that is searched
+MOST_RECORDS = 10_000  # records searched for the nearest pack
 
 _MACROS = {
     "@count@": r"\d{1,18}",
@@ -39,7 +36,7 @@ _KINDS = {
     "pairs": (PatternKind.PAIRS, {"name", "line", "keys"}, set[str]()),
     "mark": (PatternKind.MARK, {"name", "regex", "begins"}, set[str]()),
     "error": (PatternKind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
-}  # of each table of patterns: its kind, the keys that it needs, and those that it may have
+}  # per table of patterns: kind, required keys, optional keys
 _HEAD = {"name": str, "title": str, "about": str, "level": int, "detect": list, "also": list, "also_unit": str}
 _GROUPS = {
     PatternKind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
@@ -47,24 +44,24 @@ _GROUPS = {
     PatternKind.PAIRS: {"rank", "skip"},
     PatternKind.MARK: set[str](),
     PatternKind.ERROR: set[str](),
-}  # named groups that a pattern may have; those of a value are names of values
+}  # allowed named groups; those of a value pattern are names of values
 _SEVERITIES = ("critical", "warning", "info")
 _POSITION_KEYS = {"pattern", "unit", "done", "total", "epoch", "epochs", "rank", "resumed"}
 _GIVES = {"position", "values", "rank", "begins", "ends", "errors"}
 
 
 class PackError(ValueError):
-    """Every problem of one pack, a line each, with its place in the file."""
+    """All problems of one pack, one per line, with their place in the file."""
 
 
 @dataclass(frozen=True)
 class PackSample:
-    """One or more records as the producer writes them, and all that they say."""
+    """Records as the program writes them, and all that should be found in them."""
 
     text: bytes
     positions: tuple[Mapping[str, Any], ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
-    rank: int | None = None  # Data-parallel rank whose values these are
+    rank: int | None = None  # data-parallel rank of these values
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -72,24 +69,23 @@ class PackSample:
 
 @dataclass(frozen=True)
 class Pack:
-    """What the lines of one producer say."""
+    """Description of the log lines of one program."""
 
     name: str
     title: str
     about: str
     level: int
-    patterns: tuple[Pattern, ...]  # those for positions in the order in which they are preferred
-    detect: tuple[Pattern, ...]  # each is another kind of evidence that a log is this producer's
+    patterns: tuple[Pattern, ...]  # positions in order of preference
+    detect: tuple[Pattern, ...]  # each is one kind of evidence for this pack
     samples: tuple[PackSample, ...]
-    also: tuple[str, ...] = ()  # packs of what this producer builds upon: their lines stand in its logs
-    also_unit: str | None = None  # what the positions of those packs count here
+    also: tuple[str, ...] = ()  # packs of libraries that this program uses, whose lines are in its logs
+    also_unit: str | None = None  # unit of those packs' positions here
 
 
 def parse_pack(text: str, name: str, *, later: bool = False) -> Pack:
-    """The pack that a file describes, without what it takes from others; PackError names every problem of it.
+    """Parse a pack without inherited patterns; PackError lists all problems.
 
-    With ``later`` a pattern is compiled, and a fault of it told, when it is first used: few of those of all
-    packs ever are.
+    ``later`` postpones compiling a pattern, and so its error, to its first use: few patterns are ever used.
     """
     try:
         content = tomllib.loads(text)
@@ -148,7 +144,7 @@ def _tables(content: Mapping[str, Any], kind: str, problems: list[str]) -> list[
 
 
 def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str], later: bool) -> Pattern | None:
-    """The pattern of one table, or None after telling its problems."""
+    """Parse one table; None after adding its problems."""
     found, needed, allowed = _KINDS[kind]
     before = len(problems)
     problems += [
@@ -251,7 +247,7 @@ def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> PackSa
 
 
 def resolve_inheritance(packs: Iterable[Pack]) -> tuple[Pack, ...]:
-    """The packs, each with what it takes from others; PackError for one that is not there or takes from itself."""
+    """Add inherited patterns to each pack; PackError for an unknown pack or a cycle."""
     named = {pack.name: pack for pack in packs}
     return tuple(_completed(pack, named, ()) for pack in named.values())
 
@@ -272,20 +268,20 @@ def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -
     return replace(pack, patterns=tuple(patterns), also=tuple(also))
 
 
-# -- which pack a log fits ---------------------------------------------------------------------------
+# -- detecting the pack of a log ---------------------------------------------------------------------
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?)")
 
 
 def _plain(text: bytes) -> bytes:
-    """Records without colours, each ended by a newline."""
+    """Return records without colours, each ended by a newline."""
     if b"\x1b" in text:
         text = _ESCAPE.sub(b"", text)
     return text.replace(b"\r", b"\n") if b"\r" in text else text
 
 
 def _matching(pattern: Pattern, text: bytes) -> Iterator[int]:
-    """Where each record begins that the pattern matches."""
+    """Yield the start of each record that the pattern matches."""
     seen: set[int] = set()
     for literal in pattern.literals:
         place = text.find(literal)
@@ -299,25 +295,23 @@ def _matching(pattern: Pattern, text: bytes) -> Iterator[int]:
 
 
 class PackDetector:
-    """Finds out the pack of one log from its first records.
+    """Detects the pack of one log from its first records.
 
-    Evidence of one program counts more than that of a framework, and that more than a library's,
-    whose lines stand in the logs of all that use it; then the kinds of evidence count, and then the
-    records. So the choice may change until it is settled, as when the bar of a library comes first.
+    A program's evidence outweighs that of a framework, and that outweighs a library's, whose lines are in the logs of
+    all its users. Then the number of kinds of evidence counts, then that of records. The choice may change until it is
+    final, for example if a library's progress bar comes first.
     """
 
     def __init__(self, packs: Sequence[Pack]) -> None:
         self._packs = packs
+        # records per kind of evidence of each pack; counting stops at enough
         self._found: dict[str, Counter[int]] = {pack.name: Counter() for pack in packs}
-        """Records with each kind of evidence of a pack; after enough of them no more are counted."""
         self._fed = 0
-        self.choice: str | None = None
-        """Name of the pack, None while nothing speaks for any."""
-        self.settled = False
-        """Whether the choice is final, so that no more need be fed."""
+        self.choice: str | None = None  # name of the pack; None without evidence
+        self.settled = False  # whether the choice is final, so that feeding can stop
 
     def feed(self, text: bytes) -> None:
-        """Takes the next whole records of the log."""
+        """Take the next whole records of the log."""
         if self.settled:
             return
         if self._fed >= LOOK_BYTES and len(text) > END_BYTES:
@@ -348,7 +342,7 @@ class PackDetector:
         self.settled = (level > LEVELS[0] and self._fed >= LOOK_BYTES) or (sure and self._fed >= SPREAD_BYTES)
 
     def nearest(self, text: bytes) -> tuple[str, str] | None:
-        """The pack whose samples have most words in common with a log, and these; None when none has two of them."""
+        """Find the pack whose samples share most words with a log, and those words; None if none shares two."""
         said = {
             word
             for record in _plain(text).split(b"\n")[:MOST_RECORDS]
@@ -385,5 +379,5 @@ def _words(text: bytes) -> Iterator[bytes]:
 
 
 def looks_like_progress(record: bytes) -> bool:
-    """Whether a record holds what tells of progress: so many of so many, a share, a numbered step, a rate."""
+    """Whether a record seems to show progress: n of m, a percentage, a numbered step, a rate."""
     return _COUNTER.search(record[:RECORD_BYTES]) is not None

@@ -1,4 +1,4 @@
-"""The packs that stand beside the package, one file each."""
+"""Read the packs that come with the package, one file each."""
 
 from functools import cache
 from pathlib import Path
@@ -7,23 +7,23 @@ from exporter.logs.packs import Pack, resolve_inheritance, parse_pack
 from exporter.logs.patterns import Pattern
 
 PACKS = Path(__file__).resolve().parents[1] / "packs"
-ERRORS = "errors"  # the file of error patterns, which hold for the logs of every producer
+ERRORS = "errors"  # file with the error patterns that apply to all logs
 
 
 def pack_names() -> tuple[str, ...]:
-    """Names of all packs, in order."""
+    """Names of all packs, sorted."""
     return tuple(sorted(path.stem for path in PACKS.glob("*.toml") if path.stem != ERRORS))
 
 
 @cache
 def read_packs() -> tuple[Pack, ...]:
-    """Every pack, with what it takes from others."""
+    """Read all packs, with inherited patterns."""
     return resolve_inheritance(_read(name) for name in pack_names())
 
 
 @cache
 def read_error_patterns() -> tuple[Pattern, ...]:
-    """The error patterns of every job."""
+    """Read the error patterns of every job."""
     return _read(ERRORS).patterns
 
 

@@ -1,7 +1,6 @@
-"""What the lines of a log say: progress, values and errors.
+"""Patterns for progress, values and errors in log lines.
 
-Of each pattern the literals are known, one of which each of its matches holds: the regular
-expression then runs only where one of them stands.
+Each pattern's required literals are known. Its regular expression runs only where one of them occurs.
 """
 
 import re
@@ -16,7 +15,7 @@ from exporter.logs.search.literals import needs_line_end, required_literals
 
 
 class PatternKind(StrEnum):
-    """What a match says."""
+    """Meaning of a match."""
 
     POSITION = "position"
     RESUME = "resume"
@@ -27,15 +26,14 @@ class PatternKind(StrEnum):
 
 
 class PatternError(ValueError):
-    """Why a pattern cannot be used."""
+    """Reason why a pattern cannot be used."""
 
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
-        self.position = position
-        """Character of the pattern at which the fault stands, if it stands at one."""
+        self.position = position  # character of the pattern with the fault, if known
 
     def caret(self, text: str) -> str:
-        """The pattern and, in a line below it, a caret under the fault."""
+        """Return the faulty line of the pattern with a caret below the fault."""
         if self.position is None:
             return text
         start = text.rfind("\n", 0, self.position) + 1
@@ -46,28 +44,28 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True)
 class Pattern:
-    """One pattern: searched in the bytes of one record, without its end and its colours."""
+    """One pattern, searched in the bytes of a record without line end and colours."""
 
     name: str
     kind: PatternKind
-    text: bytes  # the regular expression
-    unit: str | None = None  # of a position or a resume: one of `findings.UNITS`
+    text: bytes  # regular expression
+    unit: str | None = None  # of a position or resume: one of `findings.UNITS`
     severity: str | None = None  # of an error: critical, warning or info
-    error_class: str | None = None  # of an error: its coarse class, such as `cuda_oom` or `network`
-    begins: bool = True  # of a mark: whether that which it names begins or ends
-    keys: tuple[tuple[bytes, str], ...] = ()  # of pairs: each key as the log has it, and the name of its value
-    epoch_base: int = 0  # of a position: the number that the log gives to the first epoch
-    sets: tuple[tuple[str, float], ...] = ()  # of a value: those that a match means whatever its groups hold, by name
-    own: bool = False  # whether the user gave it: nobody has seen what it costs
+    error_class: str | None = None  # of an error: coarse class, such as `cuda_oom` or `network`
+    begins: bool = True  # of a mark: whether the activity begins or ends
+    keys: tuple[tuple[bytes, str], ...] = ()  # of pairs: each key in the log, and the name of its value
+    epoch_base: int = 0  # of a position: the log's number for the first epoch
+    sets: tuple[tuple[str, float], ...] = ()  # of a value: fixed numbers that any match implies, by name
+    own: bool = False  # whether the user gave it, so that its cost is unknown
 
     @cached_property
     def regex(self) -> re.Pattern[bytes]:
-        """Compiled when it is first asked for; PatternError when it is no regular expression."""
+        """Compile on first use; raise PatternError if it is not a regular expression."""
         return _compile(self.text)
 
     @cached_property
     def literals(self) -> tuple[bytes, ...]:
-        """Each match holds at least one of them; () where none could be found."""
+        """Texts of which every match contains at least one; () if none were found."""
         return required_literals(self.regex)
 
     def may_match(self, text: bytes) -> bool:
@@ -90,9 +88,9 @@ def compile_pattern(
     own: bool = False,
     later: bool = False,
 ) -> Pattern:
-    """A pattern over UTF-8 bytes; raises PatternError when it is not a regular expression.
+    """Make a pattern over UTF-8 bytes; raise PatternError if it is not a regular expression.
 
-    With ``later`` it is compiled, and a fault of it told, when it is first used.
+    ``later`` postpones compilation, and so the error, to the first use.
     """
     if kind in (PatternKind.POSITION, PatternKind.RESUME):
         unit = unit or UNITS[0]
@@ -129,7 +127,7 @@ def _encoded(pattern: str) -> bytes:
 def _compile(encoded: bytes) -> re.Pattern[bytes]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of a class like "[[": it means what it says
+            warnings.simplefilter("ignore", FutureWarning)  # for classes like "[[", which are meant literally
             return re.compile(encoded, re.MULTILINE)
     except re.error as error:
         place = None if error.pos is None else len(encoded[: error.pos].decode("utf-8", "replace"))
@@ -139,9 +137,9 @@ def _compile(encoded: bytes) -> re.Pattern[bytes]:
 
 
 def pattern_problems(patterns: Iterable[tuple[str, str]], kind: PatternKind | None = None) -> list[str]:
-    """What is wrong with a user's patterns, (name, regular expression) each; all of it at once.
+    """List all problems of a user's patterns, each a name and a regular expression.
 
-    Without a kind they are of progress, and each has to hold a number.
+    Without a kind they are progress patterns, and each needs a group for a number.
     """
     problems: list[str] = []
     seen: set[str] = set()

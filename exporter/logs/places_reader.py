@@ -1,4 +1,4 @@
-"""Where the logs of a task are, and how they end."""
+"""Locations of a task's logs, and their first and last bytes."""
 
 import fnmatch
 import os
@@ -12,28 +12,28 @@ from exporter.contract.manifest import Manifest, Task
 from exporter.machine.folders import list_files
 from exporter.logs.tail_reader import rotated_from
 
-SETTLED_S = 2.0  # a folder changed within this time may have been changed again without a new mtime
-RESCAN_S = 60.0  # after so long a folder is read again whatever its mtime says: not every file system keeps it
+SETTLED_S = 2.0  # a folder changed this recently may change again without a new mtime
+RESCAN_S = 60.0  # reread a folder after this time: not every file system updates mtime
 
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)\Z")
 
 
 def run_suffix(attempt: int, restart: int) -> str:
-    """What tells the files of one run from those of the others: ``_a1`` after a requeue, ``_r1`` after a restart."""
+    """Suffix that distinguishes the files of one run: ``_a1`` after a requeue, ``_r1`` after a restart."""
     return (f"_a{attempt}" if attempt else "") + (f"_r{restart}" if restart else "")
 
 
 def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> tuple[Path, ...]:
-    """Log files of one run of a task; ``{node}`` and ``{run}`` in the manifest's names are filled in."""
+    """Return the log files of one run of a task; ``{node}`` and ``{run}`` are substituted."""
     return tuple(
         run_dir / name.replace("{node}", node).replace("{run}", run_suffix(attempt, restart)) for name in task.logs
     )
 
 
 def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> Path:
-    """File in which one run of a task may tell its progress itself; the task finds it as ``GPUJOB_PROGRESS_FILE``.
+    """Return the progress file of one run of a task, its ``GPUJOB_PROGRESS_FILE``.
 
-    It is named like the task's logs: several processes of one worker may be on a node.
+    It is named like the task's logs, since a node may run several processes of one worker.
     """
     stem = os.path.basename(task.logs[0]).rpartition(".")[0] if task.logs else f"{{node}}_{task.worker}{{run}}"
     name = stem.replace("{node}", node).replace("{run}", run_suffix(attempt, restart))
@@ -43,10 +43,9 @@ def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: i
 def find_extra_logs(
     manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
 ) -> dict[int, list[Path]]:
-    """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names.
+    """Find files of the job's own log pattern, by the rank that ``rank_of`` finds in their names.
 
-    What was rotated away from one of them is left out. With ``since`` those alone that were written to after it:
-    others are of an earlier job.
+    Rotated files are left out. ``since`` keeps only files written after it: others are from an earlier job.
     """
     group = manifest.logs
     found: dict[int, list[Path]] = {}
@@ -62,19 +61,19 @@ def find_extra_logs(
 
 
 def _is_rotated(name: str, rank: int, ranks: Mapping[str, int | None]) -> bool:
-    """Whether a file was rotated away from one of these; a name that tells another rank is another worker's."""
+    """Whether a file was rotated away from one of these; a name with another rank is another worker's."""
     return any(ranks.get(log) == rank for log in _rotated_from(name))
 
 
 def _rotated_from(name: str) -> tuple[str, ...]:
-    """The logs of which rotation may have given this name, packed or not."""
+    """Logs that rotation may have renamed to this name, compressed or not."""
     return tuple(rotated_from(_PACKED.sub("", name)))
 
 
 class LogFinder:
-    """Files of a log pattern by rank, at the price of one ``stat`` while no name in their folder has changed.
+    """Finds files of a log pattern by rank, with one ``stat`` while no name in their folder changes.
 
-    What was rotated away from one of them is left out: who follows that one reads the renamed file to its end.
+    Rotated files are left out: the tail of the current log reads them to their end.
     """
 
     def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
@@ -82,17 +81,17 @@ class LogFinder:
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._rank_of = rank_of
+        # By name: rank, path, and logs that rotation may have renamed to it
         self._known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
-        """By name: rank, path, and the logs of which rotation may have given this name."""
+        # Of all files ever seen: between a rotation and the next record the original may be missing
         self._ranks: dict[str, int] = {}
-        """Of all files that were ever there: between a rotation and the next record there may be none of that name."""
         self._found: dict[int, list[Path]] = {}
+        # Device, inode and mtime of the folder when read; None if a later change may not show in them
         self._folder: tuple[int, int, int] | None = None
-        """Device, inode and mtime of the folder when it was read, if that tells of every change since."""
         self._read_at = 0.0
 
     def find(self) -> Mapping[int, list[Path]]:
-        """Regular files by the rank that ``rank_of`` finds in their names, by name; none while there is no folder."""
+        """Regular files by the rank that ``rank_of`` finds in their names; empty without the folder."""
         try:
             facts = os.stat(self._directory)
         except OSError:
@@ -121,19 +120,19 @@ class LogFinder:
                             _rotated_from(name),
                         )
         except OSError:
-            return False  # what was found before stays until the folder can be read again
+            return False  # keep the last result until the folder can be read again
         self._known, self._found = known, {}
         self._ranks.update((name, rank) for name, (rank, _, _) in known.items() if rank is not None)
         for name in sorted(known):
             rank, path, others = known[name]
-            # a name that tells another rank is another worker's
+            # a name with another rank is another worker's
             if rank is not None and all(self._ranks.get(other) != rank for other in others):
                 self._found.setdefault(rank, []).append(path)
         return True
 
 
 def read_first_bytes(path: Path, most_bytes: int) -> bytes:
-    """The first bytes of a file, or nothing when it cannot be read."""
+    """Read the first bytes of a file; empty if that fails."""
     try:
         with path.open("rb") as source:
             return source.read(most_bytes)
@@ -142,7 +141,7 @@ def read_first_bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def read_last_bytes(path: Path, most_bytes: int) -> bytes:
-    """The last bytes of a file, or nothing when it cannot be read."""
+    """Read the last bytes of a file; empty if that fails."""
     try:
         with path.open("rb") as source:
             size = os.fstat(source.fileno()).st_size

@@ -1,25 +1,25 @@
-"""A piece of a log as records: each ends at a newline or at a carriage return, and colours in it hide nothing."""
+"""Split a part of a log into records that end at a newline or carriage return, without colours."""
 
 import re
 from collections.abc import Iterator, Sequence
 
-PART_BYTES = 64 * 1024  # copied at once to count record ends: what stays in the cache
+PART_BYTES = 64 * 1024  # part copied at a time to count record ends: it stays in the cache
 
-COPIED_BYTES = 16 * 1024  # up to here the text of a chunk is a copy of its own
+COPIED_BYTES = 16 * 1024  # up to this size, a chunk copies its text
 
+# Part at the end of a chunk that is searched backwards first, and the factor for the next part
 NEAR_BYTES, FARTHER = 4 * 1024, 8
-"""End of a chunk in which literals are looked for backwards first, and how many times as much is next."""
 
 Buffer = bytes | bytearray | memoryview
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
 
 
 def record_ends(buffer: bytes | bytearray, end: int) -> int:
-    """Record ends in the first ``end`` bytes; a return and a newline after it are one."""
+    r"""Count record ends in the first ``end`` bytes; ``\r\n`` is one."""
     count = 0
     for start in range(0, end, PART_BYTES):
         part = buffer[start : min(end, start + PART_BYTES)]
-        # leaving the ends out is several times faster than counting them
+        # removing the ends is several times faster than counting them
         count += len(part) - len(part.replace(b"\n", b""))
         if part.find(b"\r") >= 0:
             count += len(part) - len(part.replace(b"\r", b""))
@@ -27,10 +27,10 @@ def record_ends(buffer: bytes | bytearray, end: int) -> int:
 
 
 class LogChunk:
-    """Whole records, without their colours, and where they stand in the file."""
+    """Whole records without colours, and their offset in the file."""
 
     def __init__(self, buffer: Buffer, end: int, offset: int) -> None:
-        # of a few records a copy is cheap, and whatever is asked of it is faster than of a part of a large buffer
+        # copying a few records is cheap, and makes every operation faster than on a part of a large buffer
         text = bytes(memoryview(buffer)[:end]) if end <= COPIED_BYTES or isinstance(buffer, memoryview) else buffer
         self.offset = offset
         self._coloured: bytes | None = None
@@ -39,20 +39,18 @@ class LogChunk:
             text = _ESCAPE.sub(b"", self._coloured)
             end = len(text)
             self._near = (0, 0)
-        self.is_plain = self._coloured is None
-        """Whether its bytes stand in the file as they do here."""
+        self.is_plain = self._coloured is None  # whether its bytes are the same as in the file
         self.text = text
         self.end = end
-        self.has_returns = text.find(b"\r", 0, end) >= 0
-        """Whether a record may end at a return."""
+        self.has_returns = text.find(b"\r", 0, end) >= 0  # whether a record may end at a return
 
     def start(self, place: int) -> int:
-        """Where the record begins in which a place lies."""
+        """Start of the record that contains a place."""
         start = self.text.rfind(b"\n", 0, place) + 1
         return max(start, self.text.rfind(b"\r", start, place) + 1) if self.has_returns else start
 
     def stop(self, place: int) -> int:
-        """Where it ends, without what ends it."""
+        """End of the record, without its line end."""
         stop = self.text.find(b"\n", place, self.end)
         if stop < 0:
             stop = self.end
@@ -65,10 +63,10 @@ class LogChunk:
         return self.text if self.end == len(self.text) else memoryview(self.text)[: self.end]
 
     def where(self, start: int) -> int:
-        """Byte of the file at which the record begins that begins here."""
+        """Byte of the file at which the record begins that starts here."""
         if self._coloured is None:
             return self.offset + start
-        # colours hold no record ends: the same record has as many of them before it
+        # colours contain no record ends, so the same number of records precede it
         text, coloured = self.text, self._coloured
         plain, place = self._near
         if self.end - start < abs(start - plain):
@@ -86,7 +84,7 @@ class LogChunk:
         return self.offset + place
 
     def all(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each record, those left out in which nothing stands."""
+        """Start and end of each nonempty record."""
         start = 0
         while start < self.end:
             stop = self.stop(start)
@@ -95,21 +93,21 @@ class LogChunk:
             start = stop + 1
 
     def backwards(self, literals: Sequence[bytes], begin: int) -> Iterator[tuple[int, int]]:
-        """Records behind ``begin`` that hold one of the literals, or all of them without any, the last one first."""
+        """Yield records after ``begin`` that contain one of the literals (or all, without literals), last first."""
         text, behind = self.text, self.end
         lasts = [behind] * len(literals)
         near = NEAR_BYTES
         floor = max(begin, behind - near)
         while behind > begin:
             if literals:
-                # each literal is looked for again only where the last place of it is used up, and then
-                # only behind the last place of those before it: some are nowhere, and the search for them is long
+                # Search a literal again only when its last place is used, and only behind the last place of earlier
+                # literals: searching for an absent one is long.
                 place = floor - 1
                 for number, literal in enumerate(literals):
                     if lasts[number] + len(literal) > behind:
                         found = text.rfind(literal, max(floor, place), behind)
                         if found < 0 and (place >= floor or floor > begin):
-                            continue  # it may still stand before that place
+                            continue  # it may still occur before that place
                         lasts[number] = found
                     place = max(place, lasts[number])
                 if place < floor:

@@ -1,7 +1,7 @@
-"""Secrets taken out of texts that others will read.
+"""Redact secrets in texts that others will read.
 
-A secret is known by the name before it (``HF_TOKEN=...``, ``"password": "..."``, ``--api-key ...``), by where
-it stands (``Authorization:``, ``https://user:...@host``, a web hook, a private key block) or by its own shape.
+A secret is recognized by the name before it (``HF_TOKEN=...``, ``"password": "..."``, ``--api-key ...``), its context
+(``Authorization:``, ``https://user:...@host``, a webhook, a private key block) or its format.
 """
 
 import re
@@ -12,7 +12,7 @@ REDACTED = "<redacted>"
 
 _WORD = re.compile(
     r"passw|passphrase|secret|credential|token|auth|cookie|bearer|jwt|key|pass|pwd|signature|sig", re.IGNORECASE
-)  # what a name of a secret may hold; looked for first, since most lines hold none of them
+)  # parts of names of secrets; searched first, since most lines contain none
 _NAME_CHARACTERS = re.compile(r"[\w.-]*")
 _LONGEST_NAME = 100
 _WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -21,7 +21,7 @@ _KEY_OWNERS = frozenset(
     {"api", "access", "secret", "private", "encryption", "signing", "license", "ssh", "account", "auth", "master"}
     | {"service", "subscription", "deploy", "client", "storage", "hf", "wandb", "openai", "anthropic", "azure", "aws"}
     | {"gcp", "google", "cohere", "mistral", "together", "groq", "neptune", "comet", "ngc", "nvidia", "databricks"}
-)  # words before `key` that make it a secret one; `sort_key` and `cache_key` are none
+)  # words that make a following `key` secret, unlike `sort_key` or `cache_key`
 _PASS_OWNERS = frozenset({"db", "user", "smtp", "mail", "proxy", "root", "admin", "pg", "mysql", "redis", "ftp"})
 _WEAK = frozenset({"token", "jwt", "auth", "cookie", "bearer", "apikey", "authtoken", "accesskey"})
 _HEADERS = frozenset({"authorization", "cookie"})
@@ -43,7 +43,7 @@ _ORDINARY = re.compile(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
     r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto)$"
-)  # what training logs have under `token`: numbers, and the words of a vocabulary such as `<pad>`
+)  # values of `token` in training logs: numbers, and vocabulary words such as `<pad>`
 _BARE_SCHEME = re.compile(
     r"\b(Bearer\s{1,4})(?!<redacted>)[^\s\"'\\,;]{6,}|\b(Basic\s)(?=[A-Za-z+/]{0,200}[\d=])[A-Za-z0-9+/]{12,}={0,2}"
 )
@@ -80,7 +80,7 @@ _KEY_BYTES = 32 * 1024
 
 
 def redact(text: str) -> str:
-    """The text with its secrets replaced by ``<redacted>``."""
+    """Replace the secrets in a text by ``<redacted>``."""
     text = _without_key_blocks(text)
     text = _HOOKS.sub(rf"\1{REDACTED}", text)
     text = _USERINFO.sub(_without_userinfo, text)
@@ -90,7 +90,7 @@ def redact(text: str) -> str:
 
 
 def redact_all(value: Any, name: str = "") -> Any:
-    """A JSON value with the secrets in all its texts replaced; ``name`` is its own key."""
+    """Redact all texts of a JSON value; ``name`` is its own key."""
     if isinstance(value, str):
         return REDACTED if value and _weight(name) and not _NOTHING.match(value) else redact(value)
     if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def redact_all(value: Any, name: str = "") -> Any:
 
 
 def _weight(name: str) -> int:
-    """2 when everything under the name is a secret, 1 when ordinary values are none, 0 when nothing is."""
+    """2: every value under the name is secret; 1: all but ordinary values; 0: none."""
     if any(word in name.lower() for word in _STRONG):
         return 2
     words = [word.lower() for word in _WORDS_OF_NAME.findall(name) if not word.isdigit()]
@@ -121,7 +121,7 @@ def _weight(name: str) -> int:
 
 
 def _without_named(text: str) -> str:
-    """Without the values that stand behind the name of a secret."""
+    """Redact values after the name of a secret."""
     parts: list[str] = []
     done = at = 0
     while match := _WORD.search(text, at):
@@ -143,7 +143,7 @@ def _without_named(text: str) -> str:
 
 
 def _value(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
-    """Where the secret behind a name that stands from ``start`` to ``end`` begins and ends, if there is one."""
+    """Begin and end of the secret after the name at ``start`` to ``end``; None if there is none."""
     weight = _weight(name)
     if not weight:
         return None
@@ -172,7 +172,7 @@ def _value(text: str, start: int, end: int, name: str) -> tuple[int, int] | None
 
 
 def _closing(text: str, quote: str, begin: int) -> int:
-    """Where a quoted value ends: at its quote, or else at the end of the line."""
+    """End of a quoted value: its quote, or else the end of the line."""
     at = begin
     line_end = text.find("\n", begin)
     line_end = len(text) if line_end < 0 else line_end
@@ -194,7 +194,7 @@ def _without_userinfo(match: re.Match[str]) -> str:
 
 
 def _without_key_blocks(text: str) -> str:
-    """Without private keys, also where the beginning or the end of one is cut off."""
+    """Redact private keys, even if their beginning or end is cut off."""
     if "PRIVATE KEY" not in text:
         return text
     parts: list[str] = []
@@ -216,7 +216,7 @@ def _without_key_blocks(text: str) -> str:
 
 
 def _end_of_key_lines(text: str, at: int) -> int:
-    """Where lines that look like the inside of a key end."""
+    """End of the lines that look like the inside of a key."""
     while True:
         line_end = text.find("\n", at)
         line_end = len(text) if line_end < 0 else line_end

@@ -1,18 +1,17 @@
-"""New records of a growing log, by polling: inotify is blind on network file systems.
+r"""Read new records of a growing log by polling, since inotify misses writes on network file systems.
 
-On others it saves asking again and again for a log to which nothing is written, and no more than that.
+On local file systems inotify only saves polls of idle logs.
 
-A record ends at ``\\n``, ``\\r`` or ``\\r\\n``, since progress bars redraw their line with a return. What
-follows the last end waits for a later look. Text is read into one kept buffer, so memory is bounded
-whatever the size of the file or of a record.
+A record ends at ``\n``, ``\r`` or ``\r\n``, because progress bars redraw their line with a return. Text after the last
+end waits for a later read. One reused buffer bounds memory for any file or record size.
 
-Whatever happens to the file, each record comes once. Where a look was too late for that, nobody can know:
+Each record is returned once, whatever happens to the file. Polling cannot recover:
 
-- what was written and truncated away between two looks;
-- how a record went on that was unfinished when the file was truncated: it is left out;
-- files that were rotated away and deleted, compressed or moved to another directory between two looks;
-- what is written to a deleted file after it, and the path, have been without anything new for a minute;
-- a truncated file that has grown again, when its last 128 bytes before our position are the same as before.
+- text written and truncated between two reads;
+- the rest of a record that was unfinished when the file was truncated: the record is dropped;
+- files rotated and then deleted, compressed or moved to another directory between two reads;
+- text written to a deleted file when it and its path have had nothing new for a minute;
+- truncation of a file that grew again with the same 128 bytes before our position.
 """
 
 import os
@@ -24,18 +23,17 @@ from typing import Any, NamedTuple
 
 from exporter.logs.inotify_reader import InotifyWatches, InotifyWatch
 
-CHUNK_BYTES = 1 << 20  # read at once, and the longest record that is passed on whole
-MARK_BYTES = 128  # text before our position that tells whether the file is still the one that was read
-COPY_MARK_BYTES = 64  # of a file with another inode at least so much must agree: short texts agree by chance
-SETTLED_S = 2.0  # a file that was written to within this time may have been written to again without a new mtime
-GONE_S = 60.0  # so long after the last that was written to it a deleted file with no other at its path is kept open
+CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in one piece
+MARK_BYTES = 128  # text before our position that identifies the file
+COPY_MARK_BYTES = 64  # least agreement for a file with another inode: short texts agree by chance
+SETTLED_S = 2.0  # a file written this recently may change again without a new mtime
+GONE_S = 60.0  # a deleted file without a successor is closed after this time without writes
 SPARE_BUFFERS = 4
-STILL_LOOKS = 4
-"""So many looks find nothing new before a file is watched: one that is written to every few seconds is not worth it."""
-TRUSTED_LOOKS = 30  # so many looks go by the watch before the file itself is asked again: some changes make no event
+STILL_LOOKS = 4  # reads without news before a file is watched: a file written every few seconds is not worth it
+TRUSTED_LOOKS = 30  # reads that trust the watch before the next stat: some changes make no event
 
 RETURN = 13
-ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # what a number or a date adds to the name of a log
+ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # number or date that rotation adds to a log's name
 SEPARATED_NUMBER = re.compile(r"[._-](\d{1,5})")
 DIGIT = re.compile(r"\d")
 KINDS = {
@@ -46,15 +44,15 @@ KINDS = {
     stat.S_IFBLK: "is a device",
 }
 
-_spare: list[bytearray] = []  # buffers that no look is using: one for each thread that reads logs
+_spare: list[bytearray] = []  # buffers not in use: one per thread that reads logs
 
 
 class TailedRecords(NamedTuple):
-    """Whole records: the first ``end`` bytes of ``buffer``, which is used again for the next piece.
+    r"""Whole records: the first ``end`` bytes of ``buffer``, which the next piece reuses.
 
-    A record of more than 1 MiB comes in several pieces, each as if it were a record. A ``\\n`` that was written
-    after its ``\\r`` had been passed on begins the next piece and ends an empty record: whoever counts ``\\n``
-    alone, or passes over empty records, counts exactly.
+    A record over 1 MiB comes in several pieces, each like a record. If a ``\r`` was returned before its ``\n`` was
+    written, the ``\n`` begins the next piece and ends an empty record. Counting only ``\n``, or skipping empty records,
+    stays exact.
     """
 
     buffer: bytearray
@@ -63,55 +61,51 @@ class TailedRecords(NamedTuple):
 
 
 class LogTail:
-    """One log file, followed by path.
+    """Tail of one log file, followed by path.
 
-    A file that is renamed away is read to its end through the kept descriptor, its unfinished last record included;
-    then come those that were rotated away after it, as far as their names tell, then the one at the path from its
-    top. Until something is written to that one, the old one is followed. A file that shrinks, or whose text before
-    our position has changed, is read from its top. One that was replaced by a copy of itself (an editor, rsync) is
-    read on. A file that is not there yet gives nothing; links are followed; what is not a regular file is never
-    opened. One of which all is passed over is not kept open until it is written to, and a deleted one not for ever:
-    its blocks are free only then.
+    A renamed file is read to its end through the open descriptor, including an unfinished last record. Then come files
+    rotated after it, as far as their names show, then the file at the path. The old file is followed until the new one
+    has text.
+
+    A file that shrinks, or whose text before our position changes, is read again from its top. A copy that replaced the
+    file (editor, rsync) is read on. A missing file returns nothing. Links are followed; only regular files are opened.
+
+    A file whose whole text was skipped stays closed until it is written to. A deleted file is closed after a while, to
+    free its blocks.
     """
 
     def __init__(self, path: str, wakeups: InotifyWatches | None = None) -> None:
-        """With ``wakeups`` a look finds all that had come when these were last drained, and need not ask the file."""
+        """With ``wakeups``, a read sees changes up to their last drain and needs no stat."""
         self.path = path
-        self.bytes_read = 0
-        """Bytes read since the first look, over all generations of the file."""
-        self.size = 0
-        """Size of the file at the last look."""
-        self.mtime: float | None = None
-        """When it was last written to, as of the last look."""
-        self.generation = 0
-        """Grows each time when the file is replaced or truncated: offsets then count anew."""
-        self.more = False
-        """Whether the last look has ended where a file ends that was replaced: the next one waits to be read."""
-        self.problem: str | None = None
-        """Why the last look could not read, or what it could not go on with. A file that is not there is no problem."""
+        self.bytes_read = 0  # since the first read, over all generations of the file
+        self.size = 0  # of the file, at the last read
+        self.mtime: float | None = None  # at the last read
+        self.generation = 0  # rises when the file is replaced or truncated, so offsets restart
+        self.more = False  # whether the last read reached the end of a replaced file and the next one waits
+        self.problem: str | None = None  # why the last read failed or could not continue; a missing file is no problem
         self._fd = -1
-        self._next_fd = -1  # the file that comes next, while the one at the path is empty and the old one is followed
+        self._next_fd = -1  # the next file, while the one at the path is empty and the old one is followed
         self._file: tuple[int, int] | None = None  # device and inode
-        self._place = path  # where that file was when it was opened, links resolved
-        self._waiting = 0  # size of the file at the path while another one is being read
-        self._inode: int | None = None  # of the file that was read, while it is not open
-        self._parked: tuple[int, ...] | None = None  # facts of a file that need not be open while they are the same
-        self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is as it is
-        # the path, and facts of the file there with which there is nothing new
+        self._place = path  # resolved path of that file when it was opened
+        self._waiting = 0  # size of the file at the path while another one is read
+        self._inode: int | None = None  # of the file being followed, while it is closed
+        self._parked: tuple[int, ...] | None = None  # stat of a skipped file that stays closed while unchanged
+        self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
+        # path, and stat of its file at a read without news
         self._still: tuple[bytes, tuple[int, ...]] | None = None
         self._wakeups = wakeups
-        self._watch: InotifyWatch | None = None  # of the file at the path, while it is still
-        self._trusted = 0  # looks that go by the watch
-        self._watch_in = STILL_LOOKS  # looks that find the file still, before it is watched
+        self._watch: InotifyWatch | None = None  # of the file at the path, while idle
+        self._trusted = 0  # further reads that may trust the watch
+        self._watch_in = STILL_LOOKS  # idle reads left before it is watched
         self._reset()
 
     def _reset(self) -> None:
-        self._begin = 0  # where the unfinished record begins
-        self._offset = 0  # up to where has been read
-        self._mark = b""  # the text before that
-        self._top = True  # nothing but NUL has been seen yet
-        self._joining = False  # the rest of a record whose begin was not read is passed over
-        self._quiet: tuple[int, int, int] | None = None  # size and times that say that nothing has been written
+        self._begin = 0  # start of the unfinished record
+        self._offset = 0  # end of the text read so far
+        self._mark = b""  # text before that
+        self._top = True  # only NUL has been seen yet
+        self._joining = False  # skipping the rest of a record whose begin was not read
+        self._quiet: tuple[int, int, int] | None = None  # size and times that mean no write since
 
     # -- for callers -----------------------------------------------------------------------------
 
@@ -120,11 +114,11 @@ class LogTail:
 
     @property
     def lag_bytes(self) -> int:
-        """Bytes that have not been read yet, as of the last look."""
+        """Unread bytes, as of the last read."""
         return max(0, self.size - self._offset) + self._waiting
 
     def close(self) -> None:
-        """Close the file; the next look opens it again and goes on where it was."""
+        """Close the file; the next read reopens it and continues."""
         for fd in (self._fd, self._next_fd):
             if fd >= 0:
                 os.close(fd)
@@ -134,7 +128,7 @@ class LogTail:
             self._inode, self._file = self._file[1], None
 
     def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
-        """Copies of the pieces that came since the last look, at most about ``most_bytes``, over all generations."""
+        """Yield copies of the new pieces, at most about ``most_bytes``, over all generations."""
         left = most_bytes
         while left > 0:
             before = self.bytes_read
@@ -144,14 +138,16 @@ class LogTail:
             if not self.more:
                 return
 
-    def pieces(self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None) -> Iterator[TailedRecords]:
-        """Whole records that came since the last look, of one generation: ``more`` says whether to look again at once.
+    def pieces(
+        self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None
+    ) -> Iterator[TailedRecords]:
+        """Yield new whole records of one generation; ``more`` says to read again immediately.
 
-        Reads at most ``most_bytes``, and after the first chunk only while ``until`` does not hold.
+        Reads at most ``most_bytes``, and after the first chunk only until ``until()`` is true.
         """
         self.more = False
         if self._still is not None:
-            # most looks at most logs find nothing: they take no more than this
+            # most reads of most logs find nothing and end here
             if self._trusted and self._watch is not None and self._watch.quiet:
                 self._trusted -= 1
                 return
@@ -177,12 +173,12 @@ class LogTail:
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
         try:
             before = self.bytes_read
-            # one that is left is read until nothing more comes; of others the size says without a read where they end
+            # a replaced file is read until nothing more comes; for others the size gives the end without a read
             at_end = yield from self._read(buffer, most_bytes, until, None if leaving else facts.st_size)
             if at_end and leaving:
                 rest = self.rest()
                 if rest:
-                    # the last words of the file that was rotated away
+                    # unfinished last record of the rotated file
                     buffer[: len(rest)] = rest
                     yield TailedRecords(buffer, len(rest), self._offset - len(rest))
                 self._quiet = written
@@ -198,7 +194,7 @@ class LogTail:
                 _spare.append(buffer)
 
     def rest(self) -> bytes:
-        """The record without an end, once: for the last look at a file whose writer has ended."""
+        """Return the unfinished record, once: for the last read after the writer has ended."""
         closed = self._fd < 0
         if closed and self._offset > self._begin:
             self._resume(self._stat())
@@ -209,7 +205,7 @@ class LogTail:
         return rest
 
     def reread(self, offset: int, size: int) -> bytes:
-        """Text of the generation that was read last; short, or nothing, where the file no longer has it."""
+        """Read text of the current generation again; short or empty if the file no longer has it."""
         try:
             shrunk = os.fstat(self._fd).st_size < self._offset
         except OSError:
@@ -217,9 +213,9 @@ class LogTail:
         return b"" if shrunk else _pread(self._fd, size, offset)
 
     def skip_older(self, moment: float | None) -> None:
-        """Pass over what is in the file, if nothing has been written to it since ``moment``: another job's log.
+        """Skip present text if nothing was written since ``moment``: it is another job's log.
 
-        For a tail that has not been read. The next byte begins a record: whoever wrote the last one is gone.
+        For an unread tail. The next byte begins a record, because the earlier writer has ended.
         """
         found = self._stat()
         if moment is not None and found is not None and found.st_mtime < moment:
@@ -227,12 +223,12 @@ class LogTail:
             self._joining = False
 
     def start_at_end(self) -> None:
-        """Pass over what is in the file, the rest of an unfinished record too. For a tail that has not been read."""
+        """Skip present text and the rest of an unfinished record. For an unread tail."""
         self.start_near_end(0)
         self._park()
 
     def start_near_end(self, most_bytes: int) -> None:
-        """Begin with the first record that starts within the last ``most_bytes``. For a tail that has not been read."""
+        """Begin with the first record that starts within the last ``most_bytes``. For an unread tail."""
         try:
             if self._stat() is not None and self._open(self.path):
                 self._join(most_bytes)
@@ -240,7 +236,7 @@ class LogTail:
             self._fail(error)
 
     def state(self) -> dict[str, Any]:
-        """Where the tail is, for ``restore``: values that JSON can hold. An unfinished record is read again then."""
+        """Return the position as JSON values for ``restore``. An unfinished record will be read again."""
         return {
             "path": self._place,
             "inode": self._file[1] if self._file is not None else self._inode,
@@ -254,7 +250,7 @@ class LogTail:
 
     @classmethod
     def restore(cls, path: str, state: Mapping[str, Any], wakeups: InotifyWatches | None = None) -> "LogTail":
-        """A tail that goes on where another one was; from the top when ``state`` is not what ``state()`` gives."""
+        """Continue where another tail was; from the top if ``state`` is invalid."""
         tail = cls(path, wakeups)
         try:
             begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
@@ -270,17 +266,17 @@ class LogTail:
         tail._joining, tail._top = bool(state.get("joining")), read == 0
         return tail
 
-    # -- a file to which nothing is written ----------------------------------------------------------
+    # -- idle files ----------------------------------------------------------------------------------
 
     def _is_still(self, path: bytes, known: tuple[int, ...]) -> bool:
-        """Whether the file at the path is the one that was there, as it was; then the next looks may go by a watch."""
+        """Whether the file at the path is unchanged; if so, the next reads may trust a watch."""
         try:
             if _file_identity(os.stat(path)) != known:
                 return False
         except OSError:
-            return False  # what that means is asked elsewhere
+            return False  # handled elsewhere
         if self._watch is not None and self._watch.quiet:
-            self._trusted = TRUSTED_LOOKS  # it was watched before it was asked: there is nothing between the two
+            self._trusted = TRUSTED_LOOKS  # watched since before the stat, so nothing is missed between the two
         elif self._wakeups is not None:
             self._trusted = 0
             self._watch_in -= 1
@@ -289,16 +285,16 @@ class LogTail:
         return True
 
     def _move(self) -> None:
-        """Be no longer still."""
+        """Leave the idle state."""
         self._still, self._trusted, self._watch_in = None, 0, STILL_LOOKS
         if self._watch is not None and self._wakeups is not None:
             self._wakeups.drop(self._watch)
             self._watch = None
 
-    # -- which file ------------------------------------------------------------------------------
+    # -- choice of file ------------------------------------------------------------------------------
 
     def _choose(self) -> tuple[os.stat_result, bool] | None:
-        """Open what is to be read now: its facts, and whether it is to be left at its end."""
+        """Open the file to read now. Return its stat, and whether to leave it at its end."""
         self.problem = None
         self._waiting = 0
         found = self._stat()
@@ -314,7 +310,7 @@ class LogTail:
             if self._inode is not None:
                 return None  # out of reach for now
             if self._parked is not None:
-                self.problem = None  # all was passed over: nothing that was read is gone
+                self.problem = None  # all text was skipped: nothing that was read is lost
         self._parked = None
         if self._file is None:
             if found is None or not self._open(self.path):
@@ -331,7 +327,7 @@ class LogTail:
             self._forget_file()
             self._begin_anew()
             return None
-        if found is None:  # the next file has been moved away as well
+        if found is None:  # the next file was moved away as well
             return (old, True) if self._unread(old) else self._advance(old, None)
         if not old.st_nlink and found.st_size >= old.st_size and self._adopt(found):
             return os.fstat(self._fd), False
@@ -341,7 +337,7 @@ class LogTail:
         return self._advance(old, found)
 
     def _is_gone(self, old: os.stat_result, found: os.stat_result | None) -> bool:
-        """Whether the file has been deleted for long, with nothing written to it and no file at the path since."""
+        """Whether the file was deleted and has had neither writes nor a successor for ``GONE_S``."""
         if old.st_nlink or found is not None or self.problem is not None:
             self._gone = None
             return False
@@ -351,7 +347,7 @@ class LogTail:
         return now - self._gone[0] >= GONE_S
 
     def _park(self) -> None:
-        """Close a file of which nothing but what was passed over is there, unless it was written to just now."""
+        """Close a file whose whole text was skipped, unless it was written just now."""
         if self._file is None or self.bytes_read or not self._offset:
             return
         found = self._stat()
@@ -367,7 +363,7 @@ class LogTail:
         return _write_version(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
 
     def _awaits(self, old: os.stat_result, found: os.stat_result | None) -> bool:
-        """Whether the next file is still to be written to: a writer may go on in the old one until it opens that."""
+        """Whether the next file is missing or empty: a writer may use the old one until it opens that."""
         if found is None or found.st_size:
             return found is None and self._next_fd < 0
         if self._next_fd < 0:
@@ -375,7 +371,7 @@ class LogTail:
         return self._next_fd < 0 or os.path.samestat(os.fstat(self._next_fd), found)
 
     def _stat(self) -> os.stat_result | None:
-        """Facts of the regular file at the path."""
+        """Stat of the regular file at the path, or None."""
         try:
             found = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -389,7 +385,7 @@ class LogTail:
         return found
 
     def _resume(self, found: os.stat_result | None) -> None:
-        """Open the file that was read before: by its inode at the path, or beside where it was."""
+        """Reopen the file that was read before: by its inode at the path, or in its old directory."""
         place = self.path if found is not None and found.st_ino == self._inode else self._search()
         if self.problem is not None or (place is not None and not self._open(place)):
             return  # out of reach for now
@@ -397,7 +393,7 @@ class LogTail:
         if place is not None and self._agrees(self._fd):
             return
         if place is None or not (place == self.path or self._rotation(os.path.basename(place))):
-            self._forget_file()  # another file, which only has its inode now
+            self._forget_file()  # another file that reused the inode
             if found is not None and self._adopt(found):
                 return
         if self._offset:
@@ -409,7 +405,7 @@ class LogTail:
         self._file, self._inode, self.size = None, None, 0
 
     def _agrees(self, fd: int) -> bool:
-        """Whether this file has, before our position, the text that was read."""
+        """Whether this file has the text read before our position."""
         return _pread(fd, len(self._mark), self._offset - len(self._mark)) == self._mark
 
     def _begin_anew(self) -> None:
@@ -417,9 +413,9 @@ class LogTail:
         self.generation += 1
 
     def _descriptor(self, path: str) -> int:
-        """A regular file opened for reading, or -1."""
+        """Open a regular file for reading; -1 on failure."""
         try:
-            # a FIFO that has just come to this path must not block the look
+            # a FIFO that just appeared at this path must not block
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
             return -1
@@ -435,7 +431,7 @@ class LogTail:
         return -1
 
     def _open(self, path: str) -> bool:
-        """Make this the file that is read; the position is not touched."""
+        """Make this the current file; the position stays."""
         fd = self._descriptor(path)
         if fd < 0:
             return False
@@ -450,7 +446,7 @@ class LogTail:
         self._quiet = self._gone = None
 
     def _search(self) -> str | None:
-        """Where the file that was read is now: in its directory, by its inode."""
+        """Find the current file by its inode in its directory."""
         inode = self._inode if self._file is None else self._file[1]
         directory = os.path.dirname(self._place)
         try:
@@ -465,7 +461,7 @@ class LogTail:
         return None
 
     def _adopt(self, found: os.stat_result) -> bool:
-        """Go on in the file at the path if it has the text that was read: a copy of the one that was."""
+        """Continue in the file at the path if it is a copy of the one that was read."""
         if len(self._mark) < COPY_MARK_BYTES or found.st_size < self._offset:
             return False
         fd = self._descriptor(self.path)
@@ -478,7 +474,7 @@ class LogTail:
         return True
 
     def _advance(self, old: os.stat_result, found: os.stat_result | None) -> tuple[os.stat_result, bool] | None:
-        """Go from a file that has been read to its end to the one that was written next."""
+        """Move from a file read to its end to the next one."""
         if self._next_fd >= 0:
             self._take(self._next_fd, os.path.realpath(self.path))
             self._next_fd = -1
@@ -493,10 +489,10 @@ class LogTail:
         return now, leaving
 
     def _successor(self, old: os.stat_result, found: os.stat_result) -> str | None:
-        """The file that was rotated away after this one, if more than one has been since the last look.
+        """Path of the file rotated away after this one, if several were since the last read.
 
-        Told by the names: ``x.log.2`` before ``x.log.1`` (or, if the times say so, ``x.log.3`` after it), and
-        dates in their order, at the end of the name or before its extension.
+        ``x.log.1`` follows ``x.log.2`` (or ``x.log.3`` does, if the times show that). Dates, at the end of the name or
+        before its extension, follow their order.
         """
         place = self._search()
         if place is None:
@@ -528,7 +524,7 @@ class LogTail:
                     if (
                         stat.S_ISREG(facts.st_mode)
                         and facts.st_ino != found.st_ino
-                        # a higher number must be newer beyond doubt, or two files of one moment would come in turns
+                        # a higher number must be clearly newer, or two files of the same time would alternate
                         and facts.st_mtime_ns >= old.st_mtime_ns + rank[0]
                     ):
                         ranked.append((*rank, entry.path))
@@ -537,7 +533,7 @@ class LogTail:
         return min(ranked)[-1] if ranked else None
 
     def _rotation(self, name: str) -> tuple[str, str, str] | None:
-        """A name that rotation has given to this log, around the number or date; None when it is another's."""
+        """Split a name that rotation gave this log around the number or date; None for other names."""
         base = os.path.basename(os.path.realpath(self.path))
         for head, tail in ((base, ""), os.path.splitext(base)):
             if middle := _between(name, head, tail):
@@ -547,13 +543,13 @@ class LogTail:
     # -- reading it ------------------------------------------------------------------------------
 
     def _fail(self, error: OSError) -> None:
-        """A handle gone stale or a disk that fails: the next look opens the file again and goes on."""
+        """Record a stale handle or a failing disk; the next read reopens the file and continues."""
         self.problem = error.strerror or str(error)
         self.close()
         self._quiet = None
 
     def _join(self, most_bytes: int) -> None:
-        """Go near the end of the file that is open."""
+        """Move to near the end of the open file."""
         self.size = os.fstat(self._fd).st_size
         self._begin = self._offset = max(0, self.size - most_bytes)
         start = max(0, self._offset - MARK_BYTES)
@@ -564,12 +560,12 @@ class LogTail:
     def _read(
         self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None, enough: int | None
     ) -> Generator[TailedRecords, None, bool]:
-        """Pieces from the open file, up to its end or at least to the byte ``enough``; whether that was reached."""
+        """Yield pieces of the open file, up to its end or at least to ``enough``. Return whether that was reached."""
         view, held, left = memoryview(buffer), self._offset - self._begin, most_bytes
         back = max(0, len(self._mark) - held)
         before = bytearray(back)
         try:
-            # the text before our position and the unfinished record are read again with what is new
+            # read the text before our position and the unfinished record again, with the new text
             most = min(CHUNK_BYTES, held + left)
             filled = os.preadv(self._fd, [before, view[:most]], self._begin - back) - back
             mark = before if not held else before + view[max(0, held - len(self._mark)) : held]
@@ -611,10 +607,10 @@ class LogTail:
         return True
 
     def _unwanted(self, buffer: bytearray, filled: int) -> int:
-        """Bytes at the head of the buffer that are no text of ours.
+        """Count bytes at the head of the buffer that are not ours.
 
-        NUL at the top of a file: its writer keeps its place when the file is truncated, and leaves a hole before it.
-        And the end of a record in whose middle the reading was begun.
+        At the top of a file these are NULs: a writer that keeps its position after truncation leaves a hole. If reading
+        began inside a record, they are its rest.
         """
         if self._top:
             unwanted = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
@@ -625,19 +621,19 @@ class LogTail:
         return min(ends) + 1 if ends else filled
 
     def _skip_hole(self) -> None:
-        """Go to where the file has data again, if it has a hole here and its file system tells."""
+        """Skip a hole in the file, if the file system reports it."""
         try:
             place = os.lseek(self._fd, self._offset, os.SEEK_DATA)
         except OSError:
-            return  # no data at all up to the end, or not told: NUL is read until there is more
+            return  # no data up to the end, or not supported: NUL is read until there is more
         self._mark = (self._mark + bytes(min(MARK_BYTES, place - self._offset)))[-MARK_BYTES:]
         self._begin = self._offset = place
 
 
 def rotated_from(name: str) -> Iterator[str]:
-    """The logs of which rotation may have given this name, as far as the name alone tells.
+    """Yield names of logs that rotation may have renamed to ``name``.
 
-    ``rank_0_1.log`` is none: a short number behind ``_`` or ``-`` may as well be another log's.
+    ``rank_0_1.log`` yields none: a short number after ``_`` or ``-`` may belong to another log.
     """
     stem, extension = os.path.splitext(name)
     for head, tail in ((name, ""), (stem, extension)):
@@ -650,29 +646,29 @@ def rotated_from(name: str) -> Iterator[str]:
 
 
 def _between(name: str, head: str, tail: str) -> str | None:
-    """The number or date that rotation has put into a name, or None."""
+    """The number or date that rotation inserted into a name, or None."""
     middle = name[len(head) : len(name) - len(tail)]
     known = name.startswith(head) and name.endswith(tail) and ROTATED.fullmatch(middle)
     return middle if known else None
 
 
 def _write_version(facts: os.stat_result) -> tuple[int, int, int]:
-    """What changes when a file is written to."""
+    """Fields that change with a write."""
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _file_identity(facts: os.stat_result) -> tuple[int, ...]:
-    """Which file it is, and what changes when it is written to."""
+    """Identity of the file, and fields that change with a write."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _stable_identity(facts: os.stat_result) -> tuple[int, ...]:
-    """What stays the same while this file stays at its path and is not written to."""
+    """Fields that are constant while this file stays at its path and is not written to."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:
-    """Text of a file, or nothing where it cannot be read."""
+    """Read text at ``offset``; empty if that fails."""
     try:
         return os.pread(fd, size, offset)
     except OSError:

@@ -1,4 +1,4 @@
-"""The time that stands at the head of a log record."""
+"""Read the time at the head of a log record."""
 
 import re
 from datetime import date
@@ -6,18 +6,18 @@ from functools import lru_cache
 
 DAY_S = 86400
 YEAR_S = 31_556_952
-ZONE_STEP_S = 900  # zones are whole quarters of an hour from UTC,
-WEST_MOST_S, EAST_MOST_S = 12 * 3600, 14 * 3600  # and none is further from it than these
+ZONE_STEP_S = 900  # zones differ from UTC by multiples of a quarter of an hour
+WEST_MOST_S, EAST_MOST_S = 12 * 3600, 14 * 3600  # largest differences of a zone from UTC
 EPOCH_LEAST, EPOCH_MOST = 946_684_800, 4_102_444_800  # a bare number is a time only between the years 2000 and 2100
 
-HEAD_BYTES = 160  # a record that may hold a time has its first digits before this
+HEAD_BYTES = 160  # the first digits of a time come before this byte
 CACHED_MINUTES = 512
-ZONE_BYTES = 8  # a zone, and the byte behind it by which it is none
+ZONE_BYTES = 8  # longest zone, and the byte after it that could make it another word
 
 _MAYBE = re.compile(rb"\d:\d\d|\d{10}|\dT\d{4}")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
-# What may stand before the time: who writes (as srun, mpirun, torchrun, Ray or compose say it), how severe it is, or
-# the name of the field. Only such words: a time after others is one that the record speaks of, not its own.
+# Text allowed before the time: the writer (of srun, mpirun, torchrun, Ray or compose), the severity, or the field name.
+# A time after other words is not that of the record.
 _PREFIX = rb"""(?>[ \t]*+(?:
     \[(?:[A-Za-z_][^\[\]\r\n]{0,40}+|\d{1,4}(?:,[ ]?\d{1,4})?)\](?:<\w{1,8}>)?:?
   | \([A-Za-z_][^()\r\n]{0,60}+\)
@@ -37,8 +37,8 @@ _SECOND = rb"(?P<second>\d\d(?:[.,]\d{1,9})?)(?!\d)"
 _ZONE = rb"(?P<zone>[ ]?(?:Z|UTC|GMT)\b|[ ]?[+-](?:0\d|1[0-4]):?[0-5]\d(?![\d:.])|[+-](?:0\d|1[0-4])(?![\d:.]))?"
 _REST = b":" + _SECOND + _ZONE
 
-# The most usual first. Group `minute` is the text by which a minute is remembered; a way without it is worked out each
-# time. The last is a bare number: where the record is no JSON, only a bracket or the name of a field may precede it.
+# Most common formats first. Group `minute` is the text under which a minute is cached; formats without it are computed
+# each time. The last one is a bare number, allowed only after a bracket or field name, or in JSON.
 _WAYS = (
     rb"(?P<minute>%b(?P<sep>[-/])%b(?P=sep)%b(?:[T_]|[ ]{1,2})%b)%b" % (_YEAR, _MONTH, _DAY, _CLOCK, _REST),
     rb"(?P<minute>%b/%b/%b[ -]%b)%b" % (_MONTH, _DAY, _YEAR, _CLOCK, _REST),
@@ -59,7 +59,7 @@ _JSON_BEGINS = (b"{", b":::MLLOG")
 
 
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float | None:
-    """Epoch seconds, or None when there is no such minute."""
+    """Epoch seconds, or None if there is no such minute."""
     if hour > 23 or minute > 59:
         return None
     try:
@@ -70,7 +70,7 @@ def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float | 
 
 
 def _minute_of(found: re.Match[bytes], near: float | None) -> float | None:
-    """The minute that a match names; where it lacks the year or the day, the one nearest to a moment."""
+    """Minute of a match; without its year or day, the one nearest to ``near``."""
     part = found.groupdict()
     hour, minute = int(part["hour"]), int(part["least"])
     if "day" not in part:
@@ -91,7 +91,7 @@ def _minute_of(found: re.Match[bytes], near: float | None) -> float | None:
 
 @lru_cache(64)
 def _zone_s(zone: bytes) -> int:
-    """Seconds that the clock of a zone is ahead of UTC."""
+    """Seconds that a zone is ahead of UTC."""
     digits = zone.strip().replace(b":", b"")
     if digits[:1] not in (b"+", b"-"):
         return 0
@@ -100,17 +100,16 @@ def _zone_s(zone: bytes) -> int:
 
 
 def _epoch(number: bytes) -> float | None:
-    """Epoch seconds of a bare number, by its digits of seconds, milli-, micro- or nanoseconds."""
+    """Epoch seconds of a bare number in seconds, milli-, micro- or nanoseconds, according to its length."""
     moment = float(number) / 10 ** (len(number.partition(b".")[0]) - 10)
     return moment if EPOCH_LEAST <= moment <= EPOCH_MOST else None
 
 
 class TimestampReader:
-    """Reads the time at the head of records of one log, quickest when they all write it in one way.
+    """Reads the time at the head of a log's records, fastest if all have the same format.
 
-    ``reference`` is a moment near which the records were written: a time without its year, or
-    without its day, is taken to be the one nearest to it; without a reference such a time is None.
-    It follows the times of day that are read, so that a log may go on over many midnights.
+    A time without its year or day is the one nearest to ``reference``, or None without one. The reference follows times
+    of day, so that a log may span many midnights.
     """
 
     def __init__(self, reference: float | None = None) -> None:
@@ -118,18 +117,16 @@ class TimestampReader:
         self._last = _PLAIN[0]
         self._minutes: dict[bytes, float | None] = {}
         self._day: float | None = None
-        self._same = b""
-        """Head of the last record whose time needs no reference, up to behind its time,"""
-        self._told = 0.0
-        """and that time."""
+        self._same = b""  # start of the last record with an absolute time, including the time and a possible zone
+        self._told = 0.0  # that time
 
     def read(self, head: bytes) -> float | None:
-        """Epoch seconds, as if the clock of the log were UTC unless the record names its zone; None without a time.
+        """Epoch seconds, as if the log's clock were UTC unless the record names its zone; None without a time.
 
-        ``head`` is the beginning of a record, or all of it. A time that cannot be, as on 30 February, is None.
+        ``head`` is the beginning of a record, or all of it. An impossible time, such as 30 February, is None.
         """
         if self._same and head.startswith(self._same):
-            return self._told  # many lines have one time
+            return self._told  # many lines share one time
         if b"\x1b" in head:
             head = _ESCAPE.sub(b"", head[: 2 * HEAD_BYTES])
         found = self._last.match(head)
@@ -145,7 +142,7 @@ class TimestampReader:
         if minute is None or part >= 61:
             return None
         told = minute + part if zone is None else minute + part - _zone_s(zone)
-        # with what may be a zone behind it the same text has the same time, unless that depends on the reference
+        # the same text, including a possible zone, gives the same time unless that depends on the reference
         end = found.end() + ZONE_BYTES
         self._same = head[:end] if len(head) >= end and "year" in found.re.groupindex and found["year"] else b""
         self._told = told
@@ -170,7 +167,7 @@ class TimestampReader:
             return moment
 
     def _search(self, head: bytes) -> re.Match[bytes] | None:
-        """A match of any way to write a time; the way is tried first from then on."""
+        """Match any format; that format is tried first from then on."""
         if _MAYBE.search(head, 0, HEAD_BYTES) is None:
             return None
         for regex in _IN_JSON if head.lstrip().startswith(_JSON_BEGINS) else _PLAIN:
@@ -181,10 +178,9 @@ class TimestampReader:
 
 
 def zone_offset(stamp: float, reference: float) -> int:
-    """Seconds to add to a stamp without a zone so that it is near the reference: a multiple of 15 minutes.
+    """Seconds, a multiple of 15 minutes, that bring a stamp without a zone near the reference.
 
-    0 when no zone on Earth brings it near: the record is then old, and its clock may well be UTC. So ask with a
-    record that has just been written.
+    0 if no zone on Earth does: the record is then old, and its clock may well be UTC. So use a new record.
     """
     offset = round((reference - stamp) / ZONE_STEP_S) * ZONE_STEP_S
     return offset if -EAST_MOST_S <= offset <= WEST_MOST_S else 0

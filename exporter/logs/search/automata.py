@@ -1,4 +1,4 @@
-"""Automata that tell which patterns are worth a try where: all literals of all patterns in one pass, or in a few."""
+"""Automata that find all literals of all patterns in one pass or a few, and so the patterns to try."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,35 +13,31 @@ from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, plan_
 from exporter.logs.search.literals import bytes_after_match
 from exporter.logs.search.units import SearchUnit
 
-OFTEN_IN_VAIN = 500  # hits of a piece that lead to nothing, from which on it is worth an expression of its own
+OFTEN_IN_VAIN = 500  # useless hits of a piece that justify an expression of its own
+# texts that justify lengthening a short one to join their pass; fewer are cheaper in a short pass each
 LEAST_OTHERS = 3
-"""Texts with which a short one is looked for in one pass, if it is made longer: fewer take a short pass each."""
 
-_Behind = tuple[int, re.Pattern[bytes] | None]  # what has to match so many bytes before the end of a literal
+_Behind = tuple[int, re.Pattern[bytes] | None]  # pattern that must match at this many bytes before the end of a literal
+# Literals around a piece (None if the piece contains them): their begin relative to the piece, units, end, and the
+# pattern required from there
 _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
-"""Literals of which a piece is found, and that are None where that holds them: where they begin, seen from there,
-their units, where they end, and what has to match from there on."""
 
 
 class AutomatonGroup:
-    """An automaton over pieces of literals; ``asking`` are the units of each literal by what they ask to follow it."""
+    """An automaton over pieces of literals; ``asking`` gives each literal's units, by what must follow it."""
 
     def __init__(self, order: list[bytes], pieces: Pieces, asking: Mapping[bytes, Mapping[_Behind, int]]) -> None:
-        self.shared = 0
-        """Units that have literals in other groups too."""
+        self.shared = 0  # units that have literals in other groups too
         self.mask = reduce(or_, (mask for of in pieces.values() for text, _ in of for mask in asking[text].values()), 0)
         automaton = ahocorasick_rs.BytesAhoCorasick(order, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst)
+        # (number of the piece, start, end) of each hit; hits do not overlap
         self.find: Callable[[Buffer], list[tuple[int, int, int]]] = automaton.find_matches_as_indexes
-        """(number of the piece, start, end) of each hit; hits do not overlap."""
-        self.sure: list[int] = []
-        """Of each piece, the units that have a literal within it and ask for nothing else."""
-        self.checks: list[tuple[_Check, ...]] = []
-        """Of each piece, what may stand around it."""
+        self.sure: list[int] = []  # per piece: units with a literal inside it and no further condition
+        self.checks: list[tuple[_Check, ...]] = []  # per piece: checks of its surroundings
+        # per piece: a quick test that rejects hits without a match, if built
         self.tests: list[Callable[[Buffer, int, int], Any] | None] = [None] * len(order)
-        """Of each piece, what tells at once where none of its checks holds, if that has been made."""
         self._order = order
-        self._asked: list[list[tuple[int, bytes, _Behind]]] = []
-        """Of each piece, what the checks are made of."""
+        self._asked: list[list[tuple[int, bytes, _Behind]]] = []  # per piece: sources of the checks
         self._in_vain = [0] * len(order)
         beginning: dict[int, list[tuple[bytes, list[tuple[bytes, int]]]]] = {}
         for other, members in pieces.items():
@@ -51,7 +47,7 @@ class AutomatonGroup:
             checks: list[_Check] = []
             asked: list[tuple[int, bytes, _Behind]] = []
             alike: dict[tuple[int, int, int, re.Pattern[bytes] | None], list[bytes]] = {}
-            # a hit hides those that begin within it
+            # a hit hides those that begin inside it
             for place, code in enumerate(piece):
                 for other, members in beginning.get(code, ()):
                     if not _texts_agree(piece, other, place):
@@ -80,7 +76,7 @@ class AutomatonGroup:
             self.checks.append(tuple(check for check in checks if check[2] & ~sure))
 
     def note_in_vain(self, number: int) -> None:
-        """Note that a hit of a piece led to nothing; where that happens often, it is told by one expression."""
+        """Count a useless hit of a piece; if these are frequent, build one expression that rejects them."""
         self._in_vain[number] += 1
         if self._in_vain[number] == OFTEN_IN_VAIN and not self.sure[number] and self._asked[number]:
             piece = self._order[number]
@@ -101,15 +97,15 @@ def _match_of(behind: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], 
 
 
 def _texts_agree(piece: bytes, other: bytes, place: int) -> bool:
-    """Whether another text can stand at a place seen from a piece, the same bytes in both where they overlap."""
+    """Whether another text can be at a place relative to a piece, with equal bytes where they overlap."""
     first, behind = max(0, place), min(len(piece), place + len(other))
     return piece[first:behind] == other[first - place : behind - place]
 
 
 def build_automata(units: Iterable[SearchUnit], sample: bytes = b"") -> tuple[AutomatonGroup, ...]:
-    """Automata that tell where the literals of all these units stand, as few of them as are fast.
+    """Build as few fast automata as possible for the literals of these units.
 
-    ``sample`` is text like that which they are for.
+    ``sample`` is text like that to be searched.
     """
     units = tuple(units)
     masks = _texts(units)
@@ -124,16 +120,16 @@ def build_automata(units: Iterable[SearchUnit], sample: bytes = b"") -> tuple[Au
 
 
 def _texts(units: Iterable[SearchUnit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
-    """What to look for: texts, and which units ask what to follow each.
+    """Texts to search for, and the units of each by what must follow it.
 
-    A literal that is too short to be looked for with the others takes a pass of its own; ``told_by_previous`` makes
-    it long enough by the bytes that may stand before it, which makes them more.
+    A literal too short to join the others takes a pass of its own. ``told_by_previous`` lengthens it by each byte that
+    may precede it.
     """
     masks: dict[bytes, dict[_Behind, int]] = {}
     for unit in units:
         for literal in unit.literals:
             behind = unit.behind.get(literal)
-            # with a byte more there are fewer words of which it is a part
+            # a further byte excludes words that contain the literal
             following = b"" if behind is None or len(literal) < PIECE else bytes_after_match(behind)
             previous = unit.previous if told_by_previous and len(literal) < WIDTH else b""
             texts = [bytes((code,)) + literal for code in previous]

@@ -1,12 +1,11 @@
-"""Searching logs: what all patterns find in the records of a log, at the cost of about one pass over it.
+"""Search logs for all patterns at the cost of about one pass.
 
-A record that a pattern matches holds one of the pattern's literals, so one automaton over the literals
-of all patterns tells which patterns are worth a try in which records.
+Every matching record contains one of the pattern's literals, so one automaton over all literals shows which patterns to
+try in which records.
 
-What counts is not the same for all. Of errors each matching record does, so they are searched
-forwards. Of values only the last one does: where it is near the end of a chunk it is found
-backwards, and its literals, which stand in many records then, are left out of the automaton. Those of
-values that a log does not have at all are in it.
+Every error counts, so errors are searched forwards. Of values only the last counts. One near the end of a chunk is
+found backwards, and its literals, which are then frequent, stay out of the automaton. Literals of values that a log
+does not contain are in it.
 """
 
 from collections import Counter
@@ -26,33 +25,29 @@ from exporter.logs.search.units import SearchUnit
 
 __all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "records"]
 
-SMALL_BYTES = 256 * 1024  # up to here every position of a look is kept; of a longer one at least the last of each chunk
-WINDOW_BYTES = 64 * 1024  # end of a chunk in which the last match of a pattern is looked for backwards
-MOST_CHUNKS = 15  # chunks in a row in which a value that is in all of them is not looked for before the end
-MOST_TRIES = 64  # records in which a pattern is tried backwards without success before that is put off
+SMALL_BYTES = 256 * 1024  # up to here all positions of a read are kept; beyond, at least the last of each chunk
+WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is searched backwards
+MOST_CHUNKS = 15  # chunks in a row that are skipped for a value that is in all of them
+MOST_TRIES = 64  # records tried backwards without success before the pattern is postponed
 MOST_AUTOMATA = 64
+# Cost of a further pass over a chunk, of a useless hit, and of rebuilding the automata of a backlog
 PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
-"""What a further pass over a chunk costs, a hit that leads to nothing, and making the automata of a backlog anew."""
 
 
 class SearchEngine:
     """Searches logs for patterns.
 
-    ``clock`` gives seconds that only rise, to bound the time that patterns may take together. A pattern whose searches
-    are given up too often is left out from then on.
+    ``clock`` gives monotonic seconds and bounds the time of all patterns together. A pattern whose searches time out
+    too often is dropped.
     """
 
     def __init__(self, patterns: Sequence[Pattern], clock: Callable[[], float] | None = None) -> None:
         self.patience = TimeBudget(clock)
-        self.timeouts: dict[str, int] = {}
-        """Records that a pattern was not searched in to the end, since that took too long."""
+        self.timeouts: dict[str, int] = {}  # searches that timed out, by pattern
         self._notes = [note for pattern in patterns if pattern.own for note in _unbounded_notes(pattern)]
-        self.forward: list[SearchUnit] = []
-        """Each match counts."""
-        self.late: list[SearchUnit] = []
-        """The last match counts."""
-        self.in_chunks: list[SearchUnit] = []
-        """The same, with each key of a pattern of pairs on its own."""
+        self.forward: list[SearchUnit] = []  # units for which each match counts
+        self.late: list[SearchUnit] = []  # units for which the last match counts
+        self.in_chunks: list[SearchUnit] = []  # as `late`, but with one unit for each key of a pattern of pairs
         self._units: list[SearchUnit] = []
         for order, pattern in enumerate(patterns):
             extractor = NumberExtractor(pattern)
@@ -67,28 +62,27 @@ class SearchEngine:
                 self.in_chunks.append(unit)
         shared = Counter(unit.literals for unit in self.forward)
         for unit in self.forward:
-            # of patterns that begin with the same word, like ERROR, what follows tells which it can be
+            # if patterns share a first word, like ERROR, the second literal distinguishes them
             if unit.also and shared[unit.literals] > 1:
                 unit.literals, unit.also = unit.also, unit.literals
         self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
-        self._joined: int | None = None
-        """Units of which the last match counts whose literals are in the automata for backlogs too."""
+        self._joined: int | None = None  # mask of the last-match units whose literals are in the automata for backlogs
+        # Microseconds that better automata for backlogs would have saved, and those that justify a rebuild
         self._wasted, self._enough = 0.0, BUILD_US
-        """Microseconds that other automata for backlogs would have saved; and that are worth making them."""
         self.of_masks: dict[int, tuple[SearchUnit, ...]] = {}
         self._sum_up()
 
     def _sum_up(self) -> None:
         self.bare = [unit for unit in (*self.forward, *self.late) if not unit.literals]
+        # units of which only the last match is ever kept
         self.values = [unit for unit in self.late if unit.is_value and unit.literals]
-        """Units of which nothing but the last match is ever kept."""
         self.value_mask = sum(unit.bit for unit in self.values)
         self.forward_mask = sum(unit.bit for unit in self.forward)
         self.every_mask = self.forward_mask | sum(unit.bit for unit in self.late)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should be told of the patterns; grows when one is left out."""
+        """Messages to the user about the patterns; grows when one is dropped."""
         return tuple(self._notes)
 
     def _add(self, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> SearchUnit:
@@ -97,17 +91,17 @@ class SearchEngine:
         return unit
 
     def scan(self, text: bytes, stamps: SupportsTimestamps | None = None) -> LogFindings:
-        """Everything that the patterns find in whole records; the last one need not have an end."""
+        """Find everything in whole records; the last one may lack its end."""
         scan = FileSearch(self, stamps)
         scan.take_all(LogChunk(text, len(text), 0))
         return scan.finish(lambda offset, size: text[offset : offset + size])
 
     def begin(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
-        """One look at one file."""
+        """Start one read of one file."""
         return FileSearch(self, stamps)
 
     def groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:
-        """Automata that find the literals of the units in a mask, made for texts like this one."""
+        """Automata that find the literals of the units in ``mask``, tuned to texts like this chunk."""
         found = self._groups.get(mask)
         if found is None:
             if len(self._groups) >= MOST_AUTOMATA:
@@ -116,13 +110,13 @@ class SearchEngine:
         return found
 
     def backlog_groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:
-        """Automata for every unit of which each match counts, and for these others.
+        """Automata for the units in ``mask`` and all units for which each match counts.
 
-        They are made for the first chunk of a backlog, and are not made anew whenever other units are asked for: what
-        they find of others counts for nothing, and what is not in them is looked for with others.
+        They are built for the first chunk of a backlog and kept: unneeded hits are ignored, missing units get further
+        automata.
         """
         if self._joined is None or self._wasted > self._enough:
-            # the log is not as it was; where that happens again and again it is not worth its cost
+            # the log has changed; each further rebuild must save more
             self._enough *= 1 if self._joined is None else 4
             self._joined, self._wasted = mask, 0.0
             self._groups.pop(self.forward_mask | mask, None)
@@ -135,11 +129,11 @@ class SearchEngine:
         return tuple(group for group in found if group.mask & wanted)
 
     def waste(self, microseconds: float) -> None:
-        """Note what other automata for backlogs would have saved."""
+        """Add to the time that better automata for backlogs would have saved."""
         self._wasted += microseconds
 
     def units(self, mask: int) -> tuple[SearchUnit, ...]:
-        """The units in a mask, in the order of their patterns."""
+        """Units in a mask, in the order of their patterns."""
         found = self.of_masks.get(mask)
         if found is None:
             if len(self.of_masks) >= 4096:
@@ -148,11 +142,11 @@ class SearchEngine:
         return found
 
     def careful(self, pattern: Pattern) -> Any:
-        """The same expression for a search that can be stopped, or None when there is no such."""
+        """Return the expression compiled for searches with a timeout; None if that fails."""
         return self.patience.careful(pattern)
 
     def give_up(self, pattern: Pattern) -> None:
-        """Note that a search was stopped, and leave the pattern out when that happens too often."""
+        """Note that a search timed out; drop the pattern if that happens too often."""
         if not self.patience.is_lost(pattern):
             return
         self._notes.append(
@@ -161,7 +155,7 @@ class SearchEngine:
         )
         for unit in self._units:
             if unit.pattern == pattern:
-                unit.leave_out()  # scans under way still have it
+                unit.leave_out()  # for scans under way
         self.forward, self.late, self.in_chunks = (
             [unit for unit in units if unit.pattern != pattern] for units in (self.forward, self.late, self.in_chunks)
         )
@@ -179,22 +173,21 @@ def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
 
 
 class FileSearch:
-    """One look at one file: takes its chunks in their order and gives what they say."""
+    """One read of one file: takes its chunks in order and returns the findings."""
 
     def __init__(self, engine: SearchEngine, stamps: SupportsTimestamps | None = None) -> None:
         self._engine = engine
         self._gathering = MatchResults(engine, stamps)
         self._evaluate, self._settle = self._gathering.evaluate, self._gathering.settle
         self._fed = 0
+        # By unit: (offset, size) of the chunks since its last match that are postponed to the end
         self._unsearched: dict[int, list[tuple[int, int]]] = {}
-        """By unit: (offset, size) of the chunks since its last match that are put off to the end."""
+        # Units with few candidates in the previous chunk: their literals are searched forwards
         self._rare: set[int] = set()
-        """Units that had few candidates in the chunk before: their literals are followed forwards."""
-        self._often: dict[int, int] = {}
-        """Values that were in a chunk: so many of the next chunks are put off for them."""
+        self._often: dict[int, int] = {}  # chunks still to postpone, by unit
 
     def feed(self, buffer: Buffer, end: int, offset: int) -> None:
-        """Take the whole records in ``buffer[:end]``, which stand at ``offset`` of the file; keeps none of it."""
+        """Take the whole records in ``buffer[:end]``, at ``offset`` of the file; keeps no reference."""
         if end <= 0:
             return
         self._fed += end
@@ -205,7 +198,7 @@ class FileSearch:
             self._take_last(chunk, end)
 
     def finish(self, reread: Callable[[int, int], bytes]) -> LogFindings:
-        """What was found. ``reread(offset, size)`` gives a part of the file again, less where it is gone."""
+        """Return the findings. ``reread(offset, size)`` reads a part of the file again, or less if it is gone."""
         if not self._unsearched:
             return self._gathering.findings()
         waiting: dict[tuple[int, int], list[SearchUnit]] = {}
@@ -222,7 +215,7 @@ class FileSearch:
             text = reread(offset, size)
             chunk = LogChunk(text, len(text), offset)
             followed: dict[int, list[tuple[int, int]]] = {}
-            if turn:  # what is not in the last chunk may well be in none
+            if turn:  # what is not in the last chunk may be in none
                 followed = {unit.number: [] for unit in units if unit.literals}
                 mask = sum(unit.bit for unit in units if unit.literals)
                 self._follow(chunk, self._engine.groups(mask, chunk), mask, mask, followed)
@@ -236,10 +229,10 @@ class FileSearch:
     def _settle_end(
         self, units: list[SearchUnit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
     ) -> tuple[list[SearchUnit], int]:
-        """Look at the end of a chunk alone, where most values are: the rest of it need not be read then.
+        """Search only the end of a chunk, where most values are, to avoid reading the rest.
 
-        The units for which that is not enough, and the size of what is left for them. ``settled`` takes the numbers
-        of all that have found something: nothing before this chunk counts for them.
+        Return the units that need more, and the size left for them. ``settled`` receives the numbers of all units with
+        a finding, since earlier chunks do not matter for them.
         """
         end = reread(offset + size - WINDOW_BYTES, WINDOW_BYTES) if size > WINDOW_BYTES else b""
         begin = min((place for mark in (b"\n", b"\r") if (place := end.find(mark)) >= 0), default=-1) + 1
@@ -283,7 +276,7 @@ class FileSearch:
     # -- a chunk of a backlog ----------------------------------------------------------------------
 
     def _take_last(self, chunk: LogChunk, size: int) -> None:
-        """Search all records for errors and the end of the chunk for the rest."""
+        """Search all records for errors, and the end of the chunk for the rest."""
         engine = self._engine
         begin = max(0, chunk.end - WINDOW_BYTES)
         mask = 0
@@ -330,9 +323,14 @@ class FileSearch:
                     self._evaluate(unit, chunk, start, stop)
 
     def _follow(
-        self, chunk: LogChunk, groups: Sequence[AutomatonGroup], wanted: int, mask: int, followed: dict[int, list[tuple[int, int]]]
+        self,
+        chunk: LogChunk,
+        groups: Sequence[AutomatonGroup],
+        wanted: int,
+        mask: int,
+        followed: dict[int, list[tuple[int, int]]],
     ) -> None:
-        """Search for what is wanted; of units in the mask only note the records, by number, the last one first."""
+        """Search for ``wanted``; for units in ``mask`` only note the records in ``followed``, last first."""
         taken: dict[int, int] = {}
         for group in groups:
             if hits := group.find(chunk.view()):
@@ -343,7 +341,7 @@ class FileSearch:
             places.reverse()
 
     def _put_off(self, unit: SearchUnit, offset: int, size: int) -> None:
-        """Leave a chunk to the end of the look, which needs it only if none after it has a match."""
+        """Postpone a chunk to the end of the read; it is needed only if no later chunk has a match."""
         self._unsearched.setdefault(unit.number, []).append((offset, size))
 
     def _take_hits(
@@ -356,11 +354,10 @@ class FileSearch:
         noted: dict[int, list[tuple[int, int]]],
         taken: dict[int, int],
     ) -> int:
-        """Go through the hits of an automaton, each unit once in each record; how many led to nothing.
+        """Evaluate the hits of an automaton, each unit once per record. Return how many were useless.
 
-        Of the units that are wanted, those in ``later`` are not tried: their records are noted by their numbers.
-        ``taken`` are the units that have been dealt with, by the end of their record, where several automata have
-        literals of them.
+        Units in ``later`` are not tried: ``noted`` receives their records by unit number. If several automata share a
+        unit, ``taken`` holds the units already processed, by the end of their record.
         """
         text, end, has_returns = chunk.text, chunk.end, chunk.has_returns
         find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._gathering.errors
@@ -402,12 +399,12 @@ class FileSearch:
                     errors[unit.name] = errors.get(unit.name, 0) + 1
                     continue
                 if begin < 0:
-                    # the same as Chunk.start, without the call
+                    # LogChunk.start, inlined
                     begin = rfind(b"\n", 0, place) + 1
                     if has_returns:
                         begin = max(begin, rfind(b"\r", begin, place) + 1)
                 if unit.is_error and stop - begin <= unit.safe:
-                    # the same as _evaluate, without the call: the log of a failing loop is full of these
+                    # MatchResults.evaluate, inlined: logs of failing loops are full of these
                     record = text[begin:stop]
                     for literal in unit.also:
                         if literal in record:

@@ -1,11 +1,11 @@
-"""What one match of a pattern says, in numbers."""
+"""Extract numbers from a match of a pattern."""
 
 import re
 from typing import Protocol
 
 from exporter.logs.patterns import PatternKind, Pattern
 
-MOST_DIGITS = 18  # a record can hold a million digits, and no count does
+MOST_DIGITS = 18  # no count is longer; a record could contain a million digits
 _COUNT = re.compile(rb"[ \t]{0,8}\+?(\d{1,3}(?:[,_]\d{3}){1,6}|\d{1,18})(?:\.\d{0,30})?[ \t]{0,8}")
 _MOST_CHARACTERS = 400
 _THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3}){1,6}(?:\.\d{0,60})?(?:[eE][-+]?\d{1,4})?")
@@ -14,18 +14,18 @@ _PAIR = (
     rb"([-+]?(?:(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,30}(?:_\d{3}){0,6})(?:\.\d{0,60})?|\.\d{1,60})(?:[eE][-+]?\d{1,4})?"
     rb"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z0-9_]))(?!\d|[.:]\d|_\d)"
 )
-PAIR = re.compile(_PAIR)  # what stands behind the key of a pair
+PAIR = re.compile(_PAIR)  # text after the key of a pair
 
 
 class RegexMatch(Protocol):
-    """What is used of a match: one of ``re`` or of ``regex``."""
+    """The part of ``re`` and ``regex`` matches that is used."""
 
     def group(self, group: int, /) -> bytes | None:
-        """The text of a group."""
+        """Text of a group."""
 
 
 def parse_count(text: bytes | None) -> int | None:
-    """A count of things; a fraction is cut off. None for what is none, or is beyond all counts."""
+    """Parse a count, dropping any fraction. None if the text is not a count or has more than ``MOST_DIGITS`` digits."""
     if text is None:
         return None
     if text.isdigit():
@@ -38,7 +38,7 @@ def parse_count(text: bytes | None) -> int | None:
 
 
 def parse_number(text: bytes | None) -> float | None:
-    """A number as programs write it, NaN and the infinities too; None for what is none."""
+    """Parse a number as programs write it, including NaN and infinities; None if it is not one."""
     if text is None or len(text) > _MOST_CHARACTERS:
         return None
     try:
@@ -48,7 +48,7 @@ def parse_number(text: bytes | None) -> float | None:
 
 
 class NumberExtractor:
-    """Takes the numbers out of the matches of one pattern."""
+    """Extracts the numbers from matches of one pattern."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -83,11 +83,11 @@ class NumberExtractor:
         return tuple(name for name, _ in (*(self._pairs if self._is_pairs else self._values), *self._sets))
 
     def rank(self, match: RegexMatch) -> int | None:
-        """Data-parallel rank that the match names."""
+        """Data-parallel rank in the match."""
         return parse_count(match.group(self._rank)) if self._rank else None
 
     def counts(self, match: RegexMatch) -> tuple[int, int | None, int | None, int | None] | None:
-        """(Done, total, epoch, epochs) of a position; None when it does not say what is done."""
+        """Extract (done, total, epoch, epochs) of a position; None without a done count."""
         if self._only_done_and_total:
             done, total = parse_count(match.group(self._done)), parse_count(match.group(self._total))
             return None if done is None else (done, total, None, None)
@@ -102,7 +102,7 @@ class NumberExtractor:
         return None if done is None else (done, total, epoch, epochs)
 
     def values(self, match: RegexMatch, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
-        """Each value that a record gives, or that of the one key with the number ``only``."""
+        """Extract each value of a record, or only that of key number ``only``."""
         told: list[tuple[str, float]] = []
         if not self._is_pairs:
             told += self._sets

@@ -1,20 +1,20 @@
-"""What a look at a log finds: the values that scanning gives and progress takes.
+"""Findings of one read of a log, as passed from search to progress.
 
-There is one for every record that says something, so they are tuples: a frozen dataclass takes several times as long.
+There is one for every relevant record, so they are tuples: frozen dataclasses take several times as long.
 """
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")  # what a position may count
+UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")  # possible units of a position
+# each data-parallel rank does its own share of these; other units advance together
 ADDED_UP = ("items", "requests", "tokens")
-"""Units of which each data-parallel rank does its own share; the ranks are in step in all others."""
+# activities instead of work; they announce a pause before the rate shows it
 MARKS = ("evaluating", "checkpointing", "compiling", "loading", "completing")
-"""Words for what a worker does instead of its work: these name a pause before it shows in the rate."""
 
 
 class LogPosition(NamedTuple):
-    """Where the work stands, as one record says. Offsets count from the start of the file."""
+    """Position in the work, from one record. ``offset`` counts from the start of the file."""
 
     pattern: str
     unit: str
@@ -23,10 +23,10 @@ class LogPosition(NamedTuple):
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
-    rank: int | None = None  # Data-parallel rank that the record names, when several write to one log
-    resumed: bool = False  # whether the record says that the work goes on here: this much is not work done
+    rank: int | None = None  # data-parallel rank in the record, if several write to one log
+    resumed: bool = False  # whether the run resumes here: this count is not work done
+    # Time in the record: epoch seconds as if its clock were UTC, unless the record names its zone
     stamp: float | None = None
-    """Time in the record: epoch seconds as if its clock were UTC, unless the record names its zone."""
 
 
 class LogValue(NamedTuple):
@@ -38,7 +38,7 @@ class LogValue(NamedTuple):
 
 
 class ActivityMark(NamedTuple):
-    """A record that says what the worker does now; ``begins`` is False where it says that it has ended."""
+    """A record about the worker's activity; ``begins`` is False at its end."""
 
     name: str
     begins: bool
@@ -48,11 +48,10 @@ class ActivityMark(NamedTuple):
 
 @dataclass
 class LogFindings:
-    """Everything that one piece of a log says, in the order of its records."""
+    """All findings in one part of a log, in record order."""
 
     positions: list[LogPosition] = field(default_factory=list)
+    # By name, then by data-parallel rank (None if the record has none)
     values: dict[str, dict[int | None, LogValue]] = field(default_factory=dict)
-    """By name, then by data-parallel rank (None when the record names none)."""
     marks: list[ActivityMark] = field(default_factory=list)
-    errors: dict[str, int] = field(default_factory=dict)
-    """Records that match, by error pattern; patterns without one are left out."""
+    errors: dict[str, int] = field(default_factory=dict)  # number of matching records by error pattern; without zeros

@@ -1,7 +1,6 @@
-"""What a regular expression says about itself: texts that every match holds, and what a search may cost.
+"""Analyze regular expressions: literals that every match contains, and the cost of a search.
 
-Both walk the tree of the standard library's own parser. A part of it that is not known here says
-nothing about its texts and makes the pattern a costly one.
+Both walk the tree of the standard library's parser. Unknown nodes yield no literals and make a pattern costly.
 """
 
 import math
@@ -15,13 +14,12 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
-MOST_TEXTS = 64  # alternatives that are worth looking for
+MOST_TEXTS = 64  # alternatives that are worth searching for
 MOST_ALSO = 8
-MOST_SPELLINGS = 16
-"""Texts that small classes and optional parts are written out to: of ``[Rr]esum(?:ed|ing)`` there are four."""
+MOST_SPELLINGS = 16  # texts to which small classes and optional parts are expanded: `[Rr]esum(?:ed|ing)` gives four
 MOST_CLASS = 4
 MOST_LENGTH = 48
-LEAST_BITS = 8.0  # a text that says less, like a single letter, stands in every record
+LEAST_BITS = 8.0  # a text with less information, like a single letter, is in every record
 ENOUGH_BITS = 50.0
 
 Texts = tuple[bytes, ...]
@@ -29,23 +27,23 @@ Texts = tuple[bytes, ...]
 
 @dataclass(frozen=True)
 class RequiredLiterals:
-    """Texts of which every match holds at least one, and whether holding one is all that it takes."""
+    """Texts of which every match contains at least one."""
 
     texts: Texts
-    only: bool
-    also: Texts = ()  # of these, too, every match holds at least one
+    only: bool  # whether containing one is sufficient for a match
+    also: Texts = ()  # a second set, of which every match contains one too
 
 
 def required_literals(regex: re.Pattern[bytes]) -> Texts:
-    """Texts of which every match holds at least one; () when none could be found.
+    """Texts of which every match contains at least one; () if none were found.
 
-    What a lookaround asks for stands in the same record, though not in the match.
+    A lookaround's text counts too: it is in the same record, though not in the match.
     """
     return find_literals(regex).texts
 
 
 def is_literal_only(regex: re.Pattern[bytes]) -> bool:
-    """Whether a record matches just when it holds one of the required literals."""
+    """Whether a record matches exactly if it contains a required literal."""
     return find_literals(regex).only
 
 
@@ -55,12 +53,12 @@ def _tree(regex: re.Pattern[bytes]) -> Any:
 
 
 def needs_line_end(regex: re.Pattern[bytes]) -> bool:
-    """Whether every match goes over the end of a record, so that none can be found in one."""
+    """Whether every match crosses a record end, so that no single record can match."""
     return not regex.flags & re.LOCALE and _needs(_tree(regex), regex.flags, _LINE_ENDS)
 
 
 def _needs(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
-    """Whether each match of a sequence goes over one of these characters, or asks for one to stand beside it."""
+    """Whether each match of a sequence contains one of these characters, or requires one next to it."""
     for op, argument, own_flags in _flat(nodes, flags):
         if op in (sre.LITERAL, sre.IN) and not _characters(op, argument, own_flags) & ~wanted:
             return True
@@ -76,7 +74,7 @@ def _needs(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
-    """The literals of a pattern over bytes."""
+    """Find the literals of a pattern over bytes."""
     if regex.flags & re.LOCALE:
         return RequiredLiterals((), False)
     part = _sequence(_tree(regex), regex.flags)
@@ -98,13 +96,13 @@ def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
 
 @dataclass(frozen=True)
 class _PatternPart:
-    """What is known of the matches of one part of a pattern."""
+    """Facts about all matches of one part of a pattern."""
 
     exact: Texts | None = None  # all that it can match
-    needed: Texts | None = None  # each match, or what stands around it, holds one of these
-    start: Texts | None = None  # each match begins with one of these, and ends with one of them
-    pure: bool = True  # whether each of the exact texts matches wherever it stands
-    all: tuple[Texts, ...] = ()  # every set of which each match holds one
+    needed: Texts | None = None  # each match, or its surroundings, contains one of these
+    start: Texts | None = None  # each match begins with one of these and ends with one of these
+    pure: bool = True  # whether each exact text matches in any context
+    all: tuple[Texts, ...] = ()  # every set of which each match contains a member
 
     def best(self) -> Texts | None:
         return _better(self.exact, self.needed)
@@ -114,7 +112,7 @@ _OPAQUE = _PatternPart(pure=False)
 
 
 def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
-    """A sequence of parts, of which neighbours that are known exactly form longer texts."""
+    """Combine a sequence of parts; neighbours with exact texts form longer texts."""
     run: list[Texts] = []
     known: list[Texts | None] = []
     whole = pure = True
@@ -147,13 +145,13 @@ def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
 
 
 def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
-    """The parts of a sequence with the flags that hold for each, groups opened."""
+    """Yield the parts of a sequence with their flags, with groups expanded."""
     for op, argument in nodes:
         if op is sre.SUBPATTERN:
             _, added, removed, inner = argument
             yield from _flat(inner, (flags | added) & ~removed)
         elif op is sre.ATOMIC_GROUP:
-            yield (sre.ASSERT_NOT, None, flags)  # no text of its own, but what matches alone may not match inside
+            yield (sre.ASSERT_NOT, None, flags)  # no text of its own; but its content may match alone and not here
             yield from _flat(argument, flags)
         else:
             yield op, argument, flags
@@ -174,12 +172,16 @@ def _part(op: Any, argument: Any, flags: int) -> _PatternPart:
             return _PatternPart(pure=pure)
         if part.exact is None:
             return _PatternPart(needed=part.needed, pure=pure)
-        # longer ones need not be written out: the first copies say enough
+        # the first copies carry enough information
         copies = max(
             count for count in range(1, min(int(least), 8) + 1) if count == 1 or _is_small([part.exact] * count)
         )
         texts = _written_out([part.exact] * copies)
-        return _PatternPart(texts, pure=pure) if least == most == copies else _PatternPart(needed=texts, start=texts, pure=pure)
+        return (
+            _PatternPart(texts, pure=pure)
+            if least == most == copies
+            else _PatternPart(needed=texts, start=texts, pure=pure)
+        )
     if op is sre.GROUPREF_EXISTS:
         _, yes, no = argument
         both = _alternatives([_sequence(yes, flags), _sequence(no or (), flags)])
@@ -204,7 +206,7 @@ def _alternatives(parts: Sequence[_PatternPart]) -> _PatternPart:
 
 
 def _joined(sets: Iterable[Texts | None]) -> Texts | None:
-    """All texts of several sets, unless one of these is not known or they are too many."""
+    """Union of several sets; None if one is unknown or the result is too large."""
     found: dict[bytes, None] = {}
     for texts in sets:
         if texts is None:
@@ -214,7 +216,7 @@ def _joined(sets: Iterable[Texts | None]) -> Texts | None:
 
 
 def _is_small(run: Sequence[Texts]) -> bool:
-    """Whether the texts that a run stands for are few and short enough to be written out."""
+    """Whether the texts of a run are few and short enough to expand."""
     if len(run) == 1:
         return True
     ways, choices, length = 1, 0, 0
@@ -233,7 +235,7 @@ def _written_out(run: Sequence[Texts]) -> Texts:
 
 
 def _best_window(run: Sequence[Texts]) -> Texts | None:
-    """The most telling texts that neighbours in a run stand for."""
+    """Most informative set of texts from neighbours in a run."""
     merged: list[Texts] = []
     for texts in run:
         if merged and len(texts) == len(merged[-1]) == 1:
@@ -249,14 +251,14 @@ def _best_window(run: Sequence[Texts]) -> Texts | None:
 
 
 def _better(one: Texts | None, other: Texts | None) -> Texts | None:
-    """Of two sets the more telling one."""
+    """The more informative of two sets."""
     if one is None or other is None:
         return other if one is None else one
     return other if _bits(other) > _bits(one) else one
 
 
 def _bits(texts: Texts) -> float:
-    """How telling a set of texts is: its least telling one decides, and each further one costs."""
+    """Information of a set: that of its weakest text, less a cost per further text."""
     return min(_least_bits(texts), ENOUGH_BITS) - 3.5 * math.log2(len(texts)) if texts else 0.0
 
 
@@ -274,36 +276,36 @@ def _bits_of_a_byte(code: int) -> float:
     return 7 if character.isupper() else 4.5 if character.isdigit() else 5 if character in ".,:-_/=[]()\"'" else 8
 
 
-_BITS = [_bits_of_a_byte(code) for code in range(256)]  # about how seldom each byte is in a log
+_BITS = [_bits_of_a_byte(code) for code in range(256)]  # approximate rarity of each byte in a log
 
 
 def _share(texts: Texts, others: Texts) -> bool:
-    """Whether two sets may be about the same place of a match."""
+    """Whether two sets may refer to the same part of a match."""
     return any(text in other or other in text for text in texts for other in others)
 
 
 def _in_one_line(texts: Texts | None) -> Texts | None:
-    """The same without line ends: of each text the most telling piece between them."""
+    """Replace each text by its most informative piece without line ends."""
     if texts is None:
         return None
     return tuple(max(re.split(rb"[\r\n]", text), key=lambda piece: _least_bits((piece,))) for text in texts)
 
 
 def _shortest(texts: Texts) -> Texts:
-    """Without those that hold another one of them."""
+    """Drop texts that contain another of them."""
     return tuple(text for text in dict.fromkeys(texts) if not any(other != text and other in text for other in texts))
 
 
-# -- what stands around a literal ----------------------------------------------------------------
+# -- context of a literal ------------------------------------------------------------------------
 
-MOST_BEHIND = 64  # repetitions of which each length is tried, and parts, in what is looked for behind a literal
+MOST_BEHIND = 64  # most repetitions, and parts, in a pattern for the text after a literal
 MOST_WAYS = 5000
-MOST_BEFORE = 10  # bytes before a literal that are worth looking for: digits
-MOST_KINDS_BEFORE = 40  # of so many numbers are made, however they are written; what is made of more is found soon
+MOST_BEFORE = 10  # bytes before a literal that are worth searching for: digits
+MOST_KINDS_BEFORE = 40  # distinct bytes before a literal; enough for any number format
 
 
 def bytes_after_match(behind: re.Pattern[bytes]) -> bytes:
-    """The few bytes of which one follows where such a pattern matches; none where there are many."""
+    """The few possible first bytes of a match of this pattern; empty if there are many."""
     begins = _begins(list(_flat(_tree(behind), behind.flags)), _ALL)
     return _bytes_of(begins) if begins.bit_count() <= MOST_CLASS else b""
 
@@ -314,9 +316,9 @@ def _bytes_of(characters: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def patterns_after_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes]]:
-    """Of required literals, what follows right behind them in a match; those of which nothing is known left out.
+    """Map required literals to a pattern for the text right after them in a match, where known.
 
-    What it asks for is less than what the pattern does, and nothing that depends on where the record ends.
+    It requires less than the full pattern, and nothing about the end of the record.
     """
     found = _window(regex)
     return {} if found is None else _behind(required_literals(regex), found.spellings, found.after)
@@ -324,9 +326,9 @@ def patterns_after_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Patte
 
 @lru_cache(maxsize=1024)
 def bytes_before_literal(regex: re.Pattern[bytes]) -> bytes:
-    """The few bytes, such as digits, of which one stands before the required literal in every match.
+    """The few bytes, such as digits, of which one precedes the required literal in every match.
 
-    None where they are many or there are several literals.
+    Empty if there are many, or several literals.
     """
     found = _window(regex)
     if found is None or found.spellings != required_literals(regex) or len(found.spellings) > 1:
@@ -343,9 +345,9 @@ def bytes_before_literal(regex: re.Pattern[bytes]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def prefix_byte_mask(regex: re.Pattern[bytes]) -> bytes:
-    """All bytes of which the text is made that stands in a match before its required literal, as a number is of digits.
+    """All bytes, such as digits, that can occur in a match before its required literal.
 
-    None where it begins with the literal, where they are many, and where they are not known.
+    Empty if the match begins with the literal, or if they are many or unknown.
     """
     found = _window(regex)
     if found is None or not set(found.spellings) <= set(required_literals(regex)):
@@ -354,7 +356,7 @@ def prefix_byte_mask(regex: re.Pattern[bytes]) -> bytes:
     return _bytes_of(characters) if characters.bit_count() <= MOST_KINDS_BEFORE else b""
 
 
-_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)  # parts that go over no text
+_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)  # parts that consume no text
 
 
 class _LiteralWindow(NamedTuple):
@@ -367,7 +369,7 @@ class _LiteralWindow(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _window(regex: re.Pattern[bytes]) -> _LiteralWindow | None:
-    """Where in a pattern its required literals stand; None where they are not a whole number of its parts."""
+    """Locate the required literals in a pattern; None unless they are exactly some consecutive parts."""
     texts = set(required_literals(regex))
     if not texts:
         return None
@@ -402,7 +404,9 @@ def _behind(
 
 
 def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
-    """A pattern that matches wherever these parts do, and may end before them; whether it goes over all of them."""
+    """Build a pattern that matches wherever these parts do, but may end early. Return it, and whether it covers all of
+    them.
+    """
     written: list[tuple[bytes, bool]] = []
     ways = 1
     whole = True
@@ -428,7 +432,7 @@ def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
 
 
 def _one_loosely(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
-    """The same of what is repeated; None where it would have to end before it."""
+    """Same for a repeated part; None if it would have to end early."""
     if len(nodes) == 1:
         op, argument, flags = nodes[0]
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
@@ -444,7 +448,7 @@ def _one_loosely(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def _class(characters: int) -> bytes:
-    """The class of these bytes."""
+    """Character class of these bytes."""
     if characters == _ALL & ~(1 << 10):
         return b"."
     if not characters:
@@ -487,7 +491,7 @@ _UPPER, _LOWER = _matching(rb"[A-Z]"), _matching(rb"[a-z]")
 
 
 def _characters(op: Any, argument: Any, flags: int) -> int:
-    """Bytes that one part can match, a bit for each; all of them for a part that is not known."""
+    """Bytes that a part can match, as a bit mask; all of them if unknown."""
     if op is sre.LITERAL:
         return _folded(1 << int(argument), flags)
     if op is sre.NOT_LITERAL:
@@ -517,18 +521,18 @@ def _folded(characters: int, flags: int) -> int:
 
 # -- cost ----------------------------------------------------------------------------------------
 
-MOST_STEPS = 2e7  # steps of a search that take about a tenth of a second
+MOST_STEPS = 2e7  # steps of a search that take about 0.1 s
+# record lengths that are distinguished, down to that of an ordinary line
 LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10, 1 << 9, 1 << 8)
-"""Lengths of records that are told apart; the last one is that of an ordinary line."""
 _FOREVER = 1e18
 
 
 @lru_cache(maxsize=1024)
 def safe_length(regex: re.Pattern[bytes]) -> int:
-    """Bytes of the longest record in which the search must end soon, whatever the record holds; 0 when in none.
+    """Longest record, in bytes, in which a search surely ends soon; 0 if none.
 
-    A bound on the steps of a backtracking search: each repetition may end in as many places as it
-    has lengths, unless what follows it cannot begin with what it repeats.
+    It bounds the steps of a backtracking search: each repetition may end in as many places as it has lengths, unless
+    the next part cannot begin with what it repeats.
     """
     return next((length for length in LENGTHS if _steps(regex, length) <= MOST_STEPS), 0)
 
@@ -552,13 +556,15 @@ def _search_steps(nodes: list[tuple[Any, Any, int]], length: int) -> float:
         nodes = nodes[1:]
     cost, _ = _walk(nodes, length, None)
     later = reduce(or_, (_consumed(*node) for node in nodes), 0)
-    # where what comes after cannot hold the beginning, attempts do not overlap: they go over the record once
+    # if the rest cannot contain the beginning, attempts do not overlap and cover the record once
     attempts = 1.0 if any(not characters & later for characters in first) else length / max(1, len(first))
     return length * (1 + len(first)) + attempts * cost
 
 
 def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None) -> tuple[float, float]:
-    """(Steps, ways to match) of a sequence; ``after`` are the characters that may follow, None when all has matched."""
+    """Steps, and ways to match, of a sequence; ``after`` holds the characters that may follow, None at the end of the
+    pattern.
+    """
     cost, ways = 0.0, 1.0
     following = [after]
     for op, argument, flags in reversed(nodes):
@@ -568,7 +574,7 @@ def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None)
         steps, choices = _walk_part(op, argument, flags, length, following[place + 1])
         once = 0.0
         if following[place + 1] is None and op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            # nothing behind it can fail: what it takes beyond its least is part of the one match with which all ends
+            # nothing after it can fail, so repetitions beyond the least are part of the single final match
             most, least = max(1, min(int(argument[1]), length)), int(argument[0])
             once, steps = steps, steps * min(1.0, least / most)
         cost = min(_FOREVER, cost + ways * steps + once)
@@ -601,7 +607,7 @@ def _walk_part(op: Any, argument: Any, flags: int, length: int, after: int | Non
 
 
 def _begins_with(op: Any, argument: Any, flags: int, after: int | None) -> int | None:
-    """Characters with which a part or, where it may be empty, what follows it can begin."""
+    """Characters with which a part can begin; if it may be empty, those after it too."""
     if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
         return _characters(op, argument, flags)
     if op is sre.AT:
@@ -627,7 +633,7 @@ def _begins(nodes: Sequence[tuple[Any, Any, int]], after: int) -> int:
 
 
 def _consumed(op: Any, argument: Any, flags: int) -> int:
-    """Characters that a part may go over."""
+    """Characters that a part may consume."""
     if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
         return reduce(or_, (_consumed(*node) for node in _flat(argument[2], flags)), 0)
     if op is sre.BRANCH:

@@ -1,4 +1,4 @@
-"""What the records say that are worth a try: matches as positions, values, marks and counts of errors."""
+"""Evaluate candidate records: matches become positions, values, marks and error counts."""
 
 from collections.abc import Iterable
 from operator import itemgetter
@@ -11,8 +11,8 @@ from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, T
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
-FEW = 8  # records of a chunk in which a value may stand and still be followed forwards
-HEAD_BYTES = 80  # of a record, in which its time stands
+FEW = 8  # records of a chunk with a value up to which it is still searched forwards
+HEAD_BYTES = 80  # head of a record that contains its time
 
 Key = tuple[str | None, int | None]
 
@@ -21,33 +21,33 @@ class SupportsTimestamps(Protocol):
     """Reads the time at the head of a record."""
 
     def read(self, head: bytes) -> float | None:
-        """The time, or None when there is none."""
+        """Return the time; None if there is none."""
 
 
 class PatternSearcher(Protocol):
-    """Whose searches these are."""
+    """Part of the search engine that evaluation needs."""
 
     patience: TimeBudget
     timeouts: dict[str, int]
 
     def careful(self, pattern: Pattern) -> Any:
-        """The same expression for a search that can be stopped, or None when there is no such."""
+        """Return the expression compiled for searches with a timeout; None if that fails."""
 
     def give_up(self, pattern: Pattern) -> None:
-        """Note that a search was stopped."""
+        """Note that a search timed out."""
 
 
 class MatchResults:
-    """What one look at one file has found so far."""
+    """Findings of one read of one file so far."""
 
     def __init__(self, engine: PatternSearcher, stamps: SupportsTimestamps | None = None) -> None:
         self._engine = engine
         self._stamps = stamps
         self.errors: dict[str, int] = {}
+        # (offset, order, match, head of the record) of each position and mark
         self._places: list[tuple[int, int, Any, bytes]] = []
-        """(offset, order, what is there, head of the record) of each position and mark."""
+        # (offset, -order, number, head of the record), the greatest for each name and rank
         self._values: dict[tuple[str, int | None], tuple[int, int, float, bytes]] = {}
-        """(offset, -order, number, head of the record), the greatest of each name and rank."""
         self._spent: dict[str, float] = {}
 
     def settle(
@@ -59,11 +59,11 @@ class MatchResults:
         *,
         goes_on: bool = False,
     ) -> bool | None:
-        """Whether the last finding of a unit is among records that come from the last one on.
+        """Find a unit's last finding among records given last first. Return whether there is one.
 
-        None when that many records in a row gave nothing; a pattern that names ranks has a last
-        finding for each of them, and goes on until none is new. Where the chunk ``goes_on`` before these
-        records, None as well when what they say need not be all.
+        None after ``most_tries`` records in a row without one. A pattern that names ranks has a last finding per rank,
+        and continues until no new rank comes. If the chunk ``goes_on`` before these records, also None when findings
+        may be incomplete.
         """
         tries = 0
         if unit.wanted == 1 and not unit.extractor.has_ranks:
@@ -89,7 +89,7 @@ class MatchResults:
         return None if goes_on and found else bool(found)
 
     def evaluate(self, unit: SearchUnit, chunk: LogChunk, start: int, stop: int) -> set[Key]:
-        """Search one record for a unit and note what it says; the names and ranks of that."""
+        """Search one record for a unit and note the findings. Return their names and ranks."""
         record = chunk.text[start:stop]
         if type(record) is not bytes:
             record = bytes(record)
@@ -102,7 +102,7 @@ class MatchResults:
         if stop - start > unit.safe:
             match = self._search_carefully(unit, record)
         elif unit.before:
-            # from the head of the record each digit of its time would be tried as the first one of the number
+            # a search from the head of the record would try each digit of its time as the number
             if len(unit.literals) == 1:
                 first = max(0, record.find(unit.literals[0]))
             else:
@@ -136,7 +136,7 @@ class MatchResults:
         return _WITHOUT_RANKS if rank is None else {(None, rank)}
 
     def _search_carefully(self, unit: SearchUnit, record: bytes) -> RegexMatch | None:
-        """Search a record in bounded time; None as well when that was not enough."""
+        """Search a record with a timeout; None also after a timeout."""
         engine, name = self._engine, unit.name
         spent, begun = self._spent.get(name, 0.0), engine.patience.now()
         if (
@@ -144,7 +144,7 @@ class MatchResults:
             and engine.patience.has_time(begun)
             and (expression := engine.careful(unit.pattern)) is not None
         ):
-            begun = engine.patience.now()  # compiling it takes long, once
+            begun = engine.patience.now()  # the first use compiles it, which takes long
             least = 0.0
             try:
                 found: RegexMatch | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
@@ -187,7 +187,7 @@ class MatchResults:
         return LogFindings(positions, values, marks, self.errors)
 
 
-_new = tuple.__new__  # half of the time of Position() and Value(), of which a busy log has many
+_new = tuple.__new__  # takes half the time of LogPosition() and LogValue(), of which a busy log has many
 _NOTHING: set[Key] = set()
 _WITHOUT_RANKS: set[Key] = {(None, None)}
 _OFFSET_AND_ORDER = itemgetter(0, 1)

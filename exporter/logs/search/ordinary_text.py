@@ -1,4 +1,4 @@
-"""Text as in ordinary logs: what is expected of a log of which nothing has been read yet."""
+"""Ordinary log text, the prior for a log that has not been read yet."""
 
 WORDS = (
     b" and for the from with not was are has have this that when will into over than all its of to in is on at by "
@@ -23,7 +23,7 @@ WORDS = (
     b"install installed installing removed added known unknown exit exited kill killed allocating allocation "
     b"corresponding following across back able enable reset invalid missing detected required supported optional "
     b"target source result results summary report average mean max min best score "
-)  # words that ordinary logs are full of
+)  # frequent words of ordinary logs
 
 LINES = b"""\
 2027-11-03 08:14:52,317 - INFO - root - Setting up the run in /home/user/project/outputs/run-0042/seed_1
@@ -44,4 +44,4 @@ node017:88213:88671 [2] NCCL INFO Connected all trees, 24 coll channels, 0 colln
     at org.example.pipeline.Stage.apply(Stage.java:412) ~[pipeline-2.7.1.jar:2.7.1]
 >>> sampled 512 of 131072 documents, seed=1337, sha256=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b
 Validation Epoch 12: acc@1 71.236 acc@5 90.418 time 0.213 (0.219)
-"""  # of many programs, each as it writes
+"""  # typical lines of many programs

@@ -1,10 +1,9 @@
-"""Which short texts to look for instead of many literals, and in which order to give them to the automaton.
+"""Choose short pieces to search for instead of many literals, and arrange them for the automaton.
 
-The vector search of the automaton (Teddy) is fast for at most 64 texts. It knows them by their first two to four
-bytes, as many as the shortest of them has, and those by halves, many texts at once: where a place could be one of them
-it looks closer. So a few pieces are chosen such that each literal holds one of them, and so that they and what looks
-like them are rare in a log: a part of the log itself tells that best. Where a piece stands, its literals are compared
-in place.
+The automaton's vector search (Teddy) is fast for at most 64 texts. It compares their first two to four bytes (as many
+as the shortest has) by halves, many texts at once, and verifies possible matches. So we choose few pieces such that
+each literal contains one, and such that they and their lookalikes are rare in a sample of the log. Where a piece
+occurs, its literals are compared in place.
 """
 
 import heapq
@@ -13,38 +12,39 @@ from dataclasses import dataclass
 
 from exporter.logs.search.ordinary_text import LINES, WORDS
 
-PIECE = 4  # bytes of a piece at least, unless its literal is shorter
+PIECE = 4  # minimum bytes of a piece, unless its literal is shorter
+# Most pieces in one automaton; up to the first number it has half of the buckets and is nearly twice as fast
 SLIM_PIECES, MOST_PIECES = 31, 63
-"""In one automaton; up to the lower number it has half of the buckets, and nearly twice the speed."""
 SLIM_BUCKETS, FAT_BUCKETS = 8, 16
-SAMPLE_BYTES, SLICE_BYTES = 16 << 10, 512  # of a log, taken as a sample in slices from all over it
+SAMPLE_BYTES, SLICE_BYTES = 16 << 10, 512  # size of the sample of a log, and of the slices it consists of
 _MEBIBYTE = float(1 << 20)
+# cost of a pass over 1 MiB by width (bytes compared)
 _SLIM_US, _FAT_US = {2: 31.0, 3: 49.0, 4: 67.0}, {2: 53.0, 3: 79.0, 4: 109.0}
-"""What a pass over a mebibyte costs, by the width: the bytes by which texts are known."""
-_ALONE_US = 20.0  # what it costs to search for one text and no other
-_HIT_US, _DOUBT_US = 0.35, 0.02  # what a hit and a place that must be looked at closer cost
-WIDTH = 3  # bytes by which texts are usually known
-_WIDEN_US = 25.0  # of what the doubts cost, from which on it is tried to tell texts by a byte more
-_FEW = 16  # pieces that may be told by a byte less
-_WORTH = (10.0, 40.0, 150.0)  # what one piece less is worth: what is tried
-_NEARLY_SLIM = 40  # pieces that may become few enough for the faster search, if some of them may be less rare
+_ALONE_US = 20.0  # cost of a search for a single text
+_HIT_US, _DOUBT_US = 0.35, 0.02  # cost of a hit, and of verifying a possible match
+WIDTH = 3  # usual number of bytes compared
+_WIDEN_US = 25.0  # cost of verifications from which comparing one byte more is tried
+_FEW = 16  # pieces up to which comparing one byte less is tried
+_WORTH = (10.0, 40.0, 150.0)  # values tried for saving one piece
+_NEARLY_SLIM = 40  # up to this number, allowing more frequent pieces may reach the faster search
+# Least texts in one automaton: for two or three it would search only their first bytes. Padding is text that no log
+# contains.
 _LEAST_TEXTS = 6
-"""In one automaton: of two or three it would look for their first bytes alone. What no log holds makes up for them."""
-_MOST_CHOICES = 4  # pieces that are tried for the same literals
+_MOST_CHOICES = 4  # candidate pieces tried for the same literals
+# Approximate hits in 1 MiB of log per occurrence in the ordinary lines and words, and their weight if a log sample
+# exists
 _LINE_HITS, _WORD_HITS, _ORDINARY_SHARE = 60.0, 40.0, 0.1
-"""How often what stands once in the ordinary lines and words stands in a mebibyte of a log, about, and how much of that
-still counts beside what a log says itself."""
 _ROUNDS = 3  # times that each piece may move to a better bucket
-_DOUBT_SLICE = 256  # of each slice of a sample, in which doubts are counted
+_DOUBT_SLICE = 256  # part of each slice of a sample in which lookalikes are counted
 
-Pieces = dict[bytes, list[tuple[bytes, int]]]  # Pieces, each with the literals that it stands for and its place in them
+Pieces = dict[bytes, list[tuple[bytes, int]]]  # pieces, each with its literals and its place in them
+# Bit masks of the sample positions that have the lower and the upper half of each of a piece's first bytes
 _Halves = tuple[int, int, int, int, int, int, int, int]
-"""Of each of the first bytes of a piece, the places of a sample that have its lower half there, and its upper half."""
 _NOWHERE: _Halves = (0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def take_sample(text: bytes | bytearray | memoryview, end: int) -> bytes:
-    """Parts from all over a text."""
+    """Take slices from all over a text."""
     slices = SAMPLE_BYTES // SLICE_BYTES
     if end <= SAMPLE_BYTES:
         return bytes(text[:end])
@@ -53,21 +53,19 @@ def take_sample(text: bytes | bytearray | memoryview, end: int) -> bytes:
 
 
 class _TextSample:
-    """Text of a log, or of ordinary ones, in which pieces and what looks like them are counted."""
+    """Text in which pieces and their lookalikes are counted."""
 
     def __init__(self, text: bytes) -> None:
         short = b"".join(text[start : start + _DOUBT_SLICE] for start in range(0, len(text), SLICE_BYTES))
         short = short if len(text) > SAMPLE_BYTES // 4 else text + LINES
         self._lows = [_places(short, table) for table in _LOWS]
         self._highs = [_places(short, table) for table in _HIGHS]
-        self.doubt_us = _DOUBT_US * _MEBIBYTE / len(short)
-        """What it costs for a mebibyte that one place of the sample is in doubt."""
+        self.doubt_us = _DOUBT_US * _MEBIBYTE / len(short)  # cost per MiB of one lookalike in the sample
         self._text = text
-        self.is_whole = len(text) >= SAMPLE_BYTES
-        """Whether it says enough of a log for a closer choice to be worth its time."""
+        self.is_whole = len(text) >= SAMPLE_BYTES  # whether the sample is large enough to justify a closer choice
 
     def prices(self, texts: Iterable[bytes]) -> dict[bytes, float]:
-        """What the hits of each text of ``PIECE`` bytes, or fewer, and of its head cost in a mebibyte, about."""
+        """Approximate cost per MiB of each text of at most ``PIECE`` bytes: its hits and those of its head."""
         usual = _ORDINARY_SHARE if self._text else 1.0
         counts = dict.fromkeys(texts, 0.0)
         heads = dict.fromkeys((text[:WIDTH] for text in counts), 0.0)
@@ -87,10 +85,10 @@ class _TextSample:
         return {text: _HIT_US * count + _DOUBT_US * heads[text[:WIDTH]] for text, count in counts.items()}
 
     def halves(self, piece: bytes, width: int) -> _Halves:
-        """Where the beginning of a piece may stand by each half byte, if it is known by so many bytes."""
+        """Sample positions where a piece may begin, by each half byte of its first ``width`` bytes."""
         found = [-1] * 8
         for place, code in enumerate(piece[:width]):
-            # the bits of a number stand with the last byte lowest
+            # shift, because the last byte of the text is the lowest bit
             found[2 * place : 2 * place + 2] = self._lows[code & 15] << place, self._highs[code >> 4] << place
         a, b, c, d, e, f, g, h = found
         return a, b, c, d, e, f, g, h
@@ -104,7 +102,7 @@ _LOWER_HALF = bytes(code & 15 for code in range(256))
 
 
 def _places(text: bytes, table: bytes) -> int:
-    """A bit for each byte of a text that the table makes a 1."""
+    """One bit per byte of a text that ``table`` maps to 1."""
     return int(text.translate(table), 2)
 
 
@@ -115,7 +113,7 @@ def _bitwise_and(one: _Halves, other: _Halves) -> _Halves:
 
 
 def _false_hits(one: _Halves, other: _Halves = _NOWHERE) -> int:
-    """Places of the sample that a bucket with both cannot tell from its own."""
+    """Count sample positions that match a bucket with both."""
     a, b, c, d, e, f, g, h = one
     i, j, k, l, m, n, o, p = other  # noqa: E741
     return ((a | i) & (b | j) & (c | k) & (d | l) & (e | m) & (f | n) & (g | o) & (h | p)).bit_count()
@@ -123,18 +121,18 @@ def _false_hits(one: _Halves, other: _Halves = _NOWHERE) -> int:
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The texts of one automaton, in the order in which it is to have them, and what they stand for."""
+    """Texts of one automaton in their order, and their literals."""
 
     order: list[bytes]
     pieces: Pieces
-    us: float  # what it takes for a mebibyte, about, in microseconds, without its hits
+    us: float  # approximate microseconds per MiB, without hits
 
 
 def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan]:
-    """A few automata by which each of these literals is found; ``text`` is a sample of what is to be searched.
+    """Plan a few automata that find all these literals; ``text`` is a sample of the log.
 
-    Every literal belongs to one piece. Some pieces come twice in the order, and some texts in it are none: they
-    are what no log holds.
+    Every literal belongs to one piece. Some pieces come twice in the order, and some texts in it are padding that no
+    log contains.
     """
     if len(literals) <= 2:
         return [_search_alone(literal, [literal]) for literal in literals]
@@ -164,13 +162,15 @@ def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan
 
 
 def _pass_cost_us(pieces: int) -> float:
-    """What so many pieces take without any hit."""
+    """Cost of this number of pieces without any hit."""
     full, rest = divmod(pieces, MOST_PIECES)
     return full * _FAT_US[WIDTH] + (0 if not rest else _SLIM_US[WIDTH] if rest <= SLIM_PIECES else _FAT_US[WIDTH])
 
 
-def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float]) -> list[SearchPlan]:
-    """The cheapest way to find these pieces with one automaton, and others for those that would slow it down."""
+def _planned(
+    members: Mapping[bytes, Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float]
+) -> list[SearchPlan]:
+    """Find the cheapest automaton for these pieces, with separate ones for pieces that would slow it down."""
     best: list[SearchPlan] = []
     widths = [WIDTH]
     for width in widths:
@@ -196,7 +196,7 @@ def _search_alone(piece: bytes, literals: Sequence[bytes]) -> SearchPlan:
 def _chosen(
     places: Mapping[bytes, Mapping[int, int]], prices: Mapping[bytes, float], worth: float
 ) -> dict[bytes, list[int]]:
-    """Pieces such that each literal has one: always the one that is cheapest for each literal that has none."""
+    """Choose pieces that cover all literals, greedily by cost per uncovered literal."""
     waiting = [((prices[piece] + worth) / len(of), piece) for piece, of in places.items()]
     heapq.heapify(waiting)
     done: set[int] = set()
@@ -205,7 +205,7 @@ def _chosen(
         score, piece = waiting[0]
         of = [number for number in places[piece] if number not in done]
         now = (prices[piece] + worth) / len(of) if of else score
-        if now > score:  # fewer literals wait for it than before
+        if now > score:  # fewer literals are left for it than before
             heapq.heapreplace(waiting, (now, piece))
             continue
         heapq.heappop(waiting)
@@ -216,7 +216,7 @@ def _chosen(
         others = {
             number: other for number in found[piece] for other in found if other != piece and number in places[other]
         }
-        if len(others) == len(found[piece]):  # later choices have made this one needless
+        if len(others) == len(found[piece]):  # later choices made this one redundant
             del found[piece]
             for number, other in others.items():
                 found[other].append(number)
@@ -224,7 +224,7 @@ def _chosen(
 
 
 class _LookalikeBucket:
-    """Pieces that the vector search takes for one another, by their number."""
+    """Pieces that the vector search cannot distinguish, by number."""
 
     def __init__(self) -> None:
         self.pieces: dict[int, _PieceCandidate] = {}
@@ -245,7 +245,7 @@ class _LookalikeBucket:
 
 
 class _PieceCandidate:
-    """One of the texts that may be the piece of some literals."""
+    """A candidate for the piece of some literals."""
 
     def __init__(self, start: bytes, literals: Sequence[bytes], halves: _Halves, width: int, price: float) -> None:
         self.text = _longest(start, literals)
@@ -255,7 +255,7 @@ class _PieceCandidate:
 
 
 def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
-    """The beginning of a piece and what follows it in all of its literals: the longer, the fewer hits."""
+    """Extend a piece as long as all its literals agree: longer pieces have fewer hits."""
     text, *others = (literal[literal.index(start) :] for literal in literals)
     for other in others:
         while not other.startswith(text):
@@ -263,31 +263,36 @@ def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
     return text
 
 
-def _choices(literals: Sequence[bytes], sample: _TextSample, prices: Mapping[bytes, float], width: int) -> list[_PieceCandidate]:
-    """The rarest texts that all of some literals hold, each as long as it goes on in all of them."""
+def _choices(
+    literals: Sequence[bytes], sample: _TextSample, prices: Mapping[bytes, float], width: int
+) -> list[_PieceCandidate]:
+    """Rarest texts common to these literals, each as long as possible."""
     shortest = min(literals, key=len)
     size = min(PIECE, len(shortest))
     starts = {shortest[place : place + size] for place in range(len(shortest) - size + 1)}
     common = [start for start in starts if all(start in literal for literal in literals)]
     common.sort(key=lambda start: (prices[start], start))
     return [
-        _PieceCandidate(start, literals, sample.halves(start, width), width, prices[start]) for start in common[:_MOST_CHOICES]
+        _PieceCandidate(start, literals, sample.halves(start, width), width, prices[start])
+        for start in common[:_MOST_CHOICES]
     ]
 
 
-def _arranged(members: Sequence[Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float], width: int) -> SearchPlan:
-    """A piece for each of these sets of literals, in the order in which the vector search has least to do.
+def _arranged(
+    members: Sequence[Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float], width: int
+) -> SearchPlan:
+    """Choose a piece for each set of literals, and the order that costs the vector search least.
 
-    It puts the text with the number n into the bucket n modulo their count, and looks closer wherever a
-    place could, by halves of bytes, be one of a bucket: so what is alike belongs together.
+    The automaton puts text number n into bucket n modulo their count, and verifies positions that fit a bucket by half
+    bytes. So similar texts belong in one bucket.
     """
     is_slim = len(members) <= SLIM_PIECES
     buckets = [_LookalikeBucket() for _ in range(SLIM_BUCKETS if is_slim else FAT_BUCKETS)]
     most = (SLIM_PIECES if is_slim else MOST_PIECES) // len(buckets) + 1
     choices = [_choices(literals, sample, prices, width) for literals in members]
     where: list[_LookalikeBucket | None] = [None] * len(members)
+    # bucket by the lower halves of its pieces: Teddy groups equal ones, whatever their order
     homes: dict[bytes, _LookalikeBucket] = {}
-    """Where those are of which the lower halves are the same: it takes them together wherever they stand."""
     numbers = sorted(range(len(members)), key=lambda number: -_false_hits(choices[number][0].halves))
     for _ in range(_ROUNDS):
         moved = False
@@ -317,7 +322,7 @@ def _arranged(members: Sequence[Sequence[bytes]], sample: _TextSample, prices: M
                     cost = choice.us + more * sample.doubt_us
                     if best is None or (cost, len(bucket.pieces)) < best[:2]:
                         best = (cost, len(bucket.pieces), bucket, choice)
-            if best is None:  # cannot be: there are more places than pieces
+            if best is None:  # impossible: there are more places than pieces
                 raise AssertionError(members[number])
             _, _, home, held = best
             home.add(number, held)
@@ -338,11 +343,11 @@ def _arranged(members: Sequence[Sequence[bytes]], sample: _TextSample, prices: M
 
 
 def _in_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:
-    """Texts in such an order that each column of them comes into one bucket."""
+    """Order texts so that each column goes into one bucket."""
     texts = [text for column in reversed(columns) for text in column]
     if len(texts) < _LEAST_TEXTS:
         return [*texts, *(bytes((0xF8 | number,)) * width for number in range(len(columns) - len(texts)))]
-    # of those with the same lower halves the first leads all into its bucket, wherever the others come
+    # the first text with certain lower halves pulls all others into its bucket, wherever they are
     first: list[list[bytes]] = []
     others: list[bytes] = []
     for column in reversed(columns):
@@ -353,7 +358,7 @@ def _in_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:
         first.append([those[0] for those in lists])
         others += [text for those in lists for text in those[1:]]
     if min(map(len, texts)) > width:
-        # texts are known by as many bytes as the shortest has
+        # the shortest text decides how many bytes are compared
         others.append(bytes(0xF0 | code & 15 for code in texts[0][:width]))
     order: list[bytes] = []
     free: list[int] = []

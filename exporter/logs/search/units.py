@@ -1,4 +1,4 @@
-"""What is looked for in records, one by one: patterns, and keys of patterns of pairs."""
+"""Search units: patterns, and single keys of patterns of pairs."""
 
 import re
 import sys
@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from exporter.logs.search.extraction import PAIR, NumberExtractor, RegexMatch
-from exporter.logs.search.literals import patterns_after_literals, prefix_byte_mask, is_literal_only, find_literals, bytes_before_literal, required_literals, safe_length
+from exporter.logs.search.literals import (
+    patterns_after_literals,
+    prefix_byte_mask,
+    is_literal_only,
+    find_literals,
+    bytes_before_literal,
+    required_literals,
+    safe_length,
+)
 from exporter.logs.patterns import PatternKind, Pattern
 
 
 class SearchUnit:
-    """One thing to look for: a pattern, or one key of a pattern of pairs."""
+    """A pattern, or one key of a pattern of pairs."""
 
-    def __init__(self, number: int, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> None:
+    def __init__(
+        self, number: int, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None
+    ) -> None:
         self.bit = 1 << number
         self.number = number
         self.order = order
@@ -23,17 +33,15 @@ class SearchUnit:
         self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
         self.name = pattern.name
         self.search: Callable[..., RegexMatch | None] = pattern.regex.search
-        self.also = find_literals(pattern.regex).also
-        """Of these, too, a match holds one; none where nothing more is known."""
+        self.also = find_literals(pattern.regex).also  # a match contains one of these too; empty if unknown
         self.is_error = pattern.kind is PatternKind.ERROR
         self.is_mark = pattern.kind is PatternKind.MARK
         self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
         self.has_history = pattern.kind in (PatternKind.POSITION, PatternKind.MARK)
-        self.behind: Mapping[bytes, re.Pattern[bytes]] = {}
-        """Of a literal, what follows it in a match, as far as that is known."""
+        self.behind: Mapping[bytes, re.Pattern[bytes]] = {}  # pattern for the text after a literal, where known
+        # `previous`: one of these bytes precedes the literal in every match. `before`: all text before it consists of
+        # these, such as digits. Empty if unknown.
         self.previous = self.before = b""
-        """One of these bytes stands before the literal in every match; and of these alone, as of digits, is made what
-        stands before it. None where that is not known."""
         if key is not None:
             self.behind = {pattern.keys[key][0]: PAIR}
         elif not self.is_error and set(pattern.literals) == set(required_literals(pattern.regex)):
@@ -42,15 +50,15 @@ class SearchUnit:
                 self.previous = bytes_before_literal(pattern.regex)
             if self.is_value:
                 self.before = prefix_byte_mask(pattern.regex)
+        # Whether containing a literal is sufficient, so that a match only needs counting
         self.is_counted = (
             self.is_error
             and set(pattern.literals) == set(self.literals)
             and bool(self.literals)
             and is_literal_only(pattern.regex)
         )
-        """Whether holding a literal is all that it takes, and the match says nothing else."""
+        # findings after which nothing earlier counts
         self.wanted = 1 if key is not None or self.has_history else max(1, len(extractor.names))
-        """Findings after which nothing earlier counts."""
 
     @cached_property
     def safe(self) -> int:
