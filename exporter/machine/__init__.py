@@ -1,1 +1,1 @@
-"""Linux as a sidecar sees it: /proc, cgroups, kernel log, mounts, and files that may hang."""
+"""Readers of Linux: /proc, cgroups, kernel log, mounts, and files that may hang."""

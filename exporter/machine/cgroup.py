@@ -1,7 +1,7 @@
-"""Memory of control groups, v1 and v2, on kept descriptors (cgroups(7), the kernel's cgroup-v1/memory and cgroup-v2).
+"""Memory of cgroups, v1 and v2 (cgroups(7); kernel documents cgroup-v1/memory and cgroup-v2).
 
-Where a cgroup is comes from ``mountinfo`` and ``/proc/PID/cgroup`` alone (``oom_kills.memory_cgroup_places``).
-A cgroup that has been removed answers ENODEV on an open descriptor: it has no facts any more.
+Files stay open between reads. The place of a cgroup comes only from ``mountinfo`` and ``/proc/PID/cgroup``
+(``oom_kills.memory_cgroup_places``). A removed cgroup fails with ENODEV on an open descriptor.
 """
 
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exporter.contract import oom_kills
 
-V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest multiple of the page size; no machine has this much either
+V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest multiple of the page size; no machine has this much
 LARGEST_FILE = 16384
 PF_EXITING = 0x4
 
@@ -31,7 +31,7 @@ V2_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """A directory of a hierarchy of memory cgroups; ``path`` is what follows ``mount``, empty for the mount itself."""
+    """A memory cgroup; ``path`` is the part below ``mount``, empty for the mount itself."""
 
     version: int
     mount: str
@@ -39,11 +39,11 @@ class MemoryCgroup:
 
     @property
     def directory(self) -> str:
-        """Its directory."""
+        """Path in the file system."""
         return self.mount + self.path
 
     def upwards(self) -> Iterator["MemoryCgroup"]:
-        """Itself and those above it, up to the mount."""
+        """Yield it and its ancestors, up to the mount."""
         path = self.path
         while path:
             yield MemoryCgroup(self.version, self.mount, path)
@@ -53,31 +53,29 @@ class MemoryCgroup:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Memory of one cgroup and all below it, at one look; None is what this kernel does not tell."""
+    """Memory of one cgroup and its descendants at one read; None: not available on this kernel."""
 
     used_bytes: int
+    # Smallest limit up to the mount, including those that throttle instead of killing; None without a limit
     limit_bytes: int | None
-    """The smallest from here up to the mount, also one that slows down instead of killing; None without a limit."""
     peak_bytes: int | None
-    working_set_bytes: int | None
-    """What is used without the page cache, all of which the kernel takes back before it kills."""
-    oom_kills: int | None  # in v2 with those of all cgroups below; in v1 of this cgroup alone
+    working_set_bytes: int | None  # used memory without the page cache, which the kernel reclaims before it kills
+    oom_kills: int | None  # v2: with all descendants; v1: of this cgroup alone
     pressure_some_s: float | None  # time in which some process waited for memory
-    pressure_full_s: float | None  # time in which all of them did
+    pressure_full_s: float | None  # time in which all processes did
 
 
 def common_ancestor(first: MemoryCgroup, second: MemoryCgroup) -> MemoryCgroup:
-    """The nearest cgroup that holds both, which are of one mount."""
+    """Return the nearest cgroup that contains both; they must share a mount."""
     below = {cgroup.path for cgroup in second.upwards()}
     return next(cgroup for cgroup in first.upwards() if cgroup.path in below)
 
 
 def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: int | None = None) -> MemoryCgroup | None:
-    """The cgroup that a process's memory counts in, or None when that cannot be told.
+    """Return the cgroup that counts a process's memory; None if unknown.
 
-    In v2 it is the nearest with the memory controller from the process's own one upwards; where none has
-    it, it is that of the mount. A process that is exiting is in no cgroup of v1 any more, though proc says "/".
-    With ``start_ticks`` the process must be the one that was started at this time.
+    In v2 it is the nearest ancestor with the memory controller, else the mount. An exiting process is in no v1 cgroup,
+    although proc shows "/". With ``start_ticks``, the process must have this start time.
     """
     places = oom_kills.memory_cgroup_places(pid, root)
     found = next((cgroup for cgroup in (_effective(*place) for place in places) if cgroup is not None), None)
@@ -105,7 +103,7 @@ def _effective(version: int, mount: str, path: str) -> MemoryCgroup | None:
 
 
 class OpenCgroupFile:
-    """A small file of a cgroup, opened once and read again and again."""
+    """A small cgroup file, kept open between reads."""
 
     __slots__ = ("_fd", "_path")
 
@@ -114,7 +112,7 @@ class OpenCgroupFile:
         self._fd = -1
 
     def read(self) -> str:
-        """Its text; empty when it is not there (any more) or may not be read."""
+        """Read the text; empty if the file is gone or denied."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -124,24 +122,24 @@ class OpenCgroupFile:
             return ""
 
     def close(self) -> None:
-        """Give the descriptor back; the next read opens the file again."""
+        """Close the descriptor; the next read reopens the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class MemoryCgroupReader:
-    """Memory of one cgroup, looked at again and again.
+    """Reads the memory of one cgroup repeatedly.
 
-    The root of a hierarchy is the machine and has no facts. What a container or a namespace shows as the top of
-    its own is no such root, although it is called the same.
+    The root of a hierarchy is the whole machine and is not read. The top that a container or namespace shows has the
+    same path but is no such root.
     """
 
     def __init__(self, cgroup: MemoryCgroup) -> None:
         names = V1_FILES if cgroup.version == 1 else V2_FILES
         self.cgroup = cgroup
         self._files = {key: OpenCgroupFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
-        # of all cgroups the root alone has release_agent in v1; in v2 it alone has no memory.current
+        # only the root has release_agent in v1, and only the root lacks memory.current in v2
         self._whole_machine = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
         above = () if cgroup.version == 1 else tuple(cgroup.upwards())
         self._limits = [
@@ -154,7 +152,7 @@ class MemoryCgroupReader:
             file.close()
 
     def read(self) -> CgroupMemory | None:
-        """One look, or None when the cgroup is gone, may not be read, or is the whole machine."""
+        """Read once; None if the cgroup is gone, denied, or the whole machine."""
         used = parse_cgroup_number(self._files["used"].read())
         if used is None or self._whole_machine:
             return None
@@ -162,7 +160,7 @@ class MemoryCgroupReader:
         if self.cgroup.version == 1:
             limits = [stat.get("hierarchical_memory_limit")]
             cache = stat.get("total_active_file"), stat.get("total_inactive_file")
-            pressure: dict[str, float] = {}  # of v2 alone
+            pressure: dict[str, float] = {}  # v2 only
         else:
             limits = [parse_cgroup_number(file.read()) for file in self._limits]
             cache = stat.get("active_file"), stat.get("inactive_file")
@@ -172,7 +170,7 @@ class MemoryCgroupReader:
             used_bytes=used,
             limit_bytes=min((limit for limit in limits if limit is not None and limit < V1_UNLIMITED), default=None),
             peak_bytes=parse_cgroup_number(self._files["peak"].read()),
-            # the two are not of the same moment
+            # the values were not read at the same time
             working_set_bytes=None if active is None or inactive is None else max(0, used - active - inactive),
             oom_kills=oom_kills.parse_oom_kills(self._files["oom"].read()),
             pressure_some_s=pressure.get("some"),
@@ -181,13 +179,13 @@ class MemoryCgroupReader:
 
 
 def parse_cgroup_number(text: str) -> int | None:
-    """The one number of a file; None for ``max`` and for anything else."""
+    """Parse the only number of a file; None for ``max`` and anything else."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def parse_memory_stat(text: str) -> dict[str, int]:
-    """Numbers by their keys from ``memory.stat``."""
+    """Parse ``memory.stat``: numbers by key."""
     found = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -197,7 +195,7 @@ def parse_memory_stat(text: str) -> dict[str, int]:
 
 
 def parse_memory_pressure(text: str) -> dict[str, float]:
-    """Seconds waited so far, by kind (``some``, ``full``), from ``memory.pressure``."""
+    """Parse ``memory.pressure``: seconds waited so far, by kind (``some``, ``full``)."""
     found = {}
     for line in text.splitlines():
         kind, _, rest = line.partition(" ")

@@ -1,10 +1,10 @@
-"""Looks at files, each watch on a thread of its own; and the process that does so where files may hang.
+"""Read files, each watch on its own thread; and the helper process for file systems that may hang.
 
-Run as ``python -I -B -m exporter.machine.file_helper`` by ``file_host`` with a socket as its standard input. The wire
-format is private to the two. A thread that waits for a server that is gone cannot be ended, not even by SIGKILL, and
-holds its process until the server is back: so that process is not the sidecar. It ends when the sidecar does.
+``file_host`` runs it as ``python -I -B -m exporter.machine.file_helper`` with a socket as standard input. The wire
+format is private to the two modules. The process ends with the sidecar. It is separate because a thread that waits for
+a dead server survives SIGKILL and holds its process until the server returns.
 
-It imports little: what a watch needs comes with the watch.
+Imports are few: a message brings whatever its watch needs.
 """
 
 import os
@@ -12,28 +12,28 @@ import pickle
 import signal
 import struct
 import threading
-from _queue import SimpleQueue  # `queue` around it costs more memory than this whole module
+from _queue import SimpleQueue  # `queue` takes more memory than this whole module
 from collections.abc import Callable
 from typing import Any, Protocol
 
-HEAD = struct.Struct("=IIB")  # before each message: length of what follows, number of the watch, kind
+HEAD = struct.Struct("=IIB")  # message header: length of the body, number of the watch, kind
+# kinds: helper is up; resolved directory; result; OSError; other exception
 READY, PLACE, ANSWER, ERROR, FAILURE = range(5)
-"""Kinds: the helper is up; where the directory really is; the answer of a look; an OSError; another exception."""
 PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[int, Any], None]
 
 
 class FileWatch(Protocol):
-    """What is looked at: made and asked on one thread alone, which may wait for ever."""
+    """A watch, created and read on one thread, which may wait forever."""
 
     def look(self, now: float, /) -> Any:
-        """What there is at this moment in epoch seconds, as a value that can be pickled."""
+        """Read the present state at ``now`` (epoch seconds), as a value that can be pickled."""
         ...
 
 
 def watched_directory(make: Callable[[], FileWatch]) -> str | None:
-    """The directory that a ``functools.partial`` is about: the first of its arguments that is an absolute path."""
+    """Directory of a ``functools.partial``: the first argument that is an absolute path."""
     values = (*getattr(make, "args", ()), *getattr(make, "keywords", {}).values())
     for value in values:
         if isinstance(value, (str, os.PathLike)) and os.path.isabs(value):
@@ -42,23 +42,23 @@ def watched_directory(make: Callable[[], FileWatch]) -> str | None:
 
 
 class WatchThread:
-    """One watch on its thread, which begins with the first look."""
+    """One watch on its own thread, started by the first read."""
 
     def __init__(self, name: str, make: Callable[[], Callable[[], FileWatch]], tell: Tell) -> None:
-        """``make`` gives the maker of the watch; ``tell`` is called on the watch's thread."""
+        """``make`` returns the maker of the watch; ``tell`` is called on the watch's thread."""
         self._name, self._make, self._tell = name, make, tell
         self._asked: SimpleQueue[float | None] = SimpleQueue()
         self._started = False
 
     def look(self, now: float) -> None:
-        """Begin a look."""
+        """Start a read."""
         self._asked.put(now)
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name=f"look-{self._name}", daemon=True).start()
 
     def end(self) -> None:
-        """Let the thread end once it is idle."""
+        """End the thread when it is idle."""
         self._asked.put(None)
 
     def _run(self) -> None:
@@ -79,7 +79,7 @@ class WatchThread:
 
 
 def _plain(error: OSError) -> tuple[Any, ...]:
-    """What an OSError is made from, and of such types that it can be pickled."""
+    """Arguments to rebuild an OSError, of types that can be pickled."""
     if error.errno is None:
         return tuple(str(word) for word in error.args)
     name = None if error.filename is None else os.fspath(error.filename) if _is_path(error.filename) else None
@@ -91,7 +91,7 @@ def _is_path(value: object) -> bool:
 
 
 def _innermost_line(error: BaseException) -> str:
-    """The innermost line of an exception."""
+    """Innermost file and line of an exception's traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -99,7 +99,7 @@ def _innermost_line(error: BaseException) -> str:
 
 
 class _HelperServer:
-    """The process: takes messages from its socket, and never does anything that could hang on this thread."""
+    """Main loop of the helper process: receives messages, and never blocks on files."""
 
     def __init__(self, link: int) -> None:
         self._link = link
@@ -107,7 +107,7 @@ class _HelperServer:
         self._lookers: dict[int, WatchThread] = {}
 
     def run(self) -> None:
-        """Until the other end is closed."""
+        """Serve until the other end closes."""
         self._send(READY, 0, b"")
         while (head := read_exactly(self._link, HEAD.size)) is not None:
             length, number, _ = HEAD.unpack(head)
@@ -133,7 +133,7 @@ class _HelperServer:
                 while message:
                     message = message[os.write(self._link, message) :]
             except OSError:
-                os.kill(os.getpid(), signal.SIGKILL)  # nobody is there any more
+                os.kill(os.getpid(), signal.SIGKILL)  # the sidecar is gone
 
 
 def _unpickled(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
@@ -145,7 +145,7 @@ def _unpickled(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
 
 
 def read_exactly(link: int, count: int) -> bytes | None:
-    """So many bytes of a socket, or None once the other end is closed."""
+    """Read ``count`` bytes from a socket; None if the other end closes."""
     found = b""
     while len(found) < count:
         piece = os.read(link, count - len(found))
@@ -158,17 +158,17 @@ def read_exactly(link: int, count: int) -> bytes | None:
 def main() -> None:
     """Serve the sidecar at the other end of standard input, and end with it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Slurm and terminals signal all processes: the sidecar ends this one
+        signal.signal(number, signal.SIG_IGN)  # Slurm and terminals signal all processes; the sidecar ends this one
     _end_with_the_parent()
     try:
         _HelperServer(0).run()
     except (OSError, EOFError):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)  # a thread that hangs must not hold the others up
+    os.kill(os.getpid(), signal.SIGKILL)  # a hanging thread must not delay the exit
 
 
 def _end_with_the_parent() -> None:
-    """Have the kernel end this process with the thread that started it; the closed socket does so too, later."""
+    """Let the kernel end this process with its parent thread; the closed socket would do so later."""
     import ctypes  # lazy: the helper alone needs it
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

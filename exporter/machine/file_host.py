@@ -1,8 +1,7 @@
-"""Watches over files that may hang, each on a thread of its own, and in another process where servers answer for files.
+"""Run file watches on their own threads, in a helper process if any mount is remote.
 
-A read from a server that is gone may never come back, and then not even SIGKILL ends the thread that waits, nor its
-process. So what looks at files stands aside: a look that hangs costs its own watch, and the end of the sidecar waits
-for nobody. Where all file systems are this machine's own, threads do; else one small process has them.
+A read from a dead server may never return, and then not even SIGKILL ends the waiting thread or its process. With a
+helper, a hanging read costs only its own watch, and the sidecar can always exit.
 """
 
 import logging
@@ -33,16 +32,16 @@ from exporter.machine.file_helper import (
 from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, mount_table
 from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_process_stat
 
-LOOK_WAIT_S = 1.0  # how long a collector waits for all of its watches together
-START_S = 5.0  # how long the helper may take to be up before looks fail for want of it
-LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is started again: doubled each time that it ends soon
+LOOK_WAIT_S = 1.0  # time that a collector waits for all of its watches together
+START_S = 5.0  # time for the helper to start before reads fail
+LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is restarted; doubled each time it ends soon
 SOON_S = 60.0
 
 log = logging.getLogger("gpujob.files")
 
 
 class WatchHanging(Exception):
-    """A look that has not come back: since when (monotonic), and on which mount if that is known."""
+    """A read has not returned: since when (monotonic), and on which mount if known."""
 
     def __init__(self, since: float, mount: str | None) -> None:
         super().__init__(f"no answer from {mount or 'the file system'}")
@@ -50,18 +49,17 @@ class WatchHanging(Exception):
 
 
 class WatchFailed(Exception):
-    """A look has raised something that is no OSError."""
+    """A read raised an exception other than OSError."""
 
 
 class FileHelperEnded(OSError):
-    """Nobody could look: the process that looks at files has ended or is not up."""
+    """The file helper has ended or is not running."""
 
 
 class WatchHandle:
-    """One watch, one look at a time; made by ``FileWatchHost.watch``.
+    """One watch with at most one read in progress; made by ``FileWatchHost.watch``.
 
-    One thread at a time asks. An answer that nobody has taken stays until it is taken, so that nothing that a watch
-    tells once is lost.
+    Only one thread at a time may request. A result stays until it is taken, so that nothing is lost.
     """
 
     def __init__(self, name: str, directory: str | None, host: "FileWatchHost") -> None:
@@ -70,16 +68,15 @@ class WatchHandle:
         self._host = host
         self._changed = threading.Condition()
         self._begun: float | None = None
-        self.generation = 0
-        """Number of the look that was asked for last."""
+        self.generation = 0  # number of the last requested read
         self._answer: tuple[int, Any] | None = None
         self._late = False
         self._place: str | None = None
 
     def request(self, now: float) -> None:
-        """Begin a look, unless one is under way or its answer has not been taken; ``now`` in epoch seconds.
+        """Start a read, unless one is in progress or its result was not taken; ``now`` in epoch seconds.
 
-        Only the first one waits, for the helper to start.
+        Only the first call waits, for the helper to start.
         """
         with self._changed:
             if self._begun is not None:
@@ -89,10 +86,10 @@ class WatchHandle:
         self._host.begin(self, now)
 
     def result(self, wait_s: float) -> Any:
-        """The answer of the look that was asked for.
+        """Return the result of the requested read.
 
-        Raises Hanging when it is not there after ``wait_s``, the OSError of the look, HelperEnded when nobody could
-        look, and LookFailed for any other exception of the look.
+        Raises WatchHanging if there is none after ``wait_s``, the OSError of the read, FileHelperEnded without a
+        helper, and WatchFailed for any other exception of the read.
         """
         with self._changed:
             if self._begun is None:
@@ -119,23 +116,23 @@ class WatchHandle:
 
     @property
     def responding(self) -> bool:
-        """False while a look is under way that somebody has waited for in vain."""
+        """False while a read is in progress that a caller has waited for in vain."""
         return not self._late
 
     @property
     def filesystem(self) -> MountPoint | None:
-        """The mount that the directory lies on, links followed if a look has come that far; touches no file."""
+        """Mount of the directory, with links followed if a read has resolved them; touches no file."""
         place = self._place or self._directory
         return None if place is None else mount_of(place, self._host.mounts.current())
 
     @property
     def mount(self) -> str | None:
-        """Where that is mounted."""
+        """Mount point of that file system."""
         found = self.filesystem
         return None if found is None else found.point
 
     def tell(self, kind: int, value: Any, generation: int | None = None) -> None:
-        """What the watch's thread or the helper says, of this look where it may be an earlier one; on other threads."""
+        """Take a message of a watch thread or the helper, on their thread; ignore one of an earlier read."""
         if kind == PLACE:
             self._place = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
             return
@@ -147,10 +144,10 @@ class WatchHandle:
 
 
 class FileWatchHost:
-    """Watches of one sidecar, used by several collectors from their own threads."""
+    """Watches of one sidecar, for several collectors with their own threads."""
 
     def __init__(self, clock: Clock, process: bool | None = None, proc: str = "/proc") -> None:
-        """``process``: whether a process of its own looks; None: where any mount is remote, or mounts are unknown."""
+        """``process``: whether to use a helper process. None: if any mount is remote or mounts are unknown."""
         self.clock = clock
         self.mounts = mount_table(proc)
         if process is None:
@@ -160,28 +157,28 @@ class FileWatchHost:
 
     @property
     def process(self) -> bool:
-        """Whether another process looks."""
+        """Whether a helper process reads the files."""
         return isinstance(self._side, _ProcessHost)
 
     @property
     def pid(self) -> int | None:
-        """That process, while it runs."""
+        """Pid of the helper while it runs."""
         return self._side.pid if isinstance(self._side, _ProcessHost) else None
 
     def watch(self, name: str, make: Callable[[], FileWatch]) -> WatchHandle:
-        """A watch that ``make`` makes on its own thread at the first look.
+        """Create a watch; ``make`` runs on its own thread at the first read.
 
-        ``make`` is a ``functools.partial`` of a class at the top of a module, with arguments that can be pickled;
-        the first of them that is an absolute path is the directory that it is about.
+        ``make`` is a ``functools.partial`` of a module-level class with arguments that can be pickled. The first
+        absolute path among them is the watch's directory.
         """
         watched = WatchHandle(name, watched_directory(make), self)
         self._side.add(watched, make)
         return watched
 
     def look(self, watches: Sequence[WatchHandle], now: float, wait_s: float = LOOK_WAIT_S) -> list[Any]:
-        """What each answers, with no more than ``wait_s`` for all: the answer, or the exception of ``result``.
+        """Read all watches within ``wait_s`` in total. Return for each its result, or the exception of ``result``.
 
-        One that was hanging before is not waited for.
+        A watch that was already hanging is not waited for.
         """
         for watched in watches:
             watched.request(now)
@@ -195,21 +192,21 @@ class FileWatchHost:
         return found
 
     def begin(self, watched: WatchHandle, now: float) -> None:
-        """Have a look begun; for ``WatchHandle``."""
+        """Start a read; for ``WatchHandle``."""
         self._side.begin(watched, now)
 
     def check(self) -> None:
-        """Find out whether those who look are still there; for ``WatchHandle``."""
+        """Check that the readers still run; for ``WatchHandle``."""
         self._side.check()
 
     def close(self) -> None:
-        """End what looks, without waiting for any of it."""
+        """End all readers without waiting."""
         self._side.close()
         self.mounts.close()
 
 
 class _ThreadHost:
-    """Looks on threads of this process."""
+    """Reads on threads of this process."""
 
     def __init__(self) -> None:
         self._lookers: dict[WatchHandle, WatchThread] = {}
@@ -221,7 +218,7 @@ class _ThreadHost:
         self._lookers[watched].look(now)
 
     def check(self) -> None:
-        """They are."""
+        """Do nothing: threads do not end."""
 
     def close(self) -> None:
         for looker in self._lookers.values():
@@ -229,7 +226,7 @@ class _ThreadHost:
 
 
 class _ProcessHost:
-    """Looks in a process of its own, started for the first of them, and again when it has ended."""
+    """Reads in a helper process, started for the first read and restarted when it ends."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -272,13 +269,13 @@ class _ProcessHost:
             return self._helper
 
     def check(self) -> None:
-        """A process that was killed while a thread of it hangs is a zombie that keeps its end of the socket."""
+        """Detect a killed helper: if one of its threads hangs, it is a zombie that keeps its socket open."""
         helper = self._helper
         if helper is not None and helper.is_dead():
             self._lost(helper)
 
     def _lost(self, helper: "_HelperProcess") -> None:
-        """Have everything made anew by the next helper."""
+        """Drop a helper, so that the next one makes all watches again."""
         with self._lock:
             if self._helper is not helper:
                 return
@@ -306,33 +303,31 @@ class _ProcessHost:
 
 
 class _HelperProcess:
-    """One run of the process, and the thread that starts it and hears what it says.
+    """One run of the helper, and the thread that starts it and receives its messages.
 
-    The thread lasts as long as the process: the kernel ends the process with the thread that has started it.
+    The thread must live as long as the process: the kernel ends the process with the thread that started it.
     """
 
     def __init__(self, started: float, on_end: Callable[["_HelperProcess"], None]) -> None:
         self.started = started
-        self.known: dict[int, tuple[WatchHandle, int]] = {}
-        """By number, what it has been told to watch, and the last look that it was asked for."""
+        self.known: dict[int, tuple[WatchHandle, int]] = {}  # by number: the watch, and its last requested read
         self.process: subprocess.Popen[bytes] | None = None
         self._on_end = on_end
         self._why = ""
         self._link, self._theirs = socket.socketpair()
         self._sending = threading.Lock()
         self._up = False
-        self._decided = threading.Event()
-        """Whether it is up, or never will be."""
+        self._decided = threading.Event()  # set when it is up, or will never be
         self._patience_ends = time.monotonic() + START_S
         threading.Thread(target=self._run, name="file-helper", daemon=True).start()
 
     def is_up(self) -> bool:
-        """Whether it takes looks; waits for that while it may still be starting."""
+        """Whether it accepts reads; waits while it is starting."""
         self._decided.wait(max(0.0, self._patience_ends - time.monotonic()))
         return self._up
 
     def send(self, message: bytes) -> bool:
-        """Give it a message, without waiting; False when it takes none."""
+        """Send a message without waiting; False if that fails."""
         with self._sending:
             try:
                 return self._link.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(message)
@@ -340,7 +335,7 @@ class _HelperProcess:
                 return False
 
     def is_dead(self) -> bool:
-        """Whether its main thread has ended, though others may hang."""
+        """Whether its main thread has ended, even if others hang."""
         if self.process is None:
             return False
         try:
@@ -357,21 +352,21 @@ class _HelperProcess:
             os.close(fd)
 
     def how_it_ended(self) -> str:
-        """For a person."""
+        """Text for the log."""
         status = None if self.process is None else self.process.poll()
         if status is None:
             return self._why or "while a look of it hangs"
         return f"signal {-status}" if status < 0 else f"status {status}"
 
     def end(self) -> None:
-        """Kill it and wake the thread that hears it; nobody waits for one that hangs."""
+        """Kill it and wake the receiving thread, without waiting for hanging threads."""
         process = self.process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGKILL)
         try:
-            self._link.shutdown(socket.SHUT_RDWR)  # a closed one would leave the thread waiting
+            self._link.shutdown(socket.SHUT_RDWR)  # merely closing it would leave the thread waiting
         except OSError:
-            pass  # it is closed at the other end
+            pass  # closed at the other end
 
     def _run(self) -> None:
         try:
@@ -379,7 +374,7 @@ class _HelperProcess:
                 [sys.executable, "-I", "-B", "-m", "exporter.machine.file_helper"],
                 stdin=self._theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # who reads the sidecar's would wait for one that hangs
+                stderr=subprocess.DEVNULL,  # a reader of the sidecar's stderr would wait for a hanging helper
                 cwd="/",
                 env={**os.environ, "MALLOC_ARENA_MAX": "1"},
             )
@@ -404,7 +399,7 @@ class _HelperProcess:
             try:
                 self.process.wait(1.0)
             except subprocess.TimeoutExpired:
-                pass  # a thread of it hangs
+                pass  # one of its threads hangs
         self._on_end(self)
         self._link.close()
 

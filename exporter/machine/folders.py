@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One regular file at one look; times in epoch seconds."""
+    """One regular file at one read; times in epoch seconds."""
 
     name: str
     size_bytes: int
@@ -17,10 +17,10 @@ class FileFacts:
 
 
 def list_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
-    """Regular files directly in ``directory`` whose names match the glob, by name.
+    """List regular files directly in ``directory`` whose names match the glob, sorted by name.
 
-    A directory that does not exist (yet) has none. Temporary names that start with a dot match
-    only a pattern that does; links are not followed, other kinds of file are passed over.
+    A missing directory is empty. Temporary names that start with a dot need a pattern that does. Links are not
+    followed.
     """
     hidden = pattern.startswith(".")
     found = []
@@ -41,22 +41,22 @@ def list_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
 
 
 def read_mtime(path: Path) -> float | None:
-    """When a file or folder was last changed, or None when it is not there."""
+    """Modification time of a file or folder; None if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
         return None
 
 
-RECENT_S = 5.0  # for so long after a change of the folder each look has news
+RECENT_S = 5.0  # time after a change of the folder during which every check reports news: clocks and mtimes are coarse
 LOOK_ANYWAY_EVERY = 5
 
 
 class FolderChangeCheck:
-    """Asked at each look of somebody who would otherwise ask for many files of a folder one by one.
+    """Checks a folder for changes, to avoid polling many of its files one by one.
 
-    Some file systems tell a change to the second, and their clock may be another one: so it counts for a while, and
-    every few looks have news without it.
+    Some file systems store mtimes in whole seconds, by another clock. So a change counts for a while, and every few
+    checks report news anyway.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -65,7 +65,7 @@ class FolderChangeCheck:
         self._looks = 0
 
     def has_news(self, now: float) -> bool:
-        """Whether names may have come since the last look; ``now`` in epoch seconds. A folder that is not there has."""
+        """Whether names may be new since the last check; ``now`` in epoch seconds. True for a missing folder."""
         before, self._before = self._before, read_mtime(self._folder)
         self._looks += 1
         recent = self._before is None or abs(now - self._before) < RECENT_S

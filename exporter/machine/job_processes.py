@@ -1,4 +1,4 @@
-"""Processes that a worker has put into the background so early that nobody has seen them leave."""
+"""Leftover processes of a worker that went into the background before the first read."""
 
 import os
 
@@ -8,9 +8,9 @@ _NAMES = ("GPUJOB_JOB_ID", "GPUJOB_RANK")
 
 
 def find_leftover_processes(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
-    """Processes of this user whose environment says that they belong to this worker; wrappers do not count.
+    """Find this user's processes whose environment names this worker, except wrappers.
 
-    Walks all of ``/proc``: for rare occasions.
+    Scans all of ``/proc``, so use it rarely.
     """
     found, own = set(), os.getuid()
     for name in os.listdir(proc):

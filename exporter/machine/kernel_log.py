@@ -1,8 +1,7 @@
-"""Processes that the OOM killer took, and errors of GPUs, from the kernel's log (``/dev/kmsg``).
+"""OOM kills and GPU errors from the kernel log (``/dev/kmsg``).
 
-A second source where it may be read at all: by root, or by everybody where ``kernel.dmesg_restrict``
-is 0. It is read in the first pid namespace alone, since its pids are those of the host. Only lines of the kernel itself
-count: what processes write there bears another facility, whatever it says.
+An additional source, readable by root, or by all if ``kernel.dmesg_restrict`` is 0. It is used only in the host's pid
+namespace, since its pids are the host's. Only lines of the kernel count; those of processes have another facility.
 """
 
 import errno
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from exporter.contract.clock import Clock
 
-FIRST_PID_NAMESPACE = 0xEFFFFFFC  # inode of the host's pid namespace (PROC_PID_INIT_INO of the kernel)
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # inode of the host's pid namespace (the kernel's PROC_PID_INIT_INO)
 LARGEST_RECORD = 8192
 RECORDS_PER_LOOK = 10_000
 KEPT = 1000
@@ -25,7 +24,7 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:\d+)?\): (?P<code>\d+)"
     r"(?:, pid='?(?P<pid>\d+))?"
 )
-_MARKS = (b"oom-kill:", b"Killed process ", b"NVRM: Xid ")  # Literals, one of which is in every line of interest
+_MARKS = (b"oom-kill:", b"Killed process ", b"NVRM: Xid ")  # every relevant line contains one of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class KernelLine:
 
 @dataclass(frozen=True, slots=True)
 class OomVictim:
-    """A process that the OOM killer took; its memory cgroup as the host names it, where that is told."""
+    """A process killed by the OOM killer; its memory cgroup as the host names it, if known."""
 
     pid: int
     cgroup: str | None = None
@@ -51,32 +50,32 @@ class KernelXid:
     pci: str
     code: int
     pid: int | None = None
-    gpu_instance: int | None = None  # of a GPU that is divided (MIG) the part that has the error
+    gpu_instance: int | None = None  # MIG instance with the error, if the GPU is divided
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
-    """What happened, and when in epoch seconds."""
+    """An event and its time in epoch seconds."""
 
     time: float
     what: OomVictim | KernelXid
 
 
 def parse_line(record: bytes) -> KernelLine | None:
-    """A record of ``/dev/kmsg``, ``priority,sequence,microseconds,flags;text``; None when the kernel did not write it.
+    """Parse a ``/dev/kmsg`` record, ``priority,sequence,microseconds,flags;text``; None if not from the kernel.
 
-    The lines after it that begin with a space, which name a device, are left out.
+    Continuation lines, which begin with a space and name a device, are dropped.
     """
     match = _LINE.match(record)
-    if match is None or int(match[1]) >= 8:  # the facility is what is above the three bits of the level
+    if match is None or int(match[1]) >= 8:  # the facility is above the three bits of the level
         return None
     return KernelLine(int(match[2]) / 1e6, match[3].decode("utf-8", "replace"))
 
 
 def parse_event(text: str) -> OomVictim | KernelXid | None:
-    """What a line says of a process killed for memory or of a GPU's error; None for all others.
+    """Parse a line about an OOM kill or a GPU error; None for all others.
 
-    A kill has up to two lines: one with the cgroup (since Linux 5.0), and one that says that it was done.
+    A kill has up to two lines: one with the cgroup (since Linux 5.0), and one that confirms it.
     """
     if match := _OOM_KILL.match(text):
         return OomVictim(int(match[2]), match[1])
@@ -89,10 +88,10 @@ def parse_event(text: str) -> OomVictim | KernelXid | None:
 
 
 class KernelLog:
-    """Events of the kernel's log since a moment, as long as it may be read.
+    """Events of the kernel log, as long as it is readable.
 
-    ``since`` is in epoch seconds; None leaves out what is there already. Only so many records are read at one look;
-    after a flood the next looks catch up. What the kernel has overwritten meanwhile is lost.
+    ``since`` is in epoch seconds; None skips present lines. After a flood, the next reads catch up. Lines that the
+    kernel has overwritten meanwhile are lost.
     """
 
     def __init__(self, clock: Clock, since: float | None, path: str = "/dev/kmsg", proc: str = "/proc") -> None:
@@ -101,10 +100,8 @@ class KernelLog:
         self._fd = -1
         self._last_look: float | None = None
         self._lock = threading.Lock()
-        self.events: tuple[KernelEvent, ...] = ()
-        """The last of them, oldest first."""
-        self.unavailable: str | None = None
-        """Why it cannot be read; None when it can."""
+        self.events: tuple[KernelEvent, ...] = ()  # the latest ones, oldest first
+        self.unavailable: str | None = None  # why it cannot be read; None if it can
         try:
             if os.stat(f"{proc}/self/ns/pid").st_ino != FIRST_PID_NAMESPACE:
                 self.unavailable = "this is a pid namespace of its own"
@@ -116,7 +113,7 @@ class KernelLog:
             self.unavailable = str(error.strerror)
 
     def read(self) -> None:
-        """Add what the kernel has said since the last look; any thread may ask."""
+        """Add new events of the kernel. Thread-safe."""
         with self._lock:
             if self._fd >= 0:
                 self._read()
@@ -130,7 +127,7 @@ class KernelLog:
                 break
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    continue  # the next record was overwritten; the one after those comes now
+                    continue  # the next record was overwritten; continue after the gap
                 self.unavailable = str(error.strerror)
                 self._close()
                 return
@@ -139,7 +136,7 @@ class KernelLog:
             if any(mark in record for mark in _MARKS):
                 self._note(record, now - uptime_s, now)
         else:
-            return  # not at the end yet: what comes next may be older than this look
+            return  # not at the end yet: the next lines may be older than this read
         self._last_look = now
 
     def _note(self, record: bytes, boot: float, now: float) -> None:
@@ -147,8 +144,8 @@ class KernelLog:
         event = None if line is None else parse_event(line.text)
         if line is None or event is None:
             return
-        # The log's clock is near that of the uptime but drifts from it; a line that was not there at the
-        # last look is younger than that, whatever it says.
+        # The log's clock drifts from the uptime. A line that is new since the last read is later than that read,
+        # whatever its own time.
         moment = min(boot + line.uptime_s, now)
         if self._last_look is not None:
             moment = max(moment, self._last_look)

@@ -1,4 +1,4 @@
-"""The mounts of this process, and which of them a server answers for (proc_pid_mountinfo(5))."""
+"""The mounts of this process, and which of them are remote (proc_pid_mountinfo(5))."""
 
 import os
 import re
@@ -8,33 +8,33 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+# file systems served by another machine or process, like all of type `fuse.NAME`
 NETWORK = frozenset((
     "9p", "acfs", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "cvfs", "davfs", "dvs", "fuse", "fuseblk", "gfs",
     "gfs2", "gpfs", "kafs", "lustre", "mmfs", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs",
     "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs", "yas",
 ))  # fmt: skip
-"""Types of file systems whose answers come from another machine or another process; ``fuse.NAME`` are too."""
-_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")  # what is mounted below these is no place for a job's files
+_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")  # below these no job stores files
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class MountPoint(NamedTuple):
-    """One mount; ``source`` is the device, the server's export or whatever the type puts there."""
+    """One mount; ``source`` is the device, the server's export or whatever the type defines."""
 
     point: str
     fstype: str
     source: str
-    device: int | None = None  # `st_dev` of its files; those of a btrfs have others
+    device: int | None = None  # `st_dev` of its files, except on btrfs
 
     @property
     def remote(self) -> bool:
-        """Whether its answers may fail to come while this machine is well."""
+        """Whether its reads may hang although this machine is healthy."""
         return self.fstype in NETWORK or self.fstype.startswith("fuse.")
 
 
 def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
-    """The mounts in the order of ``/proc/PID/mountinfo``; lines that are none are passed over."""
+    """Parse ``/proc/PID/mountinfo``, keeping the order; invalid lines are skipped."""
     found = []
     for line in text.split("\n"):
         fields = line.split(" ")
@@ -49,14 +49,14 @@ def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
 
 
 def _plain(field: str) -> str:
-    """A field without the octal escapes of space, tab, newline, backslash and number sign."""
+    """Decode the octal escapes of space, tab, newline, backslash and number sign."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
 
 
 def mount_of(path: str, mounts: Sequence[MountPoint]) -> MountPoint | None:
-    """The mount that an absolute path lies on, by its text alone: nothing is touched.
+    """Find the mount of an absolute path from the text alone, without touching any file.
 
-    The longest mount point that leads the path; of several at one point the last, which covers the others.
+    The longest matching mount point wins; of several at one point the last covers the others.
     """
     place = os.path.normpath(path)
     best: MountPoint | None = None
@@ -74,16 +74,16 @@ def has_remote_mount(mounts: Sequence[MountPoint]) -> bool:
 
 
 def is_node_local(mount: MountPoint | None, shared: MountPoint | None) -> bool:
-    """Whether a directory on ``mount`` is one of this node alone, where all nodes see what is on ``shared``.
+    """Whether a directory on ``mount`` exists only on this node.
 
-    That is the mount of the run directory: where not even that is remote, as on one machine that plays several nodes,
-    the types of the mounts do not tell what they share.
+    ``shared`` is the mount of the run directory, which all nodes see. If it is not remote, as when one machine plays
+    several nodes, mount types do not show what nodes share.
     """
     return mount is not None and shared is not None and shared.remote and not mount.remote
 
 
 class MountTable:
-    """The present mounts, read again only after the kernel has said that they have changed; any thread may ask."""
+    """The present mounts, reread only when the kernel reports a change. Thread-safe."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._path = os.path.join(proc, "self", "mountinfo")
@@ -92,7 +92,7 @@ class MountTable:
         self._mounts: tuple[MountPoint, ...] = ()
 
     def current(self) -> tuple[MountPoint, ...]:
-        """All mounts; those that were last known where they cannot be read, none before that."""
+        """All mounts; the last known ones if they cannot be read."""
         with self._lock:
             try:
                 if self._fd < 0:
@@ -106,7 +106,7 @@ class MountTable:
 
     def _changed(self) -> bool:
         poll = select.poll()
-        poll.register(self._fd, select.POLLPRI)  # POLLERR comes unasked
+        poll.register(self._fd, select.POLLPRI)  # POLLERR needs no request
         return any(events & (select.POLLPRI | select.POLLERR) for _, events in poll.poll(0))
 
     def _text(self) -> str:
@@ -117,7 +117,7 @@ class MountTable:
         return os.fsdecode(b"".join(pieces))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -126,5 +126,5 @@ class MountTable:
 
 @lru_cache(maxsize=8)
 def mount_table(proc: str = "/proc") -> MountTable:
-    """The table of this process: one descriptor, however many ask."""
+    """The table of this process, sharing one descriptor."""
     return MountTable(proc)

@@ -1,4 +1,4 @@
-"""Ends of processes at the moment they happen, by pidfd (pidfd_open(2), ioctl_pidfd(2))."""
+"""Detect ends of processes immediately, by pidfd (pidfd_open(2), ioctl_pidfd(2))."""
 
 import ctypes
 import errno
@@ -18,8 +18,8 @@ PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info), 64 bytes in i
 PIDFD_INFO_EXIT = 1 << 3
 SYS_PIDFD_OPEN = 434  # on every architecture
 
+# pidfd_open errors for a pid that does not exist, is not positive, or is a thread
 _GONE = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
-"""What pidfd_open says of a pid that is no process: not there, not positive, or the thread of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ProcessEnd:
     """The end of one process."""
 
     pid: int
-    start_ticks: int | None  # as it was given to `watch`
+    start_ticks: int | None  # as passed to `watch`
     moment: float
-    status: int | None  # wait status as `os.waitstatus_to_exitcode` takes it; None while nobody tells
+    status: int | None  # wait status for `os.waitstatus_to_exitcode`; None while unknown
     source: Literal["pidfd", "zombie"] | None
 
 
@@ -44,36 +44,33 @@ _Key = tuple[int, int | None]
 
 
 class ProcessExitWatch:
-    """Tells of the ends of processes that need not be our children.
+    """Reports ends of processes that need not be our children.
 
-    A pidfd is readable once its process has ended, and never means another process. The status stands in ``/proc``
-    until the parent has waited for it; from then on Linux 6.15 and later tell it by the pidfd. So it may be unknown
-    for a while where the first is denied, or for ever with an older kernel.
+    A pidfd becomes readable when its process ends, and never refers to another process. The status is in ``/proc``
+    until the parent waits for it; then Linux 6.15 and later report it through the pidfd. If ``/proc`` is denied, it is
+    unknown until then, on older kernels for ever.
 
-    An event loop waits for ``fileno`` to be readable and calls ``dispatch``; all methods may be called by any thread.
+    An event loop waits until ``fileno`` is readable and calls ``dispatch``. All methods are thread-safe.
     """
 
     def __init__(self, clock: Clock, proc: str = "/proc") -> None:
-        self.on_exit: Callable[[ProcessEnd], None] | None = None
-        """Called by ``dispatch`` for each end, in its thread."""
+        self.on_exit: Callable[[ProcessEnd], None] | None = None  # called by `dispatch` for each end, in its thread
         self._clock = clock
         self._proc = proc
         self._lock = threading.Lock()
         self._epoll = select.epoll()
         self._watched: dict[_Key, _WatchedExit] = {}
-        self._keys: dict[int, _Key] = {}
-        """By descriptor, of those that have not ended."""
+        self._keys: dict[int, _Key] = {}  # by descriptor, of processes that have not ended
 
     def fileno(self) -> int:
-        """Readable when a process has ended that ``dispatch`` has not told of."""
+        """Descriptor that is readable when ``dispatch`` has an end to report."""
         return self._epoll.fileno()
 
     def watch(self, pid: int, start_ticks: int | None) -> bool:
-        """Ask to be told of the end of a process; False where the caller has to look by itself.
+        """Watch a process; False if the caller must poll instead.
 
-        That is so on old kernels, in some sandboxes, and when no descriptor is free. A process that has ended and
-        was not waited for counts as there. Raises ProcessLookupError when it is not there, or is another one than
-        the one with these ``start_ticks``.
+        That happens on old kernels, in some sandboxes, and without free descriptors. A zombie can be watched. Raises
+        ProcessLookupError if the process does not exist, or has other ``start_ticks``.
         """
         key = (pid, start_ticks)
         with self._lock:
@@ -86,11 +83,11 @@ class ProcessExitWatch:
                     raise ProcessLookupError(f"process {pid} is not there") from error
                 return False
             try:
-                # asked for after the pidfd was opened: what has this start now is what the pidfd was opened for
+                # read after opening the pidfd, so that it is the start of the pidfd's process
                 found = read_start_ticks(pid, self._proc)
                 if found is None and not _has_ended(fd):
                     os.close(fd)
-                    return False  # no descriptor is free to read it, or it is hidden
+                    return False  # no free descriptor to read it, or it is hidden
                 if found is None or start_ticks not in (None, found):
                     raise ProcessLookupError(f"process {pid} is {'not there' if found is None else 'another one now'}")
                 self._epoll.register(fd, select.EPOLLIN)
@@ -99,15 +96,15 @@ class ProcessExitWatch:
                 raise
             except OSError:
                 os.close(fd)
-                return False  # the user's limit of watches is reached
+                return False  # the user's limit of epoll watches is reached
             self._watched[key] = _WatchedExit(fd, found)
             self._keys[fd] = key
             return True
 
     def dispatch(self) -> tuple[ProcessEnd, ...]:
-        """The ends since the last call, without waiting; where there are very many, the next call has the rest."""
+        """Report the ends since the last call, without waiting; after very many ends, the next call has the rest."""
         endings = []
-        with self._lock:  # also while asking: a descriptor that is closed meanwhile could be another's by then
+        with self._lock:  # held while polling too: a descriptor closed meanwhile could be reused
             for fd, _ in self._epoll.poll(0):
                 self._epoll.unregister(fd)
                 key = self._keys.pop(fd)
@@ -121,7 +118,7 @@ class ProcessExitWatch:
         return tuple(endings)
 
     def ended(self, pid: int, start_ticks: int | None) -> ProcessEnd | None:
-        """The end of a watched process that ``dispatch`` has told of."""
+        """Return the end of a watched process that ``dispatch`` has reported; None before."""
         with self._lock:
             watched = self._watched.get((pid, start_ticks))
             if watched is None or watched.ending is None:
@@ -130,9 +127,9 @@ class ProcessExitWatch:
             return watched.ending
 
     def status(self, pid: int, start_ticks: int | None) -> int | None:
-        """Wait status of a process that has ended, asked for again as long as nobody has told it.
+        """Wait status of an ended process, read again while it is unknown.
 
-        Of one that is not watched, only what ``/proc`` says before it is waited for.
+        For an unwatched process, only the status in ``/proc`` before it is waited for.
         """
         with self._lock:
             watched = self._watched.get((pid, start_ticks))
@@ -161,13 +158,13 @@ class ProcessExitWatch:
     def _close(self, watched: _WatchedExit) -> None:
         if watched.fd >= 0:
             if self._keys.pop(watched.fd, None) is not None:
-                # closing would not do while a child between fork and exec holds it too
+                # closing is not enough while a child between fork and exec holds it too
                 self._epoll.unregister(watched.fd)
             os.close(watched.fd)
             watched.fd = -1
 
     def _complete(self, watched: _WatchedExit) -> None:
-        """Add the status to an ending, and give the descriptor back that is of no more use then."""
+        """Add the status to an end, and close the descriptor when it is known."""
         if watched.ending is not None and watched.ending.status is None:
             status, source = _read_wait_status(watched.ending.pid, watched, self._proc)
             if status is not None:
@@ -178,19 +175,19 @@ class ProcessExitWatch:
 def _read_wait_status(
     pid: int, watched: _WatchedExit, proc: str
 ) -> tuple[int | None, Literal["pidfd", "zombie"] | None]:
-    """Wait status of a process and who tells it."""
+    """Return the wait status of a process and its source."""
     status = _exit_status(watched.fd)
     if status is not None:
         return status, "pidfd"
     status = read_zombie_status(pid, watched.start_ticks, proc)
     if status is not None:
         return status, "zombie"
-    status = _exit_status(watched.fd)  # it may have been waited for in between
+    status = _exit_status(watched.fd)  # its parent may have waited for it meanwhile
     return status, None if status is None else "pidfd"
 
 
 def _open(pid: int) -> int:
-    """``os.pidfd_open``, which interpreters that were built on an old system lack."""
+    """Call ``os.pidfd_open``, which is missing in interpreters built on old systems."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     fd: int = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_OPEN, pid, 0)
@@ -206,7 +203,7 @@ def _has_ended(fd: int) -> bool:
 
 
 def _exit_status(fd: int) -> int | None:
-    """Wait status by the pidfd itself; None until the process has been waited for, and with kernels before 6.15."""
+    """Wait status from the pidfd; None before the process is waited for, and on kernels before 6.15."""
     info = bytearray(64)
     struct.pack_into("=Q", info, 0, PIDFD_INFO_EXIT)
     try:

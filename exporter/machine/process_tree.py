@@ -1,8 +1,7 @@
-"""A worker and its descendants from ``/proc`` on kept descriptors (proc(5)).
+"""A worker and its descendants, read from ``/proc`` through open descriptors (proc(5)).
 
-``pread`` on an open ``stat`` costs a tenth of what psutil needs, and an open
-descriptor also settles pid reuse: it stays bound to the process it was opened
-for and fails with ESRCH once that process is gone.
+``pread`` on an open ``stat`` takes a tenth of psutil's time. It also rules out pid reuse: the descriptor stays bound to
+its process, and fails with ESRCH when that is gone.
 """
 
 import errno
@@ -33,16 +32,16 @@ from exporter.machine.procfs import (
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NOT_KEPT, _DENIED = -1, -2  # in place of a descriptor
 
-MOST_PROCESSES = 64  # of one worker that `details` looks at
-MOST_LINKS = 200  # open files that it asks the kernel to name; the worker itself gets at most half of them
+MOST_PROCESSES = 64  # of one worker, read by `details`
+MOST_LINKS = 200  # open files whose names `details` reads; at most half of them for the worker itself
 MOST_PATHS = 100
-MOST_PSS_S = 0.3  # CPU time after which a sum of proportional memory is given up
-PSS_REST = 2000  # a look at the proportional memory is followed by so many times its cost of rest: it takes 17 ms a GiB
+MOST_PSS_S = 0.3  # CPU time after which a sum of PSS is abandoned
+PSS_REST = 2000  # rest after a PSS read, as a multiple of its cost: a read takes 17 ms per GiB
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessTreeSample:
-    """One look at a worker and all its descendants. IO is None where the kernel denies it."""
+    """One read of a worker and all its descendants. IO is None where the kernel denies it."""
 
     state: str
     cpu_s: float
@@ -55,30 +54,30 @@ class ProcessTreeSample:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTreeDetails:
-    """What costs more to know than a ``ProcessTreeSample``, of the worker and its first descendants.
+    """Costlier facts about the worker and its first descendants.
 
-    None and empty where the kernel denies it. Sums are over those that may be read.
+    None or empty where the kernel denies it. Sums cover the readable processes.
     """
 
-    pss_bytes: int | None  # Memory, each shared page divided among those that share it
+    pss_bytes: int | None  # memory, with each shared page divided among its users
     open_files: int | None
+    # Context switches of first threads since their first read; these two counters never fall
     voluntary_switches: int | None
-    """Context switches of the first threads, since they were first looked at; these two never fall."""
     involuntary_switches: int | None
     paths: tuple[str, ...]  # files that the worker itself has open
-    devices: tuple[str, ...]  # `/dev/nvidia*` that any of them has open
+    devices: tuple[str, ...]  # `/dev/nvidia*` files that any of them has open
 
 
 def _may_stay_open(fd: int) -> bool:
-    """Whether this descriptor may be kept: a quarter of what this process may open is for others.
+    """Whether this descriptor may be kept; a quarter of the limit is reserved for others.
 
-    Numbers are given from the lowest free one up, so that a high one says how many are in use.
+    The kernel assigns the lowest free number, so a high one shows how many are in use.
     """
     return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
 
 
 def _open_to_keep(path: str) -> int:
-    """A descriptor, ``_NOT_KEPT`` where there are too few of them, or ``_DENIED``."""
+    """Open a file to keep. Return ``_NOT_KEPT`` if descriptors are scarce, ``_DENIED`` on other errors."""
     try:
         fd = os.open(path, READ)
     except OSError as error:
@@ -90,7 +89,7 @@ def _open_to_keep(path: str) -> int:
 
 
 class _OpenProcess:
-    """One process: its open descriptors, and what it said last."""
+    """One process: its open descriptors and last read values."""
 
     __slots__ = (
         "folder",
@@ -112,7 +111,7 @@ class _OpenProcess:
     )
 
     def __init__(self, pid: int, proc: str, *, keep: bool = False) -> None:
-        """``keep`` is for the one whose ``stat`` stays open however few descriptors there are."""
+        """``keep`` keeps ``stat`` open even if descriptors are scarce."""
         self.pid = pid
         self.folder = f"{proc}/{pid}"
         self.stat_fd = os.open(f"{self.folder}/stat", READ)
@@ -138,7 +137,7 @@ class _OpenProcess:
                 os.close(fd)
 
     def read_stat(self) -> bytes:
-        """Its ``stat``; raises ProcessLookupError when it has been reaped, other OSErrors when that cannot be said."""
+        """Read ``stat``; raise ProcessLookupError if the process was reaped, OSError if that is unknown."""
         if self.stat_fd >= 0:
             return os.pread(self.stat_fd, STAT_BYTES, 0)
         try:
@@ -150,13 +149,13 @@ class _OpenProcess:
         return text
 
     def read_io(self) -> bytes:
-        """Its ``io``, or nothing where that has been denied once."""
+        """Read ``io``; empty if it was denied at the start."""
         if self.io_fd >= 0:
             return os.pread(self.io_fd, IO_BYTES, 0)
         return b"" if self.io_fd == _DENIED else read_proc_file(f"{self.folder}/io", IO_BYTES)
 
     def is_there(self) -> bool:
-        """Whether it has not been reaped, so that its pid cannot have become another's."""
+        """Whether it has not been reaped, so that its pid cannot have been reused."""
         try:
             self.read_stat()
         except OSError:
@@ -164,7 +163,7 @@ class _OpenProcess:
         return True
 
     def living(self, stat: ProcessStat) -> ProcessStat:
-        """A process whose first thread has ended shows that one as a zombie, while its others live on."""
+        """Replace state and memory by those of a live thread, if only the first thread has ended."""
         if stat.state != "zombie" or stat.threads < 2:
             return stat
         for thread in read_proc_names(f"{self.folder}/task"):
@@ -178,22 +177,22 @@ class _OpenProcess:
 
 
 class _ChildrenOfAll:
-    """Children of every process of the machine, for all trees together.
+    """Children of every process of the machine, shared by all trees.
 
-    One pass over the names in ``/proc`` and the ``stat`` of those that are new finds children of all threads, for
-    less than the ``children`` file of each thread costs: workers have hundreds of threads.
+    One pass over the names in ``/proc`` and the ``stat`` of new ones finds children of all threads. Reading each
+    thread's ``children`` file would cost more: workers have hundreds of threads.
     """
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
         self._lock = threading.Lock()
+        # Inode and first known parent of each process; a reused pid has another inode
         self._parents: dict[int, tuple[int, int]] = {}
-        """Inode and first known parent of each process; a pid that is used again has another inode."""
         self._children: dict[int, list[int]] = {}
         self._read_at = -1.0
 
     def children(self, newest: float) -> Mapping[int, list[int]]:
-        """As they were at ``newest`` (monotonic) or since. Whoever uses one asks it who its parent is now."""
+        """Children as of ``newest`` (monotonic) or later. The caller must check their present parent."""
         with self._lock:
             if self._read_at < newest:
                 self._read_at = time.monotonic()
@@ -205,7 +204,7 @@ class _ChildrenOfAll:
             with os.scandir(self._proc) as entries:
                 found = [(int(entry.name), entry.inode()) for entry in entries if entry.name.isdecimal()]
         except OSError:
-            return  # no descriptor is free
+            return  # no free descriptor
         known, self._parents = self._parents, {}
         children: dict[int, list[int]] = {}
         for pid, inode in found:
@@ -224,24 +223,22 @@ _machine = functools.lru_cache(maxsize=4)(_ChildrenOfAll)
 
 
 class ProcessTree:
-    """A worker and its descendants, looked at again and again.
+    """A worker and its descendants, read repeatedly.
 
-    CPU seconds and IO bytes never fall. What a descendant had used when it was last seen stays in the sums after its
-    end; what children used that came and went between two looks arrives with their parent, which the kernel gives the
-    use of those it has waited for. Raises ProcessLookupError when the worker is not there, or is another process than
-    the one with these ``start_ticks``.
+    CPU seconds and IO bytes never fall. The use last read from a descendant stays in the sums after its end. Use by
+    children that lived only between two reads arrives with their parent, to which the kernel adds it. Raises
+    ProcessLookupError if the worker does not exist, or has other ``start_ticks``.
     """
 
+    # Reads from one full read to the next. A full read searches all processes for descendants and reads everyone's IO;
+    # others read only the worker's own children, and IO of those that used CPU
     WHOLE_TREE_EVERY = 5
-    """Looks between two whole ones. These search all processes for descendants, the others read the worker's own
-    list; and these read the bytes of every process, the others of those alone that have run for a tick or more."""
-    SHARED_S = 0.5  # looks that follow each other so fast, as those at all workers of a node, share one such search
+    SHARED_S = 0.5  # reads this close together, as for all workers of a node, share a search
 
     def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
         self._proc = proc
         self.pid = pid
-        self._processes: dict[int, _OpenProcess] = {}
-        """The worker first, and every parent before its children: see ``read``."""
+        self._processes: dict[int, _OpenProcess] = {}  # the worker first, and parents before children: see `read`
         self._children_fd = _NOT_KEPT
         self._children_text = b""
         try:
@@ -261,8 +258,7 @@ class ProcessTree:
         self._io_known = False
         self._claims: dict[int, list[int]] = {}
         self._switches: tuple[int, int] | None = None
-        self._pss: tuple[int | None, float] = (None, 0.0)
-        """The last value, and when (monotonic) it may be looked for again."""
+        self._pss: tuple[int | None, float] = (None, 0.0)  # last value, and when (monotonic) it may be read again
         self._looks = 0
 
     @property
@@ -280,10 +276,9 @@ class ProcessTree:
             self._children_fd = _NOT_KEPT
 
     def read(self) -> ProcessTreeSample | None:
-        """One look, or None when the worker has ended and been reaped; its descendants then stay watched.
+        """Read once; None if the worker was reaped. Its descendants then stay watched.
 
-        A parent is read before its children: what it has been given of a child that it waited for is then never
-        seen beside the child itself.
+        Parents are read before children, so that a child's use is never counted both in its parent and in itself.
         """
         if not self._processes:
             return None
@@ -296,7 +291,7 @@ class ProcessTree:
         pread = os.pread
         for watched in self._processes.values():
             try:
-                # without a call in between where there is a descriptor: with a node's processes each call shows
+                # inlined where possible: with all processes of a node each call counts
                 text = watched.read_stat() if watched.stat_fd < 0 else pread(watched.stat_fd, STAT_BYTES, 0)
             except ProcessLookupError:
                 if watched is worker:
@@ -304,16 +299,16 @@ class ProcessTree:
                 ended.append(watched)
                 continue
             except OSError:
-                continue  # no descriptor is free: what it said last still counts
+                continue  # no free descriptor: the last values still count
             if text == watched.stat_text:
                 if not whole:
-                    continue  # it has hardly run nor waited for a child, and its bytes can wait
+                    continue  # it has hardly run and reaped no child, so its IO can wait
                 reaped_ticks = 0
             else:
                 stat = parse_process_stat(text)
                 if stat.state in ENDED:
                     if stat.state == "dead" and watched is not worker:
-                        ended.append(watched)  # its parent has been given its use already
+                        ended.append(watched)  # its parent already has its use
                         continue
                     stat = watched.living(stat)
                 watched.stat_text = text
@@ -328,7 +323,7 @@ class ProcessTree:
             try:
                 text = watched.read_io() if watched.io_fd < 0 else pread(watched.io_fd, IO_BYTES, 0)
             except OSError:
-                text = b""  # denied, or no descriptor is free
+                text = b""  # denied, or no free descriptor
             if text != watched.io_text and text:
                 watched.io_text = text
                 read, write = parse_process_io(text)
@@ -349,11 +344,11 @@ class ProcessTree:
         )
 
     def _settle(self, growth: Mapping[int, list[int]], ended: Iterable[_OpenProcess]) -> None:
-        """Add what processes were given of their children and their bytes, less what had been counted before.
+        """Add reaped CPU time and IO growth, less what was counted before.
 
-        A process that is gone has a claim on its parent for what it had been counted with, since the kernel gives
-        the parent all of it, provided that it waits for its children. A parent that was looked at just before it
-        did so shows it in the next look, so an open claim stands for one more.
+        When a process is gone, the kernel credits its parent with all its use, once the parent waits for it. So what
+        was counted already becomes a claim on the parent. If the parent was read just before it waited, the credit
+        appears in the next read, so a claim lasts for one more.
         """
         before, self._claims = self._claims, {}
         gone = {watched.pid: watched for watched in ended}
@@ -384,9 +379,9 @@ class ProcessTree:
             self._write_bytes += write_bytes
 
     def _find_descendants(self, newest: float | None) -> None:
-        """Follow the children down from the worker; a reparented orphan stays watched until its end.
+        """Find new descendants of the worker; a reparented orphan stays watched until its end.
 
-        All its descendants' children too, as they were at this moment or since, if one is given.
+        With ``newest``, also search children of all descendants, as of that time (monotonic) or later.
         """
         pending = self._new_children()
         children: Mapping[int, list[int]] = {}
@@ -401,16 +396,16 @@ class ProcessTree:
             try:
                 watched = _OpenProcess(pid, self._proc)
             except OSError:
-                continue  # it has ended, or no descriptor is free
+                continue  # it has ended, or no free descriptor
             if watched.parent not in self._processes:
-                watched.close()  # an orphan of one whose pid is now another's
+                watched.close()  # an orphan whose parent's pid was reused
                 continue
             self._processes[pid] = watched
             pending.extend(read_children(pid, self._proc, every_thread=False))
             pending.extend(children.get(pid, ()))
 
     def _new_children(self) -> list[int]:
-        """Children of the worker's first thread, unless they are the same as before."""
+        """Children of the worker's first thread; empty if unchanged."""
         if self._children_fd < 0:
             return read_children(self.pid, self._proc, every_thread=False)
         text = b""
@@ -425,7 +420,7 @@ class ProcessTree:
         return [int(word) for word in text.split()]
 
     def survivors(self) -> tuple[int, ...]:
-        """Descendants that live, also and above all when the worker itself has ended."""
+        """Live descendants, mainly for after the worker's end."""
         if self._processes:
             self._find_descendants(time.monotonic())
         living = []
@@ -439,7 +434,7 @@ class ProcessTree:
         return tuple(living)
 
     def details(self) -> ProcessTreeDetails:
-        """A closer look, for a slower pace; it takes milliseconds."""
+        """Read the costlier facts; takes milliseconds, so call it less often."""
         looked_at = list(islice(self._processes.values(), MOST_PROCESSES))
         open_files: int | None = None
         paths: list[str] = []
@@ -449,7 +444,7 @@ class ProcessTree:
             count, targets = _open_files(watched.folder, links // 2 if watched.pid == self.pid else links)
             switches = _switches(watched.folder)
             if not watched.is_there():
-                continue  # what was read may be another's
+                continue  # the values may be those of another process
             if count is not None:
                 open_files = (open_files or 0) + count
                 links -= len(targets)
@@ -472,7 +467,9 @@ class ProcessTree:
         )
 
     def _read_pss(self, looked_at: Iterable[_OpenProcess]) -> int | None:
-        """The kernel walks all their pages for it, so that a large worker has it seldom: meanwhile the last value."""
+        """Sum the PSS of these processes, or return the last value: the kernel walks all pages, so large workers must
+        rest.
+        """
         pss_bytes, due = self._pss
         if time.monotonic() < due:
             return pss_bytes
@@ -483,17 +480,17 @@ class ProcessTree:
             if size is not None and watched.is_there():
                 pss_bytes = (pss_bytes or 0) + size
             if time.thread_time() - start > MOST_PSS_S:
-                pss_bytes = None  # a part of the sum is no answer, and the ends of workers are watched here too
+                pss_bytes = None  # a partial sum is useless, and ends of workers are watched on this thread too
                 break
         self._pss = pss_bytes, time.monotonic() + PSS_REST * (time.thread_time() - start)
         return pss_bytes
 
 
 def _open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
-    """How many files a process has open, or None where that is denied, and what the first of them are."""
+    """Number of open files (None if denied), and targets of the first ones."""
     targets = []
     try:
-        count = os.stat(f"{folder}/fd").st_size  # the number of entries since Linux 6.2
+        count = os.stat(f"{folder}/fd").st_size  # number of entries since Linux 6.2
         with os.scandir(f"{folder}/fd") as entries:
             names = [entry.name for entry in (islice(entries, most) if count else entries)]
     except OSError:
@@ -502,12 +499,12 @@ def _open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
         try:
             targets.append(os.readlink(f"{folder}/fd/{name}"))
         except OSError:
-            continue  # closed in between
+            continue  # closed meanwhile
     return count or len(names), targets
 
 
 def _is_ordinary(target: str) -> bool:
-    """Whether what a descriptor points to looks like a file of a file system that holds data."""
+    """Whether a descriptor's target looks like a regular data file."""
     return (
         target.startswith("/")
         and not target.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
@@ -516,7 +513,7 @@ def _is_ordinary(target: str) -> bool:
 
 
 def _numbers(path: str, size: int, *names: bytes) -> list[int] | None:
-    """Values of the lines ``Name: value`` in a file of ``/proc``; None unless all are there."""
+    """Values of the lines ``Name: value`` in a ``/proc`` file; None unless all are present."""
     try:
         lines = read_proc_file(path, size).splitlines()
     except OSError:

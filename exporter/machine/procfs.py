@@ -1,4 +1,4 @@
-"""Processes from ``/proc`` (proc(5)): parsing, and what is asked now and then."""
+"""Parse and read processes in ``/proc`` (proc(5))."""
 
 import os
 from collections.abc import Collection
@@ -28,19 +28,19 @@ MOST_ENVIRONMENT_BYTES = 2 << 20
 
 
 class ProcessStat(NamedTuple):
-    """Facts of one process from its ``stat``, in the kernel's units: they are added up first and converted once."""
+    """Fields of ``stat`` in the kernel's units; sums are converted once."""
 
     state: str
     parent: int
     own_ticks: int
-    reaped_ticks: int  # CPU of the children that it has waited for, and of theirs
+    reaped_ticks: int  # CPU of children that it has waited for, and of their children
     threads: int
     start_ticks: int
     rss_pages: int
 
 
 def parse_process_stat(text: bytes) -> ProcessStat:
-    """Facts from ``/proc/PID/stat``; the command may hold spaces and parentheses, so the last ``)`` counts."""
+    """Parse ``/proc/PID/stat``. The command may contain spaces and parentheses, so search the last ``)``."""
     fields = text[text.rindex(b")") + 2 :].split(None, 22)
     return ProcessStat(
         STATES.get(fields[0].decode("ascii", "replace"), "running"),
@@ -54,13 +54,13 @@ def parse_process_stat(text: bytes) -> ProcessStat:
 
 
 def parse_process_io(text: bytes) -> tuple[int, int]:
-    """``read_bytes`` and ``write_bytes`` of ``/proc/PID/io``: what reached the storage layer."""
+    """Parse ``read_bytes`` and ``write_bytes`` of ``/proc/PID/io``: bytes that reached the storage layer."""
     fields = text.split(None, 12)
     return int(fields[9]), int(fields[11])
 
 
 def read_proc_file(path: str, size: int) -> bytes:
-    """The first ``size`` bytes of a file; raises OSError."""
+    """Read the first ``size`` bytes of a file; raises OSError."""
     fd = os.open(path, READ)
     try:
         return os.read(fd, size)
@@ -69,7 +69,7 @@ def read_proc_file(path: str, size: int) -> bytes:
 
 
 def read_proc_names(folder: str) -> list[str]:
-    """Names in a folder of ``/proc``; none when its process is gone or somebody else's."""
+    """List a folder of ``/proc``; empty if its process is gone or of another user."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -77,7 +77,7 @@ def read_proc_names(folder: str) -> list[str]:
 
 
 def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -> list[int]:
-    """Children of a process; those started by its first thread alone when ``every_thread`` is false."""
+    """Children of a process; without ``every_thread`` only those of its first thread."""
     children: list[int] = []
     for thread in read_proc_names(f"{proc}/{pid}/task") if every_thread else [str(pid)]:
         try:
@@ -95,7 +95,7 @@ def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -
 
 
 def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
-    """When a process was started, in clock ticks since the machine was; None when it is not there."""
+    """Start time of a process in clock ticks since boot; None if it does not exist."""
     try:
         return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).start_ticks
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
 
 
 def read_pid_namespace(proc: str = "/proc") -> int | None:
-    """Number of this process's pid namespace: a pid means something only to readers in the same one."""
+    """Number of this process's pid namespace; pids are valid only inside it."""
     try:
         return os.stat(f"{proc}/self/ns/pid").st_ino
     except OSError:
@@ -117,9 +117,9 @@ def read_self_rss_bytes(proc: str = "/proc") -> int:
 
 
 def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> dict[str, str] | None:
-    """These variables of a process, as it was started with them, and no others.
+    """Return these variables from the initial environment of a process.
 
-    None where they may not be read, and as long as there are none at all: a program that is being started has none yet.
+    None if it may not be read, or is empty: a program that is just starting has no variables yet.
     """
     wanted = {os.fsencode(name): name for name in names}
     found: dict[str, str] = {}
@@ -144,7 +144,7 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
 
 
 def is_zombie(pid: int, proc: str = "/proc") -> bool:
-    """Whether a process has ended and nobody has waited for it yet."""
+    """Whether a process has ended and was not waited for yet."""
     try:
         return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED
     except (OSError, ValueError):
@@ -152,11 +152,11 @@ def is_zombie(pid: int, proc: str = "/proc") -> bool:
 
 
 def read_zombie_status(pid: int, start_ticks: int | None, proc: str = "/proc") -> int | None:
-    """Wait status (wait(2)) of a process that has ended and that its parent has not waited for yet.
+    """Wait status (wait(2)) of a zombie.
 
-    None when it is not in this state, is another process than the one with these ``start_ticks``, or may not be
-    asked: the kernel then shows 0 (proc(5), field 52), as it does after a success. The link ``ns/user`` is guarded by
-    the very same check, and unlike the other guarded fields says of a zombie too whether that was passed.
+    None if the process is no zombie, has other ``start_ticks``, or hides its status: without permission the kernel
+    shows 0 (proc(5), field 52), as after a success. The link ``ns/user`` needs the same permission, and unlike other
+    guarded files works for zombies.
     """
     try:
         os.readlink(f"{proc}/{pid}/ns/user")

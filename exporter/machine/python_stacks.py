@@ -1,7 +1,7 @@
 """Stacks of running Python processes, by ``py-spy`` where it is installed.
 
-``--nonblocking`` reads the memory of a process without stopping it: a frame may be torn, the worker
-loses nothing. Nothing here raises; what cannot be had is said in words.
+``--nonblocking`` reads the memory of a process without stopping it: frames may be inconsistent, but the worker loses no
+time. Nothing here raises; failures are returned as text.
 """
 
 import os
@@ -23,13 +23,13 @@ MOST_DESCENDANTS = 200
 
 
 def find_py_spy() -> str | None:
-    """Where ``py-spy`` is: on PATH, or beside the interpreter that runs this."""
+    """Path of ``py-spy``: from PATH, or next to the running interpreter."""
     beside = Path(sys.executable).with_name("py-spy")
     return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
 def python_processes(pid: int, most: int, proc: str = "/proc") -> list[int]:
-    """The first ``most`` Python processes among a process and its descendants, from the top."""
+    """First ``most`` Python processes among a process and its descendants, from the top."""
     found: list[int] = []
     pending, seen = [pid], 0
     while pending and len(found) < most and seen < MOST_DESCENDANTS:
@@ -46,7 +46,9 @@ def python_processes(pid: int, most: int, proc: str = "/proc") -> list[int]:
 
 
 def read_stacks(pids: Sequence[int], timeout_s: float = 2.0, most: int = 8) -> dict[int, str]:
-    """What ``py-spy`` says of the first ``most`` processes, or why it says nothing; each may take ``timeout_s``."""
+    """Output of ``py-spy`` for the first ``most`` processes, or the reason why it is missing; at most ``timeout_s``
+    each.
+    """
     wanted = list(dict.fromkeys(pids))[:most]
     program = find_py_spy()
     if program is None:
@@ -83,7 +85,7 @@ def _dump(program: str, pid: int, timeout_s: float) -> str:
 
 
 def _output(fd: int, deadline: float) -> tuple[bytes, bool]:
-    """What comes out of a pipe, to its end, the deadline or the most that is taken; whether it came to its end."""
+    """Read a pipe until its end, the deadline or ``MOST_BYTES``. Return the text, and whether the end was reached."""
     text = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN | select.POLLHUP)
@@ -99,7 +101,7 @@ def _output(fd: int, deadline: float) -> tuple[bytes, bool]:
 
 
 def _end(process: "subprocess.Popen[bytes]", deadline: float) -> int | None:
-    """The status of a process, which is killed at the deadline; None when not even that ends it."""
+    """Wait for a process, killing it at the deadline. Return its status; None if even that does not end it."""
     for end in (deadline, deadline + 1.0):
         try:
             return process.wait(timeout=max(0.0, end - time.monotonic()))
@@ -109,7 +111,7 @@ def _end(process: "subprocess.Popen[bytes]", deadline: float) -> int | None:
 
 
 def _failure(said: str, status: int) -> str:
-    """Why there is no stack, in words; ``said`` is what py-spy wrote."""
+    """Explain a missing stack; ``said`` is the output of py-spy."""
     if "ermission" in said or "EPERM" in said or "not permitted" in said:
         return (
             "no stack: the kernel does not let this process look into others of its user "

@@ -1,4 +1,4 @@
-"""Names of threads as the kernel shows them: `top -H` says which collector it is that costs something."""
+"""Thread names in the kernel, so that `top -H` shows the cost of each collector."""
 
 import threading
 from pathlib import Path
@@ -7,8 +7,8 @@ LONGEST = 15  # the kernel's limit (PR_SET_NAME)
 
 
 def name_thread(name: str) -> None:
-    """Give the present thread a name of at most 15 characters."""
+    """Name the present thread; only the first 15 characters are used."""
     try:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name[:LONGEST])
     except OSError:
-        pass  # without a name it works as well
+        pass  # names are optional
