@@ -1,7 +1,7 @@
 """Console scripts: restart the program in Python's isolated mode.
 
 This is installed as the top-level module ``gpujob_entry``, an otherwise unused name. Console scripts run with
-the user's ``PYTHONPATH``, where a folder named ``launcher`` or ``gpujob_exporter`` would shadow this package.
+the user's ``PYTHONPATH``, where a folder named ``launcher`` or ``exporter`` would shadow this package.
 ``-I`` ignores ``PYTHONPATH``, the working directory and the user's site.
 """
 
@@ -14,7 +14,7 @@ def gpujob() -> None:
     _become("launcher")
 
 
-def gpujob_exporter() -> None:
+def exporter() -> None:
     """Become ``python -I -m exporter``."""
     _become("exporter")
 

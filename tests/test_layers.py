@@ -167,7 +167,8 @@ def wrong_with(importer: str, imported: str) -> str | None:
     if package == "exporter" and other == "launcher":
         return "the exporter never imports the launcher"
     if package == "launcher" and other == "exporter":
-        return None if not target or within(imported, *(f"exporter.{name}" for name in FOR_LAUNCHER)) else "not for it"
+        shared = not target or within(imported, *(f"exporter.{name}" for name in FOR_LAUNCHER))
+        return None if shared and not is_collector(imported) else "not for the launcher"
     if importer in ENTRIES or not target:
         return None
     if ROOMS[package].index(target) > ROOMS[package].index(room):
@@ -261,7 +262,7 @@ def test_an_import_inside_a_function_has_a_reason() -> None:
     [
         ("import os.path", "os.path"),
         ("from os import environ", "os"),
-        ("from exporter.contract import run_files, __version__", "exporter.contract.run_files exporter.contract"),
+        ("from exporter.contract import run_files, names", "exporter.contract.run_files exporter.contract"),
         ("def late():\n    import aiohttp", "aiohttp"),
         ("if TYPE_CHECKING:\n    from launcher.plan.plan import Plan", "launcher.plan.plan"),
         ("from . import eta", "."),
@@ -285,7 +286,7 @@ def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
         ("exporter.sidecar.sidecar", "aiohttp.web"),
         ("exporter.sidecar.service", "launcher.plan.plan"),
         ("exporter.attach.monitor_config", "pydantic"),
-        ("launcher.report.report", "exporter.workers_collector"),
+        ("launcher.report.report", "exporter.workers.collector"),
         ("launcher.report.report", "exporter.sidecar.service"),
         ("launcher.run.tasks", "exporter.gpus.nvidia.reader"),
         ("launcher.watch.view", "launcher.jobfile.jobfile"),

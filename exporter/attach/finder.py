@@ -208,7 +208,7 @@ class WorkerFinder:
             self._surplus_told = True
             pids = ", ".join(surplus[:16])
             detail = f"{len(surplus)} more than the {len(self._tasks)} workers expected: pid {pids}"
-            log.warning("processes that look like workers are not watched: %s", detail)
+            log.warning("processes that resemble workers are not watched: %s", detail)
             self._tell(now, "warning", "surplus", detail)
 
     def _place(self, sighting: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:

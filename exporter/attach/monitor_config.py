@@ -82,7 +82,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                        None, None, f"the key {key.value!r} is duplicated", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -159,7 +159,7 @@ def _secret(value: Any) -> str:
 
 def _glob(value: Any) -> str:
     if "/" in (text := _text(value)):
-        raise _InvalidValue("is not a pattern of file names; the directory stands under paths")
+        raise _InvalidValue("is not a pattern of file names; give the directory under paths")
     return text
 
 

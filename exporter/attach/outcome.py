@@ -75,7 +75,7 @@ def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: 
     if enough:
         return AttachedOutcome("COMPLETED", (counted,))
     return AttachedOutcome(
-        "UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short)
+        "UNKNOWN", ("it is unknown how every worker ended, and how many of how many items were done", *short)
     )
 
 
@@ -91,8 +91,7 @@ def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
     if (work.counts_items and _total(status, work)) or of_the_job:
         return []
     return [
-        f"warning: {worker['worker']} has exited with 0 after {items} of the {total} {unit_word(worker)} "
-        "that its log tells"
+        f"warning: {worker['worker']} exited with 0 after {items} of the {total} {unit_word(worker)} that its log tells"
         for worker, items, total in known
         if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
     ]

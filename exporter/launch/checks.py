@@ -147,7 +147,7 @@ def _detail(words: str, lacking: Sequence[LaunchProblem]) -> str:
 def _not_started(worker: WorkerLaunchFacts) -> str | None:
     if worker.started:
         return None
-    return f"it could not be started: {worker.evidence}" if worker.reason else "no process of it has been seen"
+    return f"it could not be started: {worker.evidence}" if worker.reason else "none of its processes was found"
 
 
 def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, over: bool) -> NodeLaunchCheck:
@@ -161,7 +161,7 @@ def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool
             if worker.reason not in CONSEQUENCES:
                 found = f"it has ended: {worker.reason}" + (f" ({worker.evidence})" if worker.evidence else "")
         elif not worker.started:
-            found = "no process of it has been seen"
+            found = "none of its processes was found"
         elif not worker.up:
             found = None if over else "its process is gone"  # the job is ending, and the worker with it
         elif worker.pid is not None and worker.pid in by_pid:
@@ -231,7 +231,7 @@ def _works(worker: WorkerLaunchFacts) -> bool:
 
 
 def _no_progress(worker: WorkerLaunchFacts) -> str | None:
-    return None if worker.items is not None else "its log tells no position"
+    return None if worker.items is not None else "no position was found in its log"
 
 
 def _directory(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:

@@ -52,7 +52,7 @@ def why_not_writable(directory: Path) -> str | None:
             return f"{directory} is not a directory" if directory.exists() else f"{directory} is not there"
         space = os.statvfs(directory)
     except OSError as error:
-        return f"{directory} cannot be looked at: {error.strerror}"
+        return f"{directory} cannot be read: {error.strerror}"
     if space.f_flag & os.ST_RDONLY:
         return f"{directory} is on a file system that is mounted read-only"
     if not os.access(directory, os.W_OK | os.X_OK):

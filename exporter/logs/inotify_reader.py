@@ -74,7 +74,7 @@ class InotifyWatches:
             number = _call("inotify_add_watch", self._fd, os.fsencode(path), CHANGES | IN_ONESHOT | IN_DONT_FOLLOW)
         except (OSError, AttributeError) as error:
             if self._fd < 0 or getattr(error, "errno", None) == errno.ENOSPC:
-                log.debug("logs are asked for changes one by one: %s", error)
+                log.debug("inotify is not available, logs are polled instead: %s", error)
                 self._failed = True
             return None
         watch = InotifyWatch(number)

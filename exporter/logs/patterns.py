@@ -146,7 +146,7 @@ def pattern_problems(patterns: Iterable[tuple[str, str]], kind: PatternKind | No
     for name, text in patterns:
         if name in seen:
             problems.append(
-                f"{name}: there are two patterns of this name, and only one would count; rename one of them"
+                f"{name}: two patterns have this name, and only one would count; rename one of them"
             )
         seen.add(name)
         try:
@@ -169,6 +169,6 @@ def _problems(pattern: Pattern, text: str) -> Iterator[str]:
     if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME, PatternKind.VALUE) and numbers < 1:
         yield f"{shown} has no group for the number; put parentheses around it, as in Epoch (\\d+)"
     if needs_line_end(pattern.regex):
-        yield f"{shown} goes over the end of a line and so never matches; describe what stands in one line"
+        yield f"{shown} spans the end of a line and so never matches; describe text within one line"
     elif pattern.regex.search(b"") is not None:
-        yield f"{shown} matches the empty text and so every line; add a text that the right lines hold, or use + for *"
+        yield f"{shown} matches empty text and so every line; add text that the intended lines contain, or use + instead of *"

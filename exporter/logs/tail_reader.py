@@ -398,7 +398,7 @@ class LogTail:
                 return
         if self._offset:
             self._begin_anew()
-            self.problem = "what was read before is gone: what is there now is read from its top"
+            self.problem = "its earlier content is gone: it is read from the top"
 
     def _forget_file(self) -> None:
         self.close()

@@ -252,7 +252,7 @@ class _ProcessHost:
     def begin(self, watched: WatchHandle, now: float) -> None:
         helper = self._running()
         if helper is None or not helper.is_up():
-            watched.tell(READY, "the process that looks at files is not up")
+            watched.tell(READY, "the process that reads files is not running")
             return
         number = self._numbers[watched]
         known = helper.known.get(number)
@@ -260,7 +260,7 @@ class _ProcessHost:
         body = pickle.dumps((watched.name, now, None if known else self._makers[watched]))
         if not helper.send(HEAD.pack(len(body), number, ANSWER) + body):
             self._lost(helper)
-            watched.tell(READY, "the process that looks at files has ended")
+            watched.tell(READY, "the process that reads files has ended")
 
     def _running(self) -> "_HelperProcess | None":
         with self._lock:
@@ -289,11 +289,11 @@ class _ProcessHost:
         helper.end()
         log.log(
             logging.DEBUG if again else logging.WARNING,
-            "the process that looks at files has ended (%s): it is started again, and looks anew",
+            "the process that reads files has ended (%s): it is restarted",
             helper.how_it_ended(),
         )
         for watched, generation in list(helper.known.values()):
-            watched.tell(READY, "the process that looks at files has ended", generation)
+            watched.tell(READY, "the process that reads files has ended", generation)
 
     def close(self) -> None:
         with self._lock:
@@ -355,7 +355,7 @@ class _HelperProcess:
         """Text for the log."""
         status = None if self.process is None else self.process.poll()
         if status is None:
-            return self._why or "while a look of it hangs"
+            return self._why or "while one of its reads hangs"
         return f"signal {-status}" if status < 0 else f"status {status}"
 
     def end(self) -> None:

@@ -104,7 +104,7 @@ class KernelLog:
         self.unavailable: str | None = None  # why it cannot be read; None if it can
         try:
             if os.stat(f"{proc}/self/ns/pid").st_ino != FIRST_PID_NAMESPACE:
-                self.unavailable = "this is a pid namespace of its own"
+                self.unavailable = "running in a separate pid namespace"
                 return
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             if since is None:

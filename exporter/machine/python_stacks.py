@@ -78,10 +78,10 @@ def _dump(program: str, pid: int, timeout_s: float) -> str:
     shown = text.decode("utf-8", "replace").strip()
     if not ended or status == -signal.SIGKILL:
         why = f"no more than {MOST_BYTES} bytes are taken" if len(text) >= MOST_BYTES else f"no end in {timeout_s:g} s"
-        return f"{shown}\n... ({why})" if shown else f"no stack: py-spy has said nothing in {timeout_s:g} s"
+        return f"{shown}\n... ({why})" if shown else f"no stack: no answer from py-spy in {timeout_s:g} s"
     if status:
         return _failure(shown, status)
-    return shown or "no stack: py-spy has said nothing"
+    return shown or "no stack: no answer from py-spy"
 
 
 def _output(fd: int, deadline: float) -> tuple[bytes, bool]:
@@ -114,7 +114,7 @@ def _failure(said: str, status: int) -> str:
     """Explain a missing stack; ``said`` is the output of py-spy."""
     if "ermission" in said or "EPERM" in said or "not permitted" in said:
         return (
-            "no stack: the kernel does not let this process look into others of its user "
+            "no stack: the kernel does not let this process read others of its user "
             "(kernel.yama.ptrace_scope, or a container without SYS_PTRACE)"
         )
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -31,7 +31,7 @@ from exporter.progress.phases import job_phase
 from exporter.progress.resumes import EarlierProgress, earlier_positions
 from exporter.progress.worker_logs_reader import PROGRESS_FILE, WorkerLogFacts, WorkerLogs
 
-ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
+ITEMS = Family("worker_items", "Position of the worker: items done according to its log.", labels=WORKER_LABELS)
 ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
 ITEMS_PROCESSED = Family(
     "worker_items_processed_total",

@@ -154,7 +154,7 @@ def _parse_run(entry: dict[str, Any]) -> RunHistory:
     if any(isinstance(number, bool) or not (math.isfinite(number) and number >= 0) for number in numbers):
         raise ValueError("a number that cannot be")
     if not (isinstance(run.workers, int) and isinstance(run.total, int | None)):
-        raise TypeError("a count that is none")
+        raise TypeError("a count that is not a number")
     if not isinstance(run.prior, dict) or not all(isinstance(prior, dict) for prior in run.prior.values()):
-        raise TypeError("a prior that is none")
+        raise TypeError("a prior that is not valid")
     return run

@@ -13,8 +13,8 @@ from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 
-FIGURE = Family("figure_of_merit", "Figure of merit as the job has last told it, by its name.", labels=("name",))
-FIGURE_TIME = Family("figure_of_merit_timestamp_seconds", "When the job last told that figure.", labels=("name",))
+FIGURE = Family("figure_of_merit", "Latest figure of merit that the job reported, by its name.", labels=("name",))
+FIGURE_TIME = Family("figure_of_merit_timestamp_seconds", "When the job last reported that figure.", labels=("name",))
 
 MOST_FIGURES = 64
 EXAMPLE = '{"name": "gflops", "value": 511.26}'

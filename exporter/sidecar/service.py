@@ -215,7 +215,7 @@ class HttpService:
                 self._sidecar.publisher.request()  # the publisher decides, since the run directory may hang
             outlived = self._sidecar.outlived_its_driver
             if self._sidecar.may_start_again:
-                log.warning("the GPU driver was replaced, which only a new process can read: starting again")
+                log.warning("the GPU driver was replaced: restarting, since only a new process can read it")
                 self.start_again = True
                 return
             await asyncio.sleep(WATCH_S)

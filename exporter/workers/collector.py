@@ -16,7 +16,7 @@ from exporter.workers.runs_reader import WorkerExit, WorkerReading, WorkerRuns
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
-UP = Family("worker_up", "Whether the worker's process is there.", labels=WORKER_LABELS)
+UP = Family("worker_up", "Whether the worker's process is running.", labels=WORKER_LABELS)
 STATE = Family(
     "worker_state", "State of the worker's process, 1 for the present one.", labels=(*WORKER_LABELS, "state")
 )
@@ -52,7 +52,7 @@ OPEN_FILES = Family(
 )
 SWITCHES = Family(
     "worker_context_switches_total",
-    "Context switches of the worker and its descendants since they were first looked at; twice a minute.",
+    "Context switches of the worker and its descendants since they were first read; updated twice a minute.",
     labels=(*WORKER_LABELS, "kind"),
     kind="counter",
 )

@@ -373,9 +373,9 @@ def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -
     elif (number is not None or not evidence.attached) and (fault := _earlier_fault(evidence)) is not None:
         return ExitReason("gpu_fault", (*facts, fault, *_log_words(evidence)))
     if number is not None:
-        facts.append("nothing tells who sent it")
+        facts.append("sender unknown")
     elif evidence.attached:
-        facts.append("it was not started by gpujob, and the kernel does not tell its status")
+        facts.append("it was not started by gpujob, so its status is unknown")
     elif not evidence.wrapper:
         facts.append("no exit record was left")
     return ExitReason("killed_unknown", (*facts, *_log_words(evidence)))

@@ -23,7 +23,7 @@ from exporter.machine.procfs import read_pid_namespace
 
 USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
 LIMIT = Family(
-    "cgroup_memory_limit_bytes", "The smallest limit that holds for the job on this node; absent without one."
+    "cgroup_memory_limit_bytes", "Smallest memory limit that applies to the job on this node; absent without a limit."
 )
 PEAK = Family("cgroup_memory_peak_bytes", "The most memory that the job has used on this node.")
 WORKING_SET = Family(
@@ -31,7 +31,7 @@ WORKING_SET = Family(
     "Memory of the job on this node without page cache, which the kernel takes back before it kills.",
 )
 OOM_KILLS = Family(
-    "cgroup_oom_kills_total", "Processes of the job on this node that the kernel's OOM killer took.", kind="counter"
+    "cgroup_oom_kills_total", "Processes of the job on this node that the kernel's OOM killer ended.", kind="counter"
 )
 PRESSURE = Family(
     "cgroup_memory_pressure_seconds_total",

@@ -149,7 +149,7 @@ def _output(job: PlannedJob) -> list[CheckFinding]:
 def _monitoring(job: PlannedJob) -> list[CheckFinding]:
     items = []
     if not job.spec.monitoring.enabled:
-        message = "nobody watches the job; leave it out to have progress, alerts and reasons"
+        message = "the job is not watched; remove this key to get progress, alerts and exit reasons"
         items.append(CheckFinding("unwatched", "warning", "monitoring.enabled", message))
     if job.spec.patterns.output is None:
         only_serves = job_checks.has_only_services(job.plan)
@@ -228,7 +228,7 @@ def _checkpoints(job: PlannedJob) -> list[CheckFinding]:
     if group.pattern is None and job_checks.has_only_services(job.plan):
         return []
     if group.pattern is None:
-        message = "no checkpoint is watched: after a failure all work would be done again; name its files"
+        message = "no checkpoint is watched, so a failure would repeat all work; name the checkpoint files"
         return [CheckFinding("no-checkpoints", "warning", "patterns.checkpoints", message)]
     where = "the run directory" if group.directory == "." else f'"{group.directory}"'
     interval = job.spec.monitoring.checkpoint_interval
@@ -239,7 +239,7 @@ def _checkpoints(job: PlannedJob) -> list[CheckFinding]:
 def _batch_size(job: PlannedJob) -> list[CheckFinding]:
     if not job.plan.gpus_per_node:
         return []
-    message = "what a worker takes of its GPUs shows once it runs; `gpujob watch` has it beside what they have"
+    message = "the GPU memory that a worker uses is known only at run time; `gpujob watch` shows it"
     return [CheckFinding("batch-size", "not checked", "GPU memory", message)]
 
 

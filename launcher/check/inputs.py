@@ -112,7 +112,7 @@ def _content(entry: InputEntry, *, look_inside: bool) -> list[CheckFinding]:
         CheckFinding(code, "error", entry.place, f"{_some(names)}: {what}") for (code, what), names in problems.items()
     ]
     if look_inside and len(entry.paths) > MOST_FILES and not items:
-        message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were looked into"
+        message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were checked"
         items.append(CheckFinding("inputs", "ok", entry.place, message))
     return items
 
@@ -229,7 +229,7 @@ def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
         return f"it is not a table: {error}"
     for number, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
-            return f"row {number} has {len(row)} fields and the first has {len(rows[0])}; mend the row, or its quotes"
+            return f"row {number} has {len(row)} fields and the first has {len(rows[0])}; fix the row, or its quotes"
     return None
 
 

@@ -303,7 +303,7 @@ def check_slurm(subject: PlannedJob) -> list[CheckFinding]:
     if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
         group = next(group for group in subject.plan.manifest.groups if group.name == "checkpoint")
         if group.pattern is None and not has_only_services(subject.plan):
-            message = "no checkpoint is watched, so that each attempt may begin anew; name them in patterns.checkpoints"
+            message = "no checkpoint is watched, so each attempt may start from zero; name them in patterns.checkpoints"
             items.append(CheckFinding("requeue-no-checkpoints", "warning", "slurm.requeue", message))
     parts = asked["het"] or [subject.plan.nodes]
     if asked["segment"] and (odd := next((nodes for nodes in parts if nodes % asked["segment"]), None)):

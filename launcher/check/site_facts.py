@@ -187,7 +187,9 @@ def check_network(subject: PlannedJob) -> list[CheckFinding]:
     """Check that the model hub answers from here; nodes may be less well connected."""
     model, place = subject.spec.model, "network"
     if model is None or not aliases.resolve_model(model.path, subject.cluster).startswith(aliases.HUB):
-        return [CheckFinding("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
+        return [
+            CheckFinding("network", "not checked", place, "the job fetches nothing from the network as far as is known")
+        ]
     environ = subject.environ
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return [
@@ -250,7 +252,7 @@ def check_partition(subject: PlannedJob) -> list[CheckFinding]:
     except SlurmError as error:
         return [CheckFinding("partition", "not checked", place, _without_slurm(str(error)))]
     except ValueError as error:
-        return [CheckFinding("partition", "not checked", place, f"what sinfo says cannot be read: {error}")]
+        return [CheckFinding("partition", "not checked", place, f"the output of sinfo cannot be read: {error}")]
     asked = plan.slurm["partition"]
     if asked is None:
         chosen = [partition for partition in partitions.values() if partition.default]

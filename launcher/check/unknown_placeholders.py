@@ -79,10 +79,10 @@ def _nameable(text: FilledText) -> list[str]:
 
 def _ports_there(text: FilledText) -> str:
     if text.stage == BENCHMARK:
-        return "a benchmark has none: GPUJOB_ENDPOINT says where requests go"
+        return "a benchmark has none: its requests go to GPUJOB_ENDPOINT"
     if names := _nameable(text):
         return "it can name " + " ".join(f"{{{name}_port}}" for name in names)
-    return "here ports stand by their numbers, as in {port_6100}"
+    return "use the number of a port here, as in {port_6100}"
 
 
 def _texts(subject: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:

@@ -281,7 +281,7 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
 
 @commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
 @click.argument("job", metavar="JOB")
-@click.option("--verify", is_flag=True, help="Verify the files of a finished job anew; report.json stays as it is.")
+@click.option("--verify", is_flag=True, help="Verify the files of a finished job again; report.json stays as it is.")
 @JSON
 def report(job: str, verify: bool, as_json: bool) -> None:
     """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs.
@@ -363,7 +363,7 @@ def stop(job: str) -> None:
         except ProcessLookupError:
             pass
         except PermissionError:
-            fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
+            fail(f"job {view['job_id']} belongs to another user (process {pid})")
     else:
         slurm_steps.cancel_job(job_id_of(client.run_dir), submitted_cluster(client.run_dir))
     click.echo(f"job {view['job_id']} is being stopped")

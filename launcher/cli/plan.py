@@ -76,7 +76,7 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
     except SlurmError as error:
         raise LauncherError(f"--nodes: {error}") from error
     if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
-        raise LauncherError(f"--nodes: {twice} is there more than once; name each node once")
+        raise LauncherError(f"--nodes: {twice} is listed twice; name each node once")
     if nodes and not hosts:
         raise LauncherError("--nodes: there is no host in it; write for example cn[01-04]")
     return hosts

@@ -75,7 +75,7 @@ class JobSpec(FileModel):
     workers: list[RoleSpec] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
     model: ModelSpec | None = Field(None, description="The model that the backend serves.")
     backend: BackendSpec = BackendSpec()
-    frontend: FrontendSpec | None = Field(None, description="What stands before the workers of a serving job.")
+    frontend: FrontendSpec | None = Field(None, description="What runs in front of the workers of a serving job.")
     benchmark: BenchmarkSpec | None = Field(None, description="What the job does once its workers are ready.")
     readiness: ReadinessSpec = ReadinessSpec()
     container: ContainerSpec | None = Field(None, description="Container in which workers run.")
@@ -106,7 +106,7 @@ class JobSpec(FileModel):
         for index, error in enumerate(errors):
             name = error.name or error.pattern
             if name in names:
-                message = f"the pattern {name!r} is there more than once; give each a name of its own"
+                message = f"the pattern {name!r} is listed twice; give each a name of its own"
                 problems.append(((index,), message))
             names.add(name)
         if problems:
@@ -118,7 +118,7 @@ class JobSpec(FileModel):
         roles = [workers.role for workers in self.workers]
         for role in roles:
             if roles.count(role) > 1:
-                raise ValueError(f"workers: the role {role!r} is there more than once; give each entry its own role")
+                raise ValueError(f"workers: the role {role!r} is listed twice; give each entry its own role")
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ def _options(args: object) -> object:
         if isinstance(name, str) and not _OPTION.fullmatch(name):
             bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
             hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
-            raise ValueError(f"{name!r} is not the name of an option: it stands without -- and without its value{hint}")
+            raise ValueError(f"{name!r} is not the name of an option: write it without -- and without its value{hint}")
     return args
 
 
@@ -152,7 +152,9 @@ class FrontendSpec(EngineRoleSpec):
         description="Words, as a list or one text, in place of those of the type, needed for custom; "
         "{http_port} is where it has to listen.",
     )
-    nginx: bool | None = Field(None, description="Whether nginx stands before them; by default when there are several.")
+    nginx: bool | None = Field(
+        None, description="Whether nginx runs in front of them; by default when there are several."
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> "FrontendSpec":

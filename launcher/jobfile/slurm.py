@@ -174,7 +174,9 @@ class ContainerSpec(FileModel):
     runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
     mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
     workdir: str | None = Field(None, description="Where workers start in the container; by default as without one.")
-    python: str = Field("python3", description="Interpreter within the image that stands beside each worker.")
+    python: str = Field(
+        "python3", description="Python interpreter in the image, which runs gpujob's wrapper beside each worker."
+    )
 
     @field_validator("image", "python")
     @classmethod

@@ -120,7 +120,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
                 if key in seen:
                     mark = key_node.start_mark
-                    self._twice[mark.line, mark.column] = _not_yaml(mark, f"the key {key!r} is there twice")
+                    self._twice[mark.line, mark.column] = _not_yaml(mark, f"the key {key!r} is duplicated")
                 seen.add(key)
         return super().construct_mapping(node, deep)
 

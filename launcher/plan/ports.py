@@ -22,20 +22,20 @@ class PortKind(NamedTuple):
 
 
 TABLE: Mapping[str, PortKind] = {
-    "public": PortKind(8000, 1, "where clients send requests: the balancer, or the only front end"),
-    "internal": PortKind(8180, 1, "a front end behind the balancer"),
-    "etcd": PortKind(2379, 1, "etcd, for its clients"),
-    "etcd_peer": PortKind(2380, 1, "etcd, for its peers"),
-    "nats": PortKind(4222, 1, "NATS"),
-    "kv_events": PortKind(5200, 1, "events of a worker's KV cache"),
-    "nixl": PortKind(5400, 8, "side channels of NIXL, one for each rank of data parallelism on the node"),
-    "http": PortKind(6100, 32, "the server of a worker"),
-    "bootstrap": PortKind(7200, 1, "where decode workers find a prefill worker"),
-    "system": PortKind(7500, 1, "health and metrics of a process"),
-    "dist_init": PortKind(8300, 20, "rendezvous of a worker's processes, and of their schedulers behind it"),
-    "dp_rpc": PortKind(8650, 1, "calls between the ranks of data parallelism"),
-    "nccl": PortKind(17500, 1, "NCCL of a worker"),
-    "vllm": PortKind(20000, 50, "VLLM_PORT: what vLLM takes by itself"),
+    "public": PortKind(8000, 1, "Requests of clients: the balancer, or the only front end."),
+    "internal": PortKind(8180, 1, "A front end behind the balancer."),
+    "etcd": PortKind(2379, 1, "etcd, for its clients."),
+    "etcd_peer": PortKind(2380, 1, "etcd, for its peers."),
+    "nats": PortKind(4222, 1, "NATS."),
+    "kv_events": PortKind(5200, 1, "Events of a worker's KV cache."),
+    "nixl": PortKind(5400, 8, "Side channels of NIXL, one for each data-parallel rank on the node."),
+    "http": PortKind(6100, 32, "The server of a worker."),
+    "bootstrap": PortKind(7200, 1, "Where decode workers find a prefill worker."),
+    "system": PortKind(7500, 1, "Health and metrics of a process."),
+    "dist_init": PortKind(8300, 20, "Rendezvous of a worker's processes, and of their schedulers."),
+    "dp_rpc": PortKind(8650, 1, "Calls between data-parallel ranks."),
+    "nccl": PortKind(17500, 1, "NCCL of a worker."),
+    "vllm": PortKind(20000, 50, "`VLLM_PORT`: ports that vLLM picks itself."),
 }  # the bases are those of the engines and srtctl, because people know them by heart
 
 # request to the nodes before the start, and the ports that the job was given

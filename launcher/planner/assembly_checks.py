@@ -83,7 +83,7 @@ def _frontend_problems(setting: BackendContext, parts: JobParts) -> Iterator[str
     if kind not in frontend.backends:
         fits = " or ".join(name for name, known in FRONTENDS.items() if kind in known.backends)
         cure = f"use {fits}" if fits else "leave it out"
-        yield f"frontend.type: {frontend.name} does not stand before {kind} workers; {cure}"
+        yield f"frontend.type: {frontend.name} cannot run in front of {kind} workers; {cure}"
         return
     alone = names & set(DISAGGREGATED)
     if len(alone) == 1 and "agg" not in names:

@@ -79,7 +79,7 @@ def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
     """Markdown lines for the first GPU events."""
     events = gpus.get("events") or ()  # absent in older reports
     if events:
-        yield from ("", "What happened:", "")
+        yield from ("", "GPU events:", "")
     for event in events[:EVENTS_SHOWN]:
         where = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
         what = f"{plain_text(event['event'])}: {plain_text(event['detail'])}"
@@ -112,7 +112,7 @@ def _amounts(found: Mapping[str, Any], *, whole: bool) -> tuple[str, str, str]:
 def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
     name = node["node"]
     if node["driver_state"] != "ok":
-        why = plain_text(node["words"] or "nobody says why")
+        why = plain_text(node["words"] or "reason unknown")
         yield f"- {name}: GPUs could not be read ({node['driver_state']}): {why}"
     if lacking := missing_gpus_text(node):
         yield f"- {name}: {lacking}"

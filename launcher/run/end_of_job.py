@@ -180,13 +180,13 @@ class EndOfJob:
 
     def _requeue(self, report: dict[str, Any] | None) -> None:
         """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""
-        log_line("Queueing the job again")
+        log_line("Requeueing the job")
         self._course.events.write("job requeued", attempt=self._facts.attempt)
         problem = self._steps.requeue()
         if problem is None:
             self._await_signal(time.time() + REQUEUE_S)
             return
-        log_line(f"The job is not queued again: {problem}")
+        log_line(f"The job could not be requeued: {problem}")
         if report is not None:
             told = {**report, "requeued": False}
             attempt_optional("write the report", lambda: self._write_report(told))

@@ -43,7 +43,7 @@ def lost_part_cause(
         "reason": "killed_unknown" if killed_by else "app_error",
         "code": code,
         "signal": killed_by,
-        "evidence": [cause, *(["nothing tells who sent it"] if killed_by else [])],
+        "evidence": [cause, *(["sender unknown"] if killed_by else [])],
     }
 
 
@@ -104,7 +104,7 @@ class JobState:
 
     def take_back_stop(self) -> None:
         """Cancel a stop whose tasks completed before they were signalled."""
-        log_line("The job is not stopped: its work is done")
+        log_line("Stop cancelled: the work is complete")
         self.events.write("job not stopped", cause=(self.stop or {}).get("cause"))
         self.stop, self.deadline, self.ask = None, None, False
         self.publish(self.phase)

@@ -34,7 +34,7 @@ _WELL = {
     "progress": "All {count} workers report progress",
 }
 _ILL = {
-    SIDECAR: "{well} of {count} nodes were looked at",
+    SIDECAR: "{well} of {count} nodes were checked",
     "processes": "{well} of {count} workers started",
     "count": "{well} of {count} workers alive or completed",
     "gpus": "{well} of {count} workers have the GPUs of the plan",
@@ -218,7 +218,7 @@ class JobLaunchCheck:
     def _merge(self, now: float, silent: Sequence[int]) -> LaunchChecklist:
         """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
-        word = "its sidecar has not said how the launch went"
+        word = "its sidecar has not reported on the launch"
         if silent:
             faults[SIDECAR] = [
                 LaunchFault(None, None, self._facts.hosts[index], word, _CURES[SIDECAR]) for index in silent

@@ -138,7 +138,7 @@ class Sidecars:
             if not self._steps.are_over(self._processes):
                 return
             self._starts += 1
-            log_line("The sidecars are gone; starting them again")
+            log_line("The sidecars have ended; restarting them")
             self._start()
 
     def await_final_values(self, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from launcher.steps.steps import ENDING_SIGNALS
 CHECKPOINT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that Slurm can send some time before the time limit
 IGNORED = (signal.SIGQUIT, signal.SIGALRM)
 # how these reach a command run by hand
-_OF_A_TERMINAL = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: ", whose terminal was closed"}
+_OF_A_TERMINAL = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: " because the terminal was closed"}
 
 
 def signal_text(number: int, *, local: bool) -> str:

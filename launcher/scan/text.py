@@ -104,7 +104,7 @@ def _render(report: LogScan) -> Iterator[str]:
     if report.nearest is not None:
         yield f"  nearest pack: {report.nearest[0]}, which {report.nearest[1]}"
     if report.unmatched:
-        yield "  these lines look like progress, and no position is found in them:"
+        yield "  these lines resemble progress, but no position was found in them:"
     for unmatched in report.unmatched:
         yield f"    line {unmatched.record.line}: {unmatched.record.text[:RECORD_CELLS]}"
         if unmatched.suggestion is not None:

@@ -38,7 +38,7 @@ KEPT = ("GPUJOB_HISTORY_DIR",)  # exceptions from `LEAKING`: the user's own, rea
 
 
 MODULE_LINES = (
-    "# A batch shell is no login shell, and may have to be told first what modules are.",
+    "# A batch shell is not a login shell: it may not know the module command yet.",
     "for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh; do",
     '  type module >/dev/null 2>&1 || { [ -r "$init" ] && . "$init"; }',
     "done",

@@ -264,7 +264,7 @@ def _unused(name: str) -> str:
     near = difflib.get_close_matches(name, sorted(_FIELDS), 1, 0.6)
     hint = f', or did you mean the key "{near[0]}"?' if near else ""
     where = f'put it into a command, env or args in quotes: "{{{name}}}"'
-    return f"sweep: {{{name}}} stands nowhere in the job file; {where}{hint}"
+    return f"sweep: {{{name}}} is not in the job file; {where}{hint}"
 
 
 # -- keys and combinations -----------------------------------------------------------------------
@@ -309,7 +309,7 @@ def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
         return (), "a sweep cannot change itself"
     if words[0] not in _FIELDS:
         if len(words) == 1 and _NAME.fullmatch(key):
-            return (), f"{{{key}}} already stands for something; choose another name" if is_reserved_name(key) else None
+            return (), f"{{{key}}} already has a meaning; choose another name" if is_reserved_name(key) else None
         near = difflib.get_close_matches(str(words[0]), sorted(_FIELDS), 1, 0.5)
         hint = f'; did you mean "{near[0]}"?' if near else f" (known: {', '.join(sorted(_FIELDS))})"
         if len(words) == 1:

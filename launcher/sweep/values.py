@@ -253,7 +253,7 @@ class PointFiller:
             return "".join(part for part, _ in parts)
         if (joined := join_literally(parts)) is None:
             told = "".join(part for part, _ in parts)
-            why = "braces of values around a placeholder look like a literal one; put something between them"
+            why = "braces of values around a placeholder form a literal one; put something between them"
             self.problems.append(f"{place}: {told!r}: {why}")
         return joined or ""
 
@@ -263,12 +263,12 @@ class PointFiller:
         value = self._values[name]
         if isinstance(value, list | dict | None):
             kind = "null" if value is None else "a list" if isinstance(value, list) else "a mapping"
-            self.problems.append(f"{place}: {{{name}}} is {kind}, which cannot stand within a text")
+            self.problems.append(f"{place}: {{{name}}} is {kind}, which cannot be part of a text")
         filled = text_of(value)
         if plain and not _PLAIN.fullmatch(filled):
             cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
             if place == format_place(_PREAMBLE):  # no variables are set yet where the batch script begins
-                cure = "letters, digits and _ . , : / @ % + = - alone can stand there"
+                cure = "only letters, digits and _ . , : / @ % + = - are allowed there"
             self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
         return filled
 

@@ -31,7 +31,7 @@ from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_te
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 NAMED = 5  # files and workers named in one line
-NO_TIME = "there was no time to look at"
+NO_TIME = "there was no time to check"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
 # Default patterns, copied: importing the schema of the job file takes too long.
@@ -220,7 +220,7 @@ def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkRes
     if answer.error is not None:
         return VerificationCheck(name, False, f"{printable(str(directory))} cannot be read: {answer.error}")
     if answer.unable is not None:
-        return VerificationCheck(name, None, f"the {what} files could not be looked at: {answer.unable}")
+        return VerificationCheck(name, None, f"the {what} files could not be read: {answer.unable}")
     return None
 
 
@@ -314,7 +314,7 @@ def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOut
     words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
     doubts = []
     if nodes.silent:
-        doubts.append(f"{nodes.silent} of them {'has' if nodes.silent == 1 else 'have'} not told of theirs")
+        doubts.append(f"{nodes.silent} of them {'has' if nodes.silent == 1 else 'have'} not reported theirs")
     if not nodes.written:
         doubts.append("none is known to be written since the job started")
     if wanted is not None and nodes.files < wanted:
@@ -329,7 +329,7 @@ def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOut
             "valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}"
         )
     elif own.passed is not False and (nodes.silent or not nodes.whole):
-        valid = VerificationCheck("valid", None, f"{own.detail}; of the files of other nodes it cannot be told")
+        valid = VerificationCheck("valid", None, f"{own.detail}; for the files of other nodes it is unknown")
     records = _records(job, None if nodes.silent else nodes.records, facts)
     return [
         VerificationCheck("outputs", None if doubts else True, "; ".join((words, *doubts))),
@@ -363,7 +363,7 @@ def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationChe
         words = f"none of {', '.join(lacking[:NAMED])}{more}"
         if not complete and (short or told):
             failed = True
-            words += "; verify.outputs tells how many are enough"
+            words += "; verify.outputs sets how many are enough"
         elif not complete:
             open_ = True
         notes.append(words)
@@ -441,7 +441,7 @@ def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> V
     elif total is not None:
         items = total
     elif records != 0:
-        why = "not all workers have told their items" if work.counts_items else _no_items(work, total)
+        why = "not all workers have reported their items" if work.counts_items else _no_items(work, total)
         return VerificationCheck("records", None, why)
     else:
         items = 0
@@ -487,7 +487,7 @@ def _checkpoint(manifest: Manifest, group: PathGroup, answer: FileWorkResult) ->
         unsure = f"{_files(facts.unsure)} of which it cannot be told ({facts.unsure_why})"
         return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
     if not facts.valid:
-        return VerificationCheck("checkpoint", None, f"{name}: {size}, of no format that tells whether they are whole")
+        return VerificationCheck("checkpoint", None, f"{name}: {size}, of no format that shows whether they are whole")
     return VerificationCheck("checkpoint", True, f"{name} is whole: {size}")
 
 

@@ -140,9 +140,8 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
     for group in view["outputs"]:
         stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
         if stalled or group.get("stalled"):
-            who = f"{', '.join(stalled[:FAULTS])}{' ...' if len(stalled) > FAULTS else ''}" if stalled else "nobody"
-            verb = "writes nothing" if stalled else "writes"
-            lines.append(f"! {group['group']}: {who} {verb} any more")
+            who = f"{', '.join(stalled[:FAULTS])}{' ...' if len(stalled) > FAULTS else ''}"
+            lines.append(f"! {group['group']}: " + (f"no longer written by {who}" if stalled else "no longer growing"))
         if group.get("files_invalid"):
             bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
             lines.append(f"! {group['group']}: {group['files_invalid']} damaged: {bad['file']}: {bad['reason']}")

@@ -176,7 +176,7 @@ def click_command(name: str, command: click.Command, context: click.Context) -> 
     records = [
         record
         for param in command.get_params(context)
-        if isinstance(param, click.Option) and param.name != "help" and (record := param.get_help_record(context))
+        if isinstance(param, click.Option) and "--help" not in param.opts and (record := param.get_help_record(context))
     ]
     options = {"": records} if records else {}
     return section(name, command.help or "", " ".join(usage), arguments, options, command.epilog or "")

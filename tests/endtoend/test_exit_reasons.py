@@ -655,7 +655,7 @@ def test_a_segmentation_fault_is_a_crash(segmentation_fault: Ended) -> None:
 
 def test_nobody_is_blamed_for_a_kill_without_a_trace(killed: Ended) -> None:
     assert killed.outcome == 1
-    end = failed(killed, "worker_w1", "killed_unknown", "killed by SIGKILL", "nothing tells who sent it")
+    end = failed(killed, "worker_w1", "killed_unknown", "killed by SIGKILL", "sender unknown")
     assert end["signal"] == "SIGKILL"
 
 

@@ -125,7 +125,7 @@ def test_a_killed_sidecar_is_back_soon_and_the_job_is_unharmed(jobs: JobSpace, s
         return [
             pid
             for pid, command in cluster.node_processes(node)
-            if " -m exporter sidecar" in command and "supervise" not in command
+            if " -m exporter sidecar" in command and "supervisor" not in command
         ]
 
     cluster.wait_for(lambda: up_targets(stack, job) == 4, 60, "four targets up")

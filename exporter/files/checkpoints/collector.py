@@ -20,10 +20,10 @@ TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written,
 LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
 LAST_BYTES = Family("checkpoint_last_bytes", "Its size.")
 VALID = Family(
-    "checkpoint_valid", "Whether its files are whole inside, 0 when one is damaged; absent while that cannot be told."
+    "checkpoint_valid", "Whether its files are undamaged inside, 0 when one is damaged; absent while unknown."
 )
 WRITING = Family("checkpoint_writing", "Whether a checkpoint is being written.")
-MISSING = Family("checkpoint_shards_missing", "Files that the newest checkpoint should have and has not.")
+MISSING = Family("checkpoint_shards_missing", "Files missing from the newest checkpoint.")
 INTERVAL = Family(
     "checkpoint_interval_seconds", "Seconds between checkpoints: set in the job file, else learned from at least three."
 )
@@ -158,7 +158,7 @@ class CheckpointsCollector:
         try:
             self._checkpoints.restore(state)
         except ValueError as error:
-            log.warning("the state of checkpoints is not used, those that are there are counted anew: %s", error)
+            log.warning("the saved state of checkpoints is not used, existing checkpoints are counted again: %s", error)
         else:
             self._saved = self._checkpoints.state()
 
@@ -175,7 +175,9 @@ class CheckpointsCollector:
         if problem is None:
             self._saved = state
         elif self._unsaved is None:
-            log.warning("the number of checkpoints is not saved: %s; a new sidecar would count anew", problem)
+            log.warning(
+                "the number of checkpoints is not saved: %s; a restarted sidecar would count again from zero", problem
+            )
         self._unsaved = problem
 
     def render(self, snapshot: CheckpointsSnapshot | None, out: Samples) -> None:

@@ -91,11 +91,11 @@ class CheckpointHistory:
         """Restore the result of ``state`` before the first update; raise ValueError if it is malformed."""
         total, beats, counted, real = (state.get(name) for name in ("total", "beats", "counted", "real"))
         if not isinstance(total, int) or isinstance(total, bool) or total < 0 or not isinstance(real, bool):
-            raise ValueError("tells no number of checkpoints")
+            raise ValueError("has no number of checkpoints")
         if not isinstance(beats, list) or not all(map(_is_moment, beats)) or sorted(set(beats)) != beats:
-            raise ValueError("tells no moments of checkpoints")
+            raise ValueError("has no times of checkpoints")
         if not isinstance(counted, dict) or not all(map(_is_moment, counted.values())):
-            raise ValueError("tells no names of checkpoints")
+            raise ValueError("has no names of checkpoints")
         self.total, self.real = total, real
         self._beats.extend(beats)
         self._counted.update((str(key), float(end)) for key, end in list(counted.items())[-REMEMBERED:])

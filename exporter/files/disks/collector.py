@@ -29,7 +29,7 @@ LOW = Family(
 )
 FULL = Family(
     "filesystem_full_timestamp_seconds",
-    "When it is full, of bytes or of files, at the present speed; absent while it is not filling up.",
+    "When it is full, of bytes or of files, at the current rate; absent while it is not filling up.",
     labels=("group",),
 )
 QUOTA_AVAILABLE = Family(
@@ -181,7 +181,7 @@ class DiskCollector:
             if group.full_told is None or now - group.full_told > AGAIN_S:
                 in_s = facts.full_at - now
                 soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
-                when = f"in {soon} at the present speed" if in_s > 0 else "now"
+                when = f"in {soon} at the current rate" if in_s > 0 else "now"
                 detail = f"{where} is full {when}: {left}"
                 self._event(now, "warning", "disk full expected", group.name, detail)
             group.full_told = now

@@ -124,7 +124,7 @@ def _check(source: FileSource) -> FileCheck:
         if name.endswith(known.EXTENSIONS):
             return _check_text(known, source)
     if beginning := _known_beginning(source, name):
-        return FileCheck("unknown", None, f"begins like {beginning}, which is not looked into")
+        return FileCheck("unknown", None, f"begins like {beginning}, which is not checked")
     for known in BINARY:
         if name.endswith(known.EXTENSIONS) and not name.endswith(OF_ANYTHING):
             extension = max((hint for hint in known.EXTENSIONS if name.endswith(hint)), key=len)
@@ -135,7 +135,7 @@ def _check(source: FileSource) -> FileCheck:
     for known in JSON:
         if _claims(known, source) and _is_whole(verdict := _check_format(known, source)):
             return verdict
-    return FileCheck("unknown", None, "is of no format that is known here")
+    return FileCheck("unknown", None, "has an unknown format")
 
 
 def _claims(known: FileFormat, source: FileSource) -> bool:

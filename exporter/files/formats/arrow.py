@@ -128,7 +128,7 @@ def _file(source: FileSource) -> ValidFile:
     rows = 0
     for number, (offset, _, _) in enumerate(batches):
         if number == MOST_BATCHES:
-            return ValidFile(NAME, None, f"only {number} of its {len(batches)} batches were looked at")
+            return ValidFile(NAME, None, f"only {number} of its {len(batches)} batches were checked")
         message = read_message(source, offset)
         if message is None or message.kind != BATCH or message.end > begin:
             raise FileDamaged(f"has something else where its batch {number} should be")

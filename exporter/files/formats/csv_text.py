@@ -20,7 +20,7 @@ NO_DELIMITER = "\x1f"  # for a table of one column: no text has this character
 OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)  # with these delimiters, a quote may be an ordinary character
 END = "\0"  # sentinel row after the text; an open quoted field swallows it
 HALF = "its last row is half-written"
-PART = "only its first and last rows were looked at"
+PART = "only its first and last rows were checked"
 
 
 class CsvDialect(NamedTuple):
@@ -81,7 +81,7 @@ def _text(data: bytes) -> str:
 def _best(head: str, tail: str, window: str = "") -> DialectResult:
     """Return the result of the first dialect that fits; else raise the complaint about the first one."""
     if window and not (head and tail and window.count("\n") > 1):
-        raise CheckUndecided("its rows are longer than what was looked at")
+        raise CheckUndecided("its rows are longer than the part that was checked")
     complaint: Exception | None = None
     for way in _ways(head, tail):
         judgement = _judge_ends(head, tail, way) if window else _judge(_rows(head, way))
@@ -155,7 +155,7 @@ def _judge_ends(head: str, tail: str, way: CsvDialect) -> DialectResult:
         return (
             judgement
             if begin.widths
-            else DialectResult(complaint=CheckUndecided("its rows are longer than was looked at"))
+            else DialectResult(complaint=CheckUndecided("its rows are longer than the part that was checked"))
         )
     expected, place = begin.widths[0], "a row near its end"
     outside = _judge(_rows(tail, way), expected, place)

@@ -31,7 +31,7 @@ def inspect(source: FileSource) -> ValidFile:
         used, made = _unpack(data[place:], MOST_UNPACKED_BYTES - unpacked, whole)
         place, unpacked = place + used, unpacked + made
     if not whole:
-        raise CheckUndecided(f"only its first {FIRST_BYTES >> 10} KiB were looked at")
+        raise CheckUndecided(f"only its first {FIRST_BYTES >> 10} KiB were checked")
     return ValidFile(NAME)
 
 

@@ -103,7 +103,7 @@ def parse_superblock(text: bytes, place: int) -> Superblock:
     if len(text) < end + 4:
         raise FileDamaged("ends within its superblock")
     if old and (text[9] or text[10] or text[12] or not all(struct.unpack_from("<2H", text, 16))):
-        raise FileDamaged("has a superblock of versions that there are not")
+        raise FileDamaged("has a superblock with impossible version numbers")
     if not old and lookup3(text[:end]) != int.from_bytes(text[end : end + 4], "little"):
         raise FileDamaged("has a superblock with a wrong checksum")
     addresses = [address_of(text[at : at + size], size) for at in range(begin, end, size)]

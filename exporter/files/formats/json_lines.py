@@ -8,7 +8,7 @@ from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSourc
 
 NAME = "jsonl"
 EXTENSIONS = (".jsonl", ".ndjson")
-PART = "only its first and last lines were looked at"
+PART = "only its first and last lines were checked"
 
 
 def claims(source: FileSource) -> bool:
@@ -34,11 +34,11 @@ def inspect(source: FileSource) -> ValidFile:
     first = head.removeprefix(BYTE_ORDER_MARK).split(b"\n")[:-1]
     _, *lines = tail.split(b"\n")
     if not lines:
-        raise CheckUndecided("its last line is longer than what was looked at")
+        raise CheckUndecided("its last line is longer than the part that was checked")
     records = _check(first, "line {}") + _check(lines[:-1], "a line near its end")
     state = _last(lines[-1])
     if not records and state != "whole":
-        raise CheckUndecided("its lines are longer than what was looked at")
+        raise CheckUndecided("its lines are longer than the part that was checked")
     return ValidFile(NAME, None, *(_unfinished(state) or (PART,)))
 
 

@@ -62,7 +62,7 @@ def parse_json(text: str) -> object:
             raise FileDamaged(IN_THE_MIDDLE) from error
         raise FileDamaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
-        raise CheckUndecided("is nested too deeply to be looked at") from error
+        raise CheckUndecided("is nested too deeply to be checked") from error
 
 
 def is_cut(error: json.JSONDecodeError) -> bool:
@@ -97,7 +97,7 @@ def _look_at_ends(source: FileSource) -> ValidFile:
         raise FileDamaged("has text behind its first value")
     if INDENTED.match(text) and INDENTED_END.search(tail):
         raise CheckUndecided("ends with a bracket that seems to close an inner value")
-    return ValidFile(NAME, None, "only its ends were looked at")
+    return ValidFile(NAME, None, "only its beginning and end were checked")
 
 
 def _closes_inner(end: bytes) -> bool:

@@ -73,7 +73,7 @@ def _arrays(source: FileSource) -> ValidFile:
             raise CheckUndecided(f"goes on for {left} bytes after its array")
         header = read_array_header(_reader(source, begin), left)
         if header.end is None:
-            raise CheckUndecided("holds Python objects, whose length is not known beforehand")
+            raise CheckUndecided("holds Python objects of unknown length")
         if header.end > left:
             raise FileDamaged(f"ends {header.end - left} bytes before the end of its array")
         records = header.shape[0] if header.shape and not begin else None
@@ -94,7 +94,7 @@ def _archive(source: FileSource) -> ValidFile:
     headers = [header for member in members[:MOST_ARRAYS] if (header := _member(source, member)) is not None]
     reason = directory.reason
     if reason is None and len(headers) < len(members):
-        reason = f"only {len(headers)} of its {len(members)} arrays were looked at"
+        reason = f"only {len(headers)} of its {len(members)} arrays were checked"
     records = max((header.shape[0] for header in headers if header.shape), default=None)
     return ValidFile("npz", None if reason else records, reason)
 

@@ -74,11 +74,11 @@ def inspect(source: FileSource) -> ValidFile:
             raise FileDamaged("has a footer that ends too early") from error
         if not {VERSION, SCHEMA} <= seen:
             raise CheckUndecided(f"has a footer of {length} bytes") from error
-        reason = f"only {FOOTER_BYTES >> 10} KiB of its footer were looked at"
+        reason = f"only {FOOTER_BYTES >> 10} KiB of its footer were checked"
     if (rows is None and reason is None) or not {VERSION, SCHEMA} <= seen or (rows or 0) < 0:
         raise FileDamaged("has a footer without schema and rows")
     if reason is None and rows != rows_of_groups:
-        raise CheckUndecided(f"has {rows_of_groups} rows, of which its footer says that they are {rows}")
+        raise CheckUndecided(f"has {rows_of_groups} rows, but its footer says {rows}")
     return ValidFile(NAME, rows, reason)
 
 

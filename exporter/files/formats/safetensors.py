@@ -81,7 +81,7 @@ def _tensor(name: str, field: object) -> TensorEntry:
     if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
         raise FileDamaged(f"its tensor {name[:80]!r} has no type, shape and place")
     if dtype not in ITEM_BITS:
-        raise CheckUndecided(f"has a tensor of type {dtype[:80]!r}, of which the length of an item is not known")
+        raise CheckUndecided(f"has a tensor of type {dtype[:80]!r}, whose item size is unknown")
     if len(shape) > MOST_DIMENSIONS:
         raise CheckUndecided(f"has a tensor of {len(shape)} dimensions")
     begin, end = offsets

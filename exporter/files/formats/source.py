@@ -87,13 +87,13 @@ class FileSource:
 
     def _pread(self, offset: int, length: int) -> bytes:
         if self.spent + length > MOST_BYTES or self.reads >= MOST_READS:
-            raise CheckUndecided(f"cannot be told from {MOST_BYTES >> 10} KiB of it")
+            raise CheckUndecided(f"cannot be checked within {MOST_BYTES >> 10} KiB of it")
         pieces = []
         while length:
             self.reads += 1
             piece = os.pread(self._fd, length, offset)
             if not piece:
-                raise CheckUndecided("has become shorter while it was looked at")
+                raise CheckUndecided("became shorter while it was checked")
             self.spent += len(piece)
             offset, length = offset + len(piece), length - len(piece)
             pieces.append(piece)

@@ -60,7 +60,7 @@ def inspect(source: FileSource) -> ValidFile:
     if walk.place == source.size:
         return ValidFile(NAME, walk.records)
     _check_end(source)
-    return ValidFile(NAME, None, f"only its first {walk.records} records and its last ones were looked at")
+    return ValidFile(NAME, None, f"only its first {walk.records} records and its last ones were checked")
 
 
 class RecordWalk:
@@ -118,7 +118,7 @@ def _check_end(source: FileSource) -> None:
         place = end if records > 1 else place + 1
     if cut_by:
         raise FileDamaged(f"ends at least {cut_by} bytes before the end of its last record")
-    raise CheckUndecided("its last record is longer than what was looked at")
+    raise CheckUndecided("its last record is longer than the part that was checked")
 
 
 def _chain(tail: bytes, place: int) -> tuple[int, int]:

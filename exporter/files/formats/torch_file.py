@@ -80,7 +80,7 @@ def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], 
     """
     pickled = members[f"{folder}/data.pkl"]
     if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
-        return "which storages it should have was not looked at"
+        return "which storages it should have was not checked"
     try:
         walked = walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
     except ERRORS as error:
@@ -115,7 +115,7 @@ def _object(source: FileSource, begin: int) -> int:
             raise FileDamaged("lists a storage that its object does not have")
         kind, items = storages[key]
         if kind not in ITEM_BYTES:
-            raise CheckUndecided(f"has a {kind}, of which the length of an item is not known")
+            raise CheckUndecided(f"has a {kind}, whose item size is unknown")
         if offset + COUNT_BYTES > source.size:
             raise FileDamaged("ends before its last storage")
         count = int.from_bytes(source.read(offset, COUNT_BYTES), "little", signed=True)
@@ -156,7 +156,7 @@ def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
         if found[0] == "storage":
             kind, key, items = (found[1], found[2], found[4]) if len(found) in (5, 6) else (None, None, None)
             if not (isinstance(kind, str) and isinstance(key, str) and isinstance(items, int)):
-                raise FileDamaged("has an object whose storages cannot be told")
+                raise FileDamaged("has an object whose storages are unknown")
             storages.setdefault(key, (kind.rpartition(" ")[2], items))  # the first reference defines the type
     return storages
 

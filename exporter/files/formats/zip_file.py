@@ -87,7 +87,7 @@ def read_directory(source: FileSource) -> ZipDirectory:
         members.append(member)
     reason = None
     if len(text) < size:
-        reason = f"only {len(members)} of its {count} members were looked at"
+        reason = f"only {len(members)} of its {count} members were checked"
     elif at != size or len(members) & 0xFFFF != count & 0xFFFF:  # writers without zip64 let the count overflow
         raise FileDamaged(f"has {len(members)} members in its directory, but its end says {count}")
     step = max(1, (len(members) - 1) // (LOCAL_HEADERS - 1))

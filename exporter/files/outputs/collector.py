@@ -38,7 +38,7 @@ RECORDS = Family(
 )
 VALID = Family(
     "output_file_valid",
-    "Whether every file that was looked into is whole; only files that nobody writes to are looked into.",
+    "Whether every checked file is undamaged; files that are still being written are not checked.",
     labels=("group",),
 )
 INVALID = Family("output_files_invalid", "Files that are damaged.", labels=("group",))

@@ -357,7 +357,7 @@ class AmdReader:
         if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
             if not device.throttled.read(table_value(metrics), now):
-                device.absent[METRICS] = "it has no counters of clocks held down"
+                device.absent[METRICS] = "it has no counters of throttling"
         return dict(device.throttled.seconds)
 
     def _look(self, gpu: Gpu) -> _AmdCalls:

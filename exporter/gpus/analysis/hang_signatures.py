@@ -266,7 +266,7 @@ class ConditionDetector:
     def _hanging(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
         sample, spins = worker.sample, worker.spins
         if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
-            words = "its log tells no progress" if sample.stalled is None or sample.last_rise is None else ""
+            words = "its log shows no progress" if sample.stalled is None or sample.last_rise is None else ""
             yield WorkerGpuCondition("busy_without_progress", None, words)
             yield WorkerGpuCondition("busy_without_progress_low_power", None, words)
             return
@@ -294,7 +294,7 @@ class ConditionDetector:
         if lasted_s < least_s:
             return WorkerGpuCondition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
         rise = worker.sample.last_rise
-        progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log tells no progress"
+        progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log shows no progress"
         return WorkerGpuCondition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
 
     def _unused(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
@@ -359,7 +359,9 @@ def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
         return WorkerGpuCondition("throttled", False)
     told = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
     shown = ", ".join(f"{name} {share:.0%}" for share, name in told)
-    return WorkerGpuCondition("throttled", True, f"GPU {index} held down in the last {_time(THROTTLE_S)}: {shown}")
+    return WorkerGpuCondition(
+        "throttled", True, f"GPU {index} at reduced clocks in the last {_time(THROTTLE_S)}: {shown}"
+    )
 
 
 def _memory_filling(now: float, worker: _WorkerTrack) -> WorkerGpuCondition:

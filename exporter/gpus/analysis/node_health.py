@@ -26,15 +26,15 @@ XID_LASTS_S = 3600.0
 ACTION_WORDS = {
     "reset": "the driver asks for a reset of it",
     "reboot": "the driver asks for a reboot of the node",
-    "drain_p2p": "the driver asks that its peers let go of it",
+    "drain_p2p": "the driver requests that peer access to it ends",
     "drain_and_reset": "the driver asks that it is drained and reset",
 }
 DRIVER_WORDS: Mapping[str, tuple[Health, str]] = {
     "hanging": ("failure", "the driver does not answer"),
-    "failing": ("failure", "the driver cannot be asked"),
+    "failing": ("failure", "the driver does not answer"),
     "version_mismatch": (
         "warning",
-        "the driver was replaced: what runs goes on, but no program can begin to use a GPU",
+        "the driver was replaced: running programs continue, but new ones cannot use a GPU",
     ),
 }  # without a driver, or without permission to use it, the health is unknown
 

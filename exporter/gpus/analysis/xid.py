@@ -27,8 +27,8 @@ class XidCode(NamedTuple):
     fatal: str = ""
 
 
-_UNANSWERED = "no call to it comes back"
-_SPOILT = "the driver ends every program that has work there"
+_UNANSWERED = "calls to it hang"
+_SPOILT = "the driver ends every program that uses it"
 
 
 XIDS: dict[int, XidCode] = {

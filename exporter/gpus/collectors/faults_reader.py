@@ -161,7 +161,7 @@ class GpuFaultCounts:
                 base, last = ({str(kind): int(count) for kind, count in part.items()} for part in entry["ecc"])
                 self._ecc[str(uuid)] = [base, last]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            log.warning("what an earlier sidecar knew of the GPUs is not used: %s", error)
+            log.warning("the GPU state saved by an earlier sidecar is not used: %s", error)
             self._kept, self._ecc = {}, {}
         self._sum_up()
 

@@ -33,7 +33,7 @@ HEALTH = Family(
 )
 XIDS = Family(
     "gpu_xid_errors_total",
-    "Errors of the job's GPUs on this node since its start that the NVIDIA driver has told, by code.",
+    "Errors of the job's GPUs on this node that the NVIDIA driver has reported since the job started, by code.",
     labels=("xid",),
     kind="counter",
 )

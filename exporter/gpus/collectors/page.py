@@ -23,7 +23,7 @@ INFO = Family(
 UP = Family("gpu_up", "Whether the GPU answers: 0 for one that is lost, needs a reset, or hangs.", GPU)
 STATE = Family(
     "gpu_state",
-    "What is the matter with a GPU that does not answer: lost, reset_required or hanging.",
+    "Failure of a GPU that does not answer: lost, reset_required or hanging.",
     ("gpu", "state"),
 )
 
@@ -43,7 +43,7 @@ ENERGY = Family("gpu_energy_joules_total", "Energy used since the driver was loa
 TEMPERATURE = Family("gpu_temperature_celsius", "Temperature of the GPU and of its memory.", ("gpu", "sensor"))
 CLOCK = Family("gpu_clock_hertz", "Present clocks.", ("gpu", "clock"))
 THROTTLE = Family(
-    "gpu_throttle_seconds_total", "Time in which clocks were held down, by reason.", ("gpu", "reason"), kind="counter"
+    "gpu_throttle_seconds_total", "Time with reduced clocks, by reason.", ("gpu", "reason"), kind="counter"
 )
 SM_ACTIVITY = Family(
     "gpu_sm_activity_ratio", "Share of time in which streaming multiprocessors had work, on Hopper and later.", GPU

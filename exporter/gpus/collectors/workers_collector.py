@@ -18,7 +18,7 @@ GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
 
 USE = Family(
     "worker_gpu_info",
-    "A GPU that the worker uses; attribution says whether by its processes or inferred from the plan.",
+    "A GPU that the worker uses; attribution is how that is known: from its processes, or inferred from the plan.",
     labels=(*GPU_OF_WORKER, "attribution"),
     kind="info",
 )

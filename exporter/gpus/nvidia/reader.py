@@ -209,7 +209,7 @@ class NvmlReader:
         for ordinal, (state, words) in self._failed.items():
             if gpu.uuid == _placeholder_uuid(ordinal):
                 raise GpuFailed(state, words)
-        raise GpuFailed("lost", "it is not there any more")
+        raise GpuFailed("lost", "the driver no longer lists it")
 
     def _handles(self) -> Mapping[str, c_void_p]:
         """Handles of whole GPUs by UUID, for the event thread."""

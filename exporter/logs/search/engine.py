@@ -23,7 +23,7 @@ from exporter.logs.search.time_budget import MOST_GIVEN_UP, RECORD_TIMEOUT_S, Ti
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
-__all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "records"]
+__all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "record_ends"]
 
 SMALL_BYTES = 256 * 1024  # up to here all positions of a read are kept; beyond, at least the last of each chunk
 WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is searched backwards
@@ -164,7 +164,7 @@ class SearchEngine:
 
 def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
     if not pattern.literals:
-        yield f'pattern "{pattern.name}" has no fixed text in it: every record is searched, which takes longer'
+        yield f'pattern "{pattern.name}" contains no fixed text: every record is searched, which is slower'
     if not safe_length(pattern.regex):
         yield (
             f'pattern "{pattern.name}" repeats what can match in many ways: '

@@ -103,7 +103,7 @@ def divide_gpus(setting: BackendContext, role: Role, *, shared: bool) -> tuple[P
     )
     place = setting.place_of(role.name, *SIZE_NAMES)
     if result.tensor * others != gpus:
-        cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes whose product it is"
+        cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes that multiply to it"
         problems.append(
             f"{place}: {told} is {result.tensor * others} GPUs and each {role.name} worker has {gpus}; {cure}, "
             f"or give it {result.tensor * others} GPUs"

@@ -193,5 +193,5 @@ def port_offset(plan: Plan, facts: RunFacts, told: Told) -> int:
         log_line("No offset leaves all ports of the job free on their nodes; it goes on with those of the plan")
         return 0
     if told:
-        log_line("The nodes have not come to hold the same ports in time: another job may take some of them")
+        log_line("The nodes did not reserve the same ports in time: another job may take some of them")
     return offsets[0]

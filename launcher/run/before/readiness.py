@@ -253,7 +253,7 @@ def describe_missing(
                 lines.append(f"{role}: {number} of {rule.expected[role]} not ready, of {', '.join(names)}")
                 suspects.update((task.task.rank, task) for task in workers)
         else:
-            lines.append(f"{subject} is not ready: {detail or 'nobody has answered yet'}")
+            lines.append(f"{subject} is not ready: {detail or 'no answer yet'}")
             suspects.update((task.task.rank, task) for task in asked)
     lines = list(dict.fromkeys(lines))
     for task in list(suspects.values())[:MOST_NAMED]:

@@ -141,7 +141,7 @@ alert: {}
         "job.total_items: -1 must be 0 or more",
         'paths.output_dir: "" is empty',
         'paths.logdir: unknown key "logdir"; did you mean "log_dir"? (known: checkpoint_dir, log_dir, output_dir)',
-        'patterns.logs: "logs/*.log" is not a pattern of file names; the directory stands under paths',
+        'patterns.logs: "logs/*.log" is not a pattern of file names; give the directory under paths',
         (
             'monitoring.chek_interval: unknown key "chek_interval"; did you mean "check_interval"? '
             "(known: check_interval, gpu_metrics, launch_timeout, stall_timeout)"
@@ -177,7 +177,7 @@ alert: {}
         ("", "is empty"),
         ("- a\n", "holds a list, not a mapping of keys to values"),
         ("job: {name: a\n", "line 2, column 1: not YAML: expected ',' or '}', but got '<stream end>'"),
-        ("job: {name: a, name: b}\n", "line 1, column 16: not YAML: the key 'name' is there twice"),
+        ("job: {name: a, name: b}\n", "line 1, column 16: not YAML: the key 'name' is duplicated"),
         (
             "job: x\n",
             'job: "x" is not a mapping with keys among gpu_ids, name, num_workers, total_items',

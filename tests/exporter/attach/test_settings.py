@@ -721,12 +721,12 @@ def test_the_end_of_a_job_follows_from_its_workers(
 @pytest.mark.parametrize(
     ("counts", "total", "short"),
     [
-        (((160, 160), (10, 160)), None, ["worker_w1 has exited with 0 after 10 of the 160 items that its log tells"]),
+        (((160, 160), (10, 160)), None, ["worker_w1 exited with 0 after 10 of the 160 items that its log tells"]),
         (((160, 160), (160, 160)), None, []),
         (((100, 160), (60, 160)), None, []),  # each log tells the total of the job
         (((160, 160), (10, 160)), 170, []),
         (((160, 160), (10, None)), None, []),
-        (((10, 160),), None, ["worker_w0 has exited with 0 after 10 of the 160 items that its log tells"]),
+        (((10, 160),), None, ["worker_w0 exited with 0 after 10 of the 160 items that its log tells"]),
     ],
 )
 def test_a_worker_that_falls_short_of_its_own_total_is_told(
@@ -740,7 +740,7 @@ def test_a_worker_that_falls_short_of_its_own_total_is_told(
     assert all(f"\nwarning: {line}\n" in outcome.end_summary(found, judged, "/r") for line in short)
 
 
-EARLY = "warning: worker_w1 has exited with 0 after 40 of the 50 steps that its log tells"
+EARLY = "warning: worker_w1 exited with 0 after 40 of the 50 steps that its log tells"
 
 
 def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "steps") -> dict[str, Any]:

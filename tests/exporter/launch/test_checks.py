@@ -77,13 +77,13 @@ NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
 @pytest.mark.parametrize(
     ("name", "second", "found"),
     [
-        ("processes", NOT_STARTED, "no process of it has been seen"),
+        ("processes", NOT_STARTED, "none of its processes was found"),
         (
             "processes",
             dataclasses.replace(NOT_STARTED, reason="launch_failed", evidence="cannot start 'x'"),
             "it could not be started: cannot start 'x'",
         ),
-        ("count", NOT_STARTED, "no process of it has been seen"),
+        ("count", NOT_STARTED, "none of its processes was found"),
         ("count", ended(1, "app_error", "exit status 3"), "it has ended: app_error (exit status 3)"),
         ("count", worker(1, up=False), "its process is gone"),
         ("count", worker(1, pid=100), "process 100 is counted for worker_w0 too"),
@@ -108,7 +108,7 @@ NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
         ("gpu_use", worker(1, device_files=0), "neither it nor a process of it has opened a GPU"),
         ("logs", worker(1, log_files=0, log_bytes=0), "it has no log file"),
         ("log_lines", worker(1, log_bytes=0), "its log is empty"),
-        ("progress", worker(1, items=None), "its log tells no position"),
+        ("progress", worker(1, items=None), "no position was found in its log"),
     ],
 )
 def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: WorkerLaunchFacts, found: str) -> None:

@@ -200,8 +200,8 @@ def test_a_log_that_is_not_utf8_is_scanned_all_the_same() -> None:
 def scan_elsewhere(text: str) -> str:
     """Positions in the value of an expression; in another process: a regular expression cannot be interrupted."""
     program = (
-        "from exporter.logs.lexicon_reader import make_lexicon\n"
-        f"print(make_lexicon('generic').engine('generic').scan({text}).positions)"
+        "from exporter.logs.lexicon_reader import build_lexicon\n"
+        f"print(build_lexicon('generic').engine('generic').scan({text}).positions)"
     )
     argv = [sys.executable, "-I", "-c", program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

@@ -54,7 +54,7 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
             os.utime(resting_log, (2, 2))
     assert found == [b"one\n", b"two\n"]
     assert calls.count(call) == 1
-    assert [record.getMessage() for record in caplog.records] == [f"logs are asked for changes one by one: {error}"]
+    assert [record.getMessage() for record in caplog.records] == [f"inotify is not available, logs are polled instead: {error}"]
     tail.close()
     wakeups.close()
 

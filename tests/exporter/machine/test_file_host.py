@@ -254,7 +254,7 @@ def test_the_helper_is_as_modest_as_the_sidecar(hosts: Make, tmp_path: Path) -> 
         open("/proc/self/oom_score_adj", "w").write("1000")
         os.nice(5)
         file_host.START_S = 60.0
-        host = file_host.FileHost(SystemClock(), process=True)
+        host = file_host.FileWatchHost(SystemClock(), process=True)
         watched = host.watch("space", partial(SpaceWatch, "/"))
         watched.request(1.0)
         assert watched.result(60).space.size_bytes
@@ -305,7 +305,7 @@ def test_a_helper_that_was_killed_is_started_again(
             ask(first)
         answer = until(lambda: next((a for a in [_try(first)] if a is not None), None), "a new one")
     assert [record.getMessage() for record in caplog.records] == [
-        "the process that looks at files has ended (signal 9): it is started again, and looks anew"
+        "the process that reads files has ended (signal 9): it is restarted"
     ]
     assert answer[1] == 1, "made anew"
     assert answer[3] != pid

@@ -260,7 +260,7 @@ def test_the_pids_of_another_namespace_are_not_looked_for(device: Device, monkey
     device.say(KILLED, 150.0)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
-    assert log.unavailable == "this is a pid namespace of its own"
+    assert log.unavailable == "running in a separate pid namespace"
     assert log.events == ()
 
 

@@ -99,7 +99,7 @@ def test_one_that_hangs_is_ended(install: Install, monkeypatch: pytest.MonkeyPat
 
 def test_one_that_closes_its_output_and_stays_is_ended(install: Install) -> None:
     install("exec >&- 2>&-; exec sleep 60")
-    assert read_stacks([11], timeout_s=0.3) == {11: "no stack: py-spy has said nothing in 0.3 s"}
+    assert read_stacks([11], timeout_s=0.3) == {11: "no stack: no answer from py-spy in 0.3 s"}
 
 
 def test_endless_output_is_cut(install: Install) -> None:

@@ -283,14 +283,14 @@ def test_a_read_that_hangs_does_not_hold_the_end_of_the_process() -> None:
     program = (
         "import threading\n"
         "from exporter.contract.clock import SystemClock\n"
-        "from exporter.sidecar.background_reads import Slot\n"
+        "from exporter.sidecar.background_reads import CollectorSlot\n"
         "class Hanging:\n"
         "    name, families, interval_s, started = 'a', (), 1.0, threading.Event()\n"
         "    def read(self):\n"
         "        self.started.set()\n"
         "        threading.Event().wait()\n"
         "collector = Hanging()\n"
-        "Slot(collector, SystemClock()).start()\n"
+        "CollectorSlot(collector, SystemClock()).start()\n"
         "collector.started.wait()\n"
     )
     subprocess.run([sys.executable, "-I", "-c", program], timeout=20, check=True)

@@ -98,8 +98,8 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         start=START + 1,
         restart=2,
         exits=(
-            WorkerExit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
-            WorkerExit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            WorkerExit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "sender unknown")),
+            WorkerExit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "sender unknown")),
             WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
         ),
     )

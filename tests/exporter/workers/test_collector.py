@@ -501,7 +501,7 @@ def test_a_worker_of_others_that_nobody_tells_of_is_unknown_and_says_so(
     watched.clock.advance(STATUS_GRACE_S + 1)
     (ended,) = watched.facts().exits
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
-    assert ended.evidence[-1] == "it was not started by gpujob, and the kernel does not tell its status"
+    assert ended.evidence[-1] == "it was not started by gpujob, so its status is unknown"
 
 
 @pytest.mark.usefixtures("reaper")
@@ -541,7 +541,7 @@ def test_the_kernels_log_is_evidence_and_kept_for_the_report(wrappers: Wrappers)
     wrapper.wait()
     (ended,) = watched.facts().exits
     assert ended.reason == "gpu_fault"
-    assert ended.evidence[-1] == f"KernelXid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
+    assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
 
 

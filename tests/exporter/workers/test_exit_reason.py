@@ -520,7 +520,7 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
     ("evidence", "words"),
     [
         (ExitEvidence(code=3), ("exit status 3",)),
-        (ExitEvidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
+        (ExitEvidence(signal=KILL), ("killed by SIGKILL", "sender unknown")),
         (ExitEvidence(), ("exit status unknown", "no exit record was left")),
         (ExitEvidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
         (ExitEvidence(code=1, log=LogEvidence(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
@@ -535,19 +535,19 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
         ),
         (
             ExitEvidence(attached=True, source="kernel"),
-            ("exit status unknown", "it was not started by gpujob, and the kernel does not tell its status"),
+            ("exit status unknown", "it was not started by gpujob, so its status is unknown"),
         ),
         (
             ExitEvidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
             (
                 "killed by SIGKILL",
                 "its wrapper was killed by SIGKILL and left no record: it ended with that",
-                "nothing tells who sent it",
+                "sender unknown",
             ),
         ),
         (
             ExitEvidence(signal=KILL, end=100.0, peer=FailedPeer("worker_w3", 98.5, "cuda_oom")),
-            ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "nothing tells who sent it"),
+            ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "sender unknown"),
         ),
         (ExitEvidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
         (
@@ -562,13 +562,13 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
             ),
             (
                 "killed by SIGABRT",
-                f"{FIRMWARE.words}, 605 s before its end; no call to it comes back",
+                f"{FIRMWARE.words}, 605 s before its end; calls to it hang",
                 f"the last error in its log: {WATCHDOG} (w.err)",
             ),
         ),
         (
             ExitEvidence(signal=KILL, end=705.0, gpu_faults=(FIRMWARE,)),
-            ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; no call to it comes back"),
+            ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; calls to it hang"),
         ),
         (
             ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)),

@@ -15,7 +15,7 @@
 #SBATCH --requeue
 
 : # from here on nothing is a directive
-# A batch shell is no login shell, and may have to be told first what modules are.
+# A batch shell is not a login shell: it may not know the module command yet.
 for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh; do
   type module >/dev/null 2>&1 || { [ -r "$init" ] && . "$init"; }
 done

@@ -98,7 +98,7 @@ LINES = b'{"a": 1}\n{"a": 2}\n'
         ("a.csv", b'a,b\n1,"x,y"\n', None),
         ("a.csv", b"a;b\n1,5;2\n", None),
         ("a.csv", b"one\ntwo\n", None),
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "row 3 has 3 fields and the first has 2; mend the row, or its quotes"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "row 3 has 3 fields and the first has 2; fix the row, or its quotes"),
         ("a.tsv", b"a\tb\n1\t2\n", None),
         ("a.yaml", b"a: 1\n---\nb: [1]\n", None),
         ("a.yml", b"a: [1\n", "it is not YAML in line 2: "),
@@ -157,7 +157,7 @@ def test_of_many_files_only_some_are_looked_at(tmp_path: Path, look: Look, monke
     for number in range(5):
         (tmp_path / f"{number}.json").write_text("{}" if number < 3 else "rubbish")
     (item,) = look("*.json")
-    assert (item.status, item.message) == ("ok", "*.json: only the first 3 of 5 files were looked into")
+    assert (item.status, item.message) == ("ok", "*.json: only the first 3 of 5 files were checked")
 
 
 def test_the_same_problem_of_many_files_is_told_once(tmp_path: Path, look: Look) -> None:

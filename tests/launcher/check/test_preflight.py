@@ -418,7 +418,7 @@ SERVED: dict[str, Any] = {
         (
             {**SERVED, "benchmark": {"type": "custom", "command": "b {http_port}"}},
             "benchmark.command",
-            "a benchmark has none: GPUJOB_ENDPOINT says where requests go",
+            "a benchmark has none: its requests go to GPUJOB_ENDPOINT",
         ),
         (
             {**SERVED, "backend": {"type": "sglang", "args": {"x": "{host_9}"}}},

@@ -114,7 +114,7 @@ def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: P
             ),
         ),
         ("a[1", "--nodes: host list 'a[1': a bracket is not closed"),
-        ("a,b,a", "--nodes: a is there more than once; name each node once"),
+        ("a,b,a", "--nodes: a is listed twice; name each node once"),
         (" , ", "--nodes: there is no host in it; write for example cn[01-04]"),
         ("", "--nodes: there is no host in it; write for example cn[01-04]"),
     ],

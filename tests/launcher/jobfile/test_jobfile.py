@@ -150,7 +150,7 @@ def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> Non
             ),
         ),
         ("progress: {patterns: {loss: loss}}", "has no group for the number; put parentheses around it"),
-        ("progress: {patterns: {a.b: '(x*)'}}", "matches the empty text and so every line"),
+        ("progress: {patterns: {a.b: '(x*)'}}", "matches empty text and so every line"),
         ("progress: {patterns: {a: 5}}", "progress.patterns.a: 5 is not a text"),
         (
             "progress: {patterns: {items: 'a (\\d)', items_processed: '(b)'}}",
@@ -159,7 +159,7 @@ def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> Non
         ("errors: [{pattern: ok}, {pattern: '[a'}]", "errors[1].pattern: is not a regular expression: unterminated"),
         (
             "errors: [{pattern: x}, {pattern: y, name: x}]",
-            "errors[1]: the pattern 'x' is there more than once; give each a name of its own",
+            "errors[1]: the pattern 'x' is listed twice; give each a name of its own",
         ),
         (
             "verify: {complete_share: 99}",
@@ -266,8 +266,8 @@ def test_all_that_is_wrong_with_one_error_is_told() -> None:
         ("- a\n", "holds a list, not a mapping of keys to values"),
         ("name: x\nworkers: []\n", "workers: is missing"),
         ("name: ''\nworkers: [{command: a}]\n", "name: is empty"),
-        ("name: x\nname: y\nworkers: [{command: a}]\n", "line 2, column 1: not YAML: the key 'name' is there twice"),
-        (LEAST + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is there twice"),
+        ("name: x\nname: y\nworkers: [{command: a}]\n", "line 2, column 1: not YAML: the key 'name' is duplicated"),
+        (LEAST + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is duplicated"),
         ("a: b: c", "line 1, column 5: not YAML: mapping values are not allowed here"),
         ("a: [", "line 1, column 5: not YAML: expected the node content, but found '<stream end>'"),
         ("\tname: x", "line 1, column 1: not YAML: found character '\\t' that cannot start any token"),
@@ -280,7 +280,7 @@ def test_all_that_is_wrong_with_one_error_is_told() -> None:
         ),
         (
             "name: x\nworkers: [{command: a}, {command: b}]",
-            "the role 'worker' is there more than once; give each entry",
+            "the role 'worker' is listed twice; give each entry",
         ),
     ],
 )
@@ -291,9 +291,9 @@ def test_a_file_that_is_no_job_at_all_is_told_so(text: str, problem: str) -> Non
 def test_a_key_that_is_there_twice_hides_no_other_mistake() -> None:
     job = "name: 5\nworkers: [{command: a, gpus: x, gpus: y}]\nenv: {A: a, A: b, A: c}\nnames: a\n"
     assert [problem.partition("; ")[0].partition(" (")[0] for problem in problems_of(job)] == [
-        "line 2, column 33: not YAML: the key 'gpus' is there twice",
-        "line 3, column 13: not YAML: the key 'A' is there twice",
-        "line 3, column 19: not YAML: the key 'A' is there twice",
+        "line 2, column 33: not YAML: the key 'gpus' is duplicated",
+        "line 3, column 13: not YAML: the key 'A' is duplicated",
+        "line 3, column 19: not YAML: the key 'A' is duplicated",
         "name: 5 is not a text",
         'workers[0].gpus: "y" is not a whole number',
         'names: unknown key "names"',

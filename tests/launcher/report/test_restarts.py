@@ -32,9 +32,9 @@ def test_a_job_that_completed_after_a_restart_tells_how_the_run_before_ended(tmp
         "time": START + 30,
         "restart": 0,
         "run": 1,
-        "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
+        "evidence": ["killed by SIGKILL", "sender unknown"],
     }
-    words = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; nothing tells who sent it"
+    words = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; sender unknown"
     assert f"\n- restarted: worker_w0 (rank 0) on cn01, {words}\n" in render_report(report)
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
 

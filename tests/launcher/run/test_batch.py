@@ -320,14 +320,14 @@ def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Futur
 def test_a_job_that_cannot_be_queued_again_says_so(played: dict[str, Future[Batch]]) -> None:
     batch = played["play_a_refused_requeue"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
-    assert "The job is not queued again: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
+    assert "The job could not be requeued: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
 
 
 def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, Future[Batch]]) -> None:
     batch = played["play_an_end_after_the_warning"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
     assert batch.report["stopped"]["reason"] == "completed"
-    assert "The job is not stopped: its work is done" in batch.log()
+    assert "Stop cancelled: the work is complete" in batch.log()
     assert not [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 

@@ -208,8 +208,8 @@ def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) ->
     assert checklist is not None
     told = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
     assert [line.partition(";")[0] for line in told] == [
-        "  - cn02: its sidecar has not said how the launch went",
-        "  - worker_w7 (rank 7) on cn02: no process of it has been seen",
+        "  - cn02: its sidecar has not reported on the launch",
+        "  - worker_w7 (rank 7) on cn02: none of its processes was found",
         "  - cn02: /data/out is not there",
     ]
 
@@ -290,9 +290,10 @@ def test_a_flood_of_faults_is_cut(tmp_path: Path) -> None:
 
 def test_the_text_can_be_said_in_any_locale(job: Job) -> None:
     program = (
-        "from launcher.run.launch_check import Checklist, Result, render_checklist;"
-        "from launcher.run.job_log import show;"
-        "[show(l) for l in render_checklist(Checklist(1.0, (Result('processes', 'issue', True, 'x'),)))]"
+        "from launcher.run.launch_check import LaunchChecklist, LaunchResult, render_launch_checklist;"
+        "from launcher.run.job_log import log_raw_line;"
+        "found = LaunchChecklist(1.0, (LaunchResult('processes', 'issue', True, 'x'),));"
+        "[log_raw_line(l) for l in render_launch_checklist(found)]"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", program],
@@ -394,7 +395,7 @@ def test_a_real_launch_with_three_faults_tells_them_all(tmp_path: Path, reals: l
         for fault in result.faults
         if result.level == "issue"
     ]
-    assert ("worker_w1", "no process of it has been seen") in issues
+    assert ("worker_w1", "none of its processes was found") in issues
     assert (
         "worker_w2",
         'CUDA_VISIBLE_DEVICES is "2,3", 2 devices; the plan gives it 1 device (GPU 2)',

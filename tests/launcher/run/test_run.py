@@ -559,7 +559,7 @@ def stopped(folder: Path) -> Ended:
         ("interrupted_in_a_terminal", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
         ("interrupted", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
         ("terminated", 5, "SIGTERM to the job"),
-        ("hung_up", 5, "SIGHUP to `gpujob run`, whose terminal was closed"),
+        ("hung_up", 5, "SIGHUP to `gpujob run` because the terminal was closed"),
         ("stopped", 5, "SIGTERM to the job"),
     ],
 )

@@ -27,7 +27,7 @@ def signals() -> Iterator[OrchestratorSignals]:
     ("number", "local", "words"),
     [
         (signal.SIGINT, True, "SIGINT to `gpujob run`, by Ctrl-C"),
-        (signal.SIGHUP, True, "SIGHUP to `gpujob run`, whose terminal was closed"),
+        (signal.SIGHUP, True, "SIGHUP to `gpujob run` because the terminal was closed"),
         (signal.SIGTERM, True, "SIGTERM to the job"),
         (signal.SIGINT, False, "SIGINT to the job"),
         (signal.SIGTERM, False, "SIGTERM to the job"),

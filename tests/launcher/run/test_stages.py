@@ -196,7 +196,7 @@ def test_of_many_who_are_missing_the_first_are_named(tmp_path: Path) -> None:
     assert [entry["worker"] for entry in failed["missing"]] == named
     assert failed["missing_total"] == 200
     evidence = failed["evidence"]
-    assert [line for line in evidence if line.endswith("nobody has answered yet")] == lines[:MOST_NAMED]
+    assert [line for line in evidence if line.endswith("no answer yet")] == lines[:MOST_NAMED]
     assert evidence[MOST_NAMED + 1] == f"and {200 - MOST_NAMED} more are not ready"
     assert evidence[MOST_NAMED + 2] == "w0.out:"
     assert len(evidence) < 4 * MOST_NAMED

@@ -295,7 +295,7 @@ def test_all_mistakes_are_told_whatever_is_wrong_with_the_sweep(command: str, fo
     assert done.returncode == 2
     for mistake in (
         'partitions: unknown key "partitions"',
-        "the key 'monitoring' is there twice",
+        "the key 'monitoring' is duplicated",
         'sweep.grid.resource.nodes: unknown key "resource"; did you mean "resources"?',
         "monitoring.linger: -2 must",
     ):
@@ -307,7 +307,7 @@ def test_a_key_that_is_there_twice_is_told_of_a_sweep_too(folder: Path) -> None:
         out.write("name: other\n")
     done = gpujob("plan", "job.yaml", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "gpujob: job.yaml: 1 problem\n  line 22, column 1: not YAML: the key 'name' is there twice\n"
+    assert done.stderr == "gpujob: job.yaml: 1 problem\n  line 22, column 1: not YAML: the key 'name' is duplicated\n"
 
 
 def test_check_looks_at_a_whole_point_beside_what_is_wrong_with_others(folder: Path) -> None:

@@ -258,8 +258,8 @@ def all_problems_of(body: dict[str, Any]) -> list[str]:
     [
         ({"grid": {"lr": 3}}, "sweep.grid.lr: 3 is not a list"),
         ({"grid": {"lr": []}}, "sweep.grid.lr: is empty"),
-        ({"grid": {"lr": [1], "rank": [1]}}, "sweep.grid.rank: {rank} already stands for something"),
-        ({"grid": {"lr": [1], "x": [1]}}, "sweep: {x} stands nowhere in the job file"),
+        ({"grid": {"lr": [1], "rank": [1]}}, "sweep.grid.rank: {rank} already has a meaning"),
+        ({"grid": {"lr": [1], "x": [1]}}, "sweep: {x} is not in the job file"),
         ({"zip": {"lr": [1, 2], "x": [1]}}, "sweep.zip: its lists go side by side"),
     ],
 )
@@ -304,11 +304,11 @@ def test_a_place_without_a_value_is_told_once() -> None:
             {},
             "sweep.zip: its lists go side by side and must be as long as each other: a has 2, b has 1",
         ),
-        ({"grid": {"rank": [1]}}, {}, "sweep.grid.rank: {rank} already stands for something; choose another name"),
+        ({"grid": {"rank": [1]}}, {}, "sweep.grid.rank: {rank} already has a meaning; choose another name"),
         (
             {"grid": {"host_1": [1]}},
             {},
-            "sweep.grid.host_1: {host_1} already stands for something; choose another name",
+            "sweep.grid.host_1: {host_1} already has a meaning; choose another name",
         ),
         (
             {"grid": {"resource.nodes": [1]}},
@@ -335,7 +335,7 @@ def test_a_place_without_a_value_is_told_once() -> None:
             {"grid": {"lr": [1], "resourced": [1]}},
             {},
             (
-                "sweep: {resourced} stands nowhere in the job file; put it into a command, env or args in quotes: "
+                "sweep: {resourced} is not in the job file; put it into a command, env or args in quotes: "
                 '"{resourced}", or did you mean the key "resources"?'
             ),
         ),
@@ -370,7 +370,7 @@ def test_a_place_without_a_value_is_told_once() -> None:
         (
             {"grid": {"lr": [[1, 2]]}},
             {"env": {}},
-            "embed_lr1x2: workers[0].command: {lr} is a list, which cannot stand within a text",
+            "embed_lr1x2: workers[0].command: {lr} is a list, which cannot be part of a text",
         ),
         ({"grid": {"sweep.grid": [1]}}, {}, "sweep.grid.sweep.grid: a sweep cannot change itself"),
         (

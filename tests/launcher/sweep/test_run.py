@@ -188,7 +188,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call
 
 
 @pytest.mark.parametrize("point", [1, 2])
-@pytest.mark.parametrize("name", ["rundir.stage", "settle_point", "write_record"])
+@pytest.mark.parametrize("name", ["rundir.stage_run_dir", "settle_point", "write_record"])
 def test_ctrl_c_while_a_point_is_made_ready_reaches_it(
     name: str, point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

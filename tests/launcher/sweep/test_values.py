@@ -69,7 +69,7 @@ def test_a_value_beside_anything_is_unchanged_or_refused(v: str, w: str) -> None
 def test_braces_that_would_make_a_placeholder_a_literal_are_refused_with_the_place() -> None:
     with pytest.raises(ConfigError) as raised:
         plan_with({"v": "{", "w": "}"}, workers=[{"command": ["prog", "{v}{rank}{w}"]}])
-    why = "braces of values around a placeholder look like a literal one; put something between them"
+    why = "braces of values around a placeholder form a literal one; put something between them"
     assert raised.value.problems == (f"j_v-_w: workers[0].command: '{{{{rank}}}}': {why}",)
 
 
@@ -132,7 +132,7 @@ def test_the_cure_for_the_preamble_names_no_variable_since_none_has_a_value_ther
     (told,) = raised.value.problems
     assert told == (
         "j_va-b: setup.preamble: 'a b' of {v} would be code to a shell; "
-        "letters, digits and _ . , : / @ % + = - alone can stand there"
+        "only letters, digits and _ . , : / @ % + = - are allowed there"
     )
 
 

@@ -159,7 +159,7 @@ def test_a_glob_may_ask_for_names_of_any_kind(tmp_path: Path) -> None:
 def test_a_worker_without_a_file_is_a_failure_where_others_have_some(job: Job) -> None:
     passed, words = job.lines(0, 50).told("outputs")
     assert passed is False
-    assert "none of worker_w1; verify.outputs tells how many are enough" in words
+    assert "none of worker_w1; verify.outputs sets how many are enough" in words
     assert job.lines(1, 1).told("outputs")[0] is True
 
 

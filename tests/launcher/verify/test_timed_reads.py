@@ -50,7 +50,7 @@ def test_a_directory_that_cannot_be_read_until_the_time_is_up_is_no_failure(
     monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
     refusing(monkeypatch, float("inf"))
     passed, words = job.told("outputs", out_of_time=after(5))
-    assert (passed, words) == (None, "the output files could not be looked at: Stale file handle")
+    assert (passed, words) == (None, "the output files could not be read: Stale file handle")
 
 
 def test_a_directory_that_cannot_be_read_for_long_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_directory_that_cannot_be_read_for_long_is_a_failure(job: Job, monkeyp
 def test_without_time_nothing_is_looked_at_and_nothing_fails(job: Job) -> None:
     job.write("output_worker_0.jsonl", "").write("checkpoint_40.pt", "")
     checks = job.checks(out_of_time=lambda: True)
-    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to look at them")
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to check them")
     assert checks["checkpoint"].passed is None
 
 
@@ -74,7 +74,7 @@ def test_what_was_found_before_the_time_was_up_counts(job: Job, monkeypatch: pyt
     check = job.checks(out_of_time=after(64))["valid"]
     assert check.passed is False
     assert 0 < check.files_total < 50
-    assert "there was no time to look at " in check.detail
+    assert "there was no time to check " in check.detail
     assert check.files[0].file == "output_worker_0.jsonl"  # those that were written last come first
 
 
@@ -131,7 +131,7 @@ def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.Mo
     checks = job.checks(out_of_time=after(3))
     gate.set()
     assert time.monotonic() - began < SOON_S
-    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to look at them")
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to check them")
 
 
 def test_a_look_that_is_slow_when_the_time_is_up_is_no_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_look_that_is_slow_when_the_time_is_up_is_no_failure(job: Job, monkeyp
     end = time.monotonic() + 0.5
     passed, words = job.told("outputs", out_of_time=lambda: time.monotonic() > end)
     gate.set()
-    assert (passed, words) == (None, "there was no time to look at them")
+    assert (passed, words) == (None, "there was no time to check them")
 
 
 def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(

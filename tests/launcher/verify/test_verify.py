@@ -79,7 +79,7 @@ def test_a_node_that_does_not_tell_of_its_files_leaves_open_what_is_there(
     assert {name: checks[name].passed for name in ("outputs", "valid", "records")} == dict.fromkeys(
         ("outputs", "valid", "records")
     )
-    assert "1 of them has not told of theirs" in checks["outputs"].detail
+    assert "1 of them has not reported theirs" in checks["outputs"].detail
     assert of_nodes(wide, monkeypatch)["outputs"].passed is None
 
 

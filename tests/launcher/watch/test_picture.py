@@ -100,7 +100,7 @@ def a_view(**over: Any) -> dict[str, Any]:
                     (
                         "critical",
                         "ended",
-                        "killed_unknown (killed by SIGKILL; nothing tells who sent it), and more words",
+                        "killed_unknown (killed by SIGKILL; sender unknown), and more words",
                     ),
                     ("critical", "log", "CUDA error: an illegal memory access was encountered at line 12345"),
                 ]
@@ -119,7 +119,7 @@ def a_view(**over: Any) -> dict[str, Any]:
             "code": None,
             "signal": "SIGKILL",
             "time": NOW - 30,
-            "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
+            "evidence": ["killed by SIGKILL", "sender unknown"],
         },
         "report": None,
         "run_dir": "/logs/4459_embed-v2_20251122_041341",
@@ -365,11 +365,11 @@ def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
     cut = {"name": "step_400", "time": NOW - 5, "state": "incomplete", "reason": "2 of 8 files are missing"}
     picture = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
     assert "output 6 files 1.0 KiB 12 records" in picture
-    assert "! output: worker_w3, rank 9 writes nothing any more" in picture
+    assert "! output: no longer written by worker_w3, rank 9" in picture
     assert "! output: 2 damaged: output_3\\n.jsonl: line 7 is no JSON" in picture
     assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in picture
     nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
-    assert "! output: nobody writes any more" in screen(a_view(outputs=[nobody]), 120)
+    assert "! output: no longer growing" in screen(a_view(outputs=[nobody]), 120)
 
 
 def test_no_name_or_value_breaks_a_row() -> None:
@@ -508,7 +508,7 @@ def test_the_end_of_a_worker_is_a_line(lines: Lines) -> None:
 
 def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines: Lines) -> None:
     lines.show(two_workers())
-    evidence = ["killed by SIGKILL", "nothing tells who sent it"]
+    evidence = ["killed by SIGKILL", "sender unknown"]
     nothing = dict.fromkeys(("code", "signal"))
     exits = [
         {"reason": "killed_unknown", "time": NOW - 9 + run, "restart": run, "evidence": evidence, **nothing}
@@ -517,7 +517,7 @@ def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines
     again = two_workers()
     again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
     words = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
-    assert lines.show(again) == [f"{words} (killed by SIGKILL; nothing tells who sent it)"]
+    assert lines.show(again) == [f"{words} (killed by SIGKILL; sender unknown)"]
     assert lines.show(again) == []
     again["workers"][1] = worker(1, restarts=2, exits=exits)
     (line,) = lines.show(again)

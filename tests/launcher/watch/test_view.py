@@ -393,7 +393,7 @@ def test_nothing_waits_in_a_job_that_does_not_run(serving: Path) -> None:
 
 def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
     unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
-    assert JobClient(serving).look()["readiness"] == unknown, "nobody has answered yet"
+    assert JobClient(serving).look()["readiness"] == unknown, "no answer yet"
     polled(serving, attempt=1)
     assert JobClient(serving).look()["readiness"] == unknown, "of another attempt"
     polled(serving)

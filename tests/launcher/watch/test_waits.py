@@ -35,7 +35,7 @@ def test_services_are_ready_since_a_moment() -> None:
 def test_who_is_waited_for_is_told_with_the_time_it_takes() -> None:
     assert waits(not_ready_since=NOW - 130, waiting="the model") == "not ready for 2m 10s: waiting for the model"
     assert waits(waiting="4 prefills and 1 decodes") == "not ready: waiting for 4 prefills and 1 decodes"
-    assert waits(not_ready_since=NOW + 3) == "not ready for 0s: nobody has answered yet", "clocks of nodes differ"
+    assert waits(not_ready_since=NOW + 3) == "not ready for 0s: no answer yet", "clocks of nodes differ"
 
 
 def test_a_job_that_has_not_begun_waits_in_the_queue() -> None:

@@ -80,7 +80,7 @@ def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: P
 )
 def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
     checkpoints = CheckpointTracker(START)
-    with pytest.raises(ValueError, match="tells no"):
+    with pytest.raises(ValueError, match="has no"):
         checkpoints.restore({**CheckpointTracker().state(), "total": 3, **change})
     assert (checkpoints.total, checkpoints.saved) == (0, ())
 

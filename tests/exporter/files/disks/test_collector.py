@@ -124,7 +124,7 @@ def test_a_disk_that_fills_up_says_when_it_is_full(context: CollectorContext, to
     assert events(snapshot) == ["disk full expected"]
     (event,) = (event for event in snapshot.events if event["group"] == "output")
     assert event["level"] == "warning"
-    assert "is full in 15 minutes at the present speed" in event["detail"]
+    assert "is full in 15 minutes at the current rate" in event["detail"]
 
 
 def test_inodes_fill_a_disk_as_well(context: CollectorContext, told: Tell) -> None:

@@ -58,7 +58,7 @@ def test_the_first_bytes_decide_and_not_the_name() -> None:
 def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, pattern: str) -> None:
     found = verdict(b"no such file\0\1\2" * 9, pattern.format(extension))
     if extension in OF_ANYTHING:
-        assert found == FileCheck("unknown", None, "is of no format that is known here")
+        assert found == FileCheck("unknown", None, "has an unknown format")
     elif extension in RAW_TOO:
         assert found == FileCheck("unknown", None, f"is named {extension}, but does not begin like one")
     else:
@@ -135,7 +135,7 @@ def test_without_a_hint_only_what_is_whole_has_a_format(data: bytes, expected: t
 )
 def test_another_known_format_is_not_called_broken(data: bytes, words: str) -> None:
     for name in ("a.pt", "a.npy", "file"):
-        assert verdict(data, name) == FileCheck("unknown", None, f"begins like {words}, which is not looked into")
+        assert verdict(data, name) == FileCheck("unknown", None, f"begins like {words}, which is not checked")
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
 def test_of_a_large_file_only_the_first_part_is_tried() -> None:
     for data in (LARGE, LARGE[:-50], SMALL * 20_000):
         assert len(data) > MOST_BYTES
-        assert verdict(data, "a.gz") == FileCheck("unknown", "gzip", "only its first 64 KiB were looked at")
+        assert verdict(data, "a.gz") == FileCheck("unknown", "gzip", "only its first 64 KiB were checked")
     assert verdict(SMALL[:500] + LARGE, "a.gz").state == "invalid"
     assert verdict(SMALL + LARGE[3:], "a.gz").state == "invalid"
 

@@ -89,7 +89,7 @@ def test_lines_longer_than_a_look_are_undecided() -> None:
     line = json.dumps("x" * 200_000).encode()
     assert lines(line + b"\n" + line + b"\n").state == "unknown"
     assert lines(line).state == "valid"  # as one JSON text
-    assert lines(LARGE + line).reason == "its last line is longer than what was looked at"
+    assert lines(LARGE + line).reason == "its last line is longer than the part that was checked"
     assert lines(LARGE + line + b"\n") == FileCheck("valid", "jsonl", PART)
 
 

@@ -12,7 +12,7 @@ from tests.exporter.files.formats.support import flipped, states, truncated, ver
 
 SMALL = json.dumps({"rows": [1, 2.5, None, True], "text": 'a "quote", \\ and \n', "é": [{}]}).encode()
 ROWS = [{"id": number, "text": "word " * 9} for number in range(20_000)]
-PART = "only its ends were looked at"
+PART = "only its beginning and end were checked"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_text_exactly_as_large_as_the_bound_is_parsed() -> None:
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000])
 def test_a_deep_text_is_undecided(text: bytes) -> None:
-    assert verdict(text, "a.json") == FileCheck("unknown", "json", "is nested too deeply to be looked at")
+    assert verdict(text, "a.json") == FileCheck("unknown", "json", "is nested too deeply to be checked")
 
 
 def test_lines_in_a_file_named_json_are_read_as_such() -> None:

@@ -69,13 +69,13 @@ def test_order_blanks_and_empty_tensors_do_not_matter() -> None:
         ({"a": entry("U8", [1 << 70, 0], 0, 0)}, 0, "invalid", "its tensor 'a' has no type, shape and place"),
         ({"a": {"dtype": "U8"}}, 0, "invalid", "its tensor 'a' has no type, shape and place"),
         ({"a": 5}, 0, "invalid", "its tensor 'a' is not described"),
-        ({"a": entry("U9", [3], 0, 3)}, 3, "unknown", "has a tensor of type 'U9', of which"),
+        ({"a": entry("U9", [3], 0, 3)}, 3, "unknown", "has a tensor of type 'U9', whose item"),
         ({"a": entry("U8", [1] * 65, 0, 1)}, 1, "unknown", "has a tensor of 65 dimensions"),
         (b'{"a": ', 0, "invalid", "has a header that is no JSON"),
         (b'{"a": "\xff"}', 0, "invalid", "has a header that is no JSON"),
         (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", 0, "invalid", "has a header that is no JSON"),
         (b'{"a": ' + b"9" * 100_000 + b"}", 0, "invalid", "has a header that is no JSON"),
-        (b"{".ljust(2 << 20), 0, "unknown", "cannot be told from"),
+        (b"{".ljust(2 << 20), 0, "unknown", "cannot be checked within"),
     ],
 )
 def test_what_is_wrong_is_told(header: object, length: int, state: str, reason: str) -> None:

@@ -93,7 +93,7 @@ def test_of_a_file_too_large_to_be_walked_both_ends_are_looked_at(length: int) -
 def test_an_end_without_the_beginning_of_a_record_is_unknown() -> None:
     data = large(100, 30_000) + record(random.Random(2).randbytes(300_000))
     assert verdict(data, "a.tfrecord") == FileCheck(
-        "unknown", "tfrecord", "its last record is longer than what was looked at"
+        "unknown", "tfrecord", "its last record is longer than the part that was checked"
     )
 
 

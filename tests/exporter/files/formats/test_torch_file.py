@@ -116,7 +116,7 @@ def test_parts_of_a_distributed_checkpoint_are_left_undecided() -> None:
 
 def test_a_long_object_or_a_packed_one_is_not_looked_into() -> None:
     long = rewritten(STATE, lambda name, content: content.ljust(1 << 20) if name.endswith("data.pkl") else content)
-    assert verdict(long) == FileCheck("valid", "torch", "which storages it should have was not looked at")
+    assert verdict(long) == FileCheck("valid", "torch", "which storages it should have was not checked")
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -159,9 +159,9 @@ DATA = struct.pack("<q", 3) + bytes(12)
         (
             legacy(Stored("storage", "torch NewStorage", "7", "cpu", 3, None), ["7"], DATA),
             "unknown",
-            "has a NewStorage, of which the length of an item is not known",
+            "has a NewStorage, whose item size is unknown",
         ),
-        (legacy(Stored("storage", "x", "7"), ["7"], DATA), "invalid", "has an object whose storages cannot be told"),
+        (legacy(Stored("storage", "x", "7"), ["7"], DATA), "invalid", "has an object whose storages are unknown"),
         (legacy(Stored("storage", "x FloatStorage", "7", "cpu", -1, None), ["7"], DATA), "invalid", None),
         (legacy("x" * 600_000, []), "unknown", "has a pickled object of more than 512 KiB"),
         (legacy("x" * 100_000, []), "valid", None),

@@ -140,7 +140,7 @@ def test_of_a_long_directory_the_first_part_is_looked_at() -> None:
     many = archive({f"a member with quite a long name {number:05}": b"" for number in range(7000)})
     found = verdict(many)
     assert (found.state, found.format, found.records) == ("valid", "zip", None)
-    assert (found.reason or "").endswith(" of its 7000 members were looked at")
+    assert (found.reason or "").endswith(" of its 7000 members were checked")
     assert verdict(many[:-1]).state == "invalid"
 
 

@@ -106,7 +106,7 @@ def test_what_cannot_be_told_is_unknown() -> None:
     assert verdict(b"\x27\xb5\x2f\xfd" + bytes(50), "a.zst").reason == "is of a version before 0.8"
     assert verdict(skippable(b"note") + b"\x04\x22\x4d\x18" + bytes(9), "a.lz4").state == "unknown"
     blocks = b"\x28\xb5\x2f\xfd\x00\x58" + b"\x02\x00\x00a" * 400_000
-    assert verdict(blocks, "a.zst") == FileCheck("unknown", "zstd", "cannot be told from 1024 KiB of it")
+    assert verdict(blocks, "a.zst") == FileCheck("unknown", "zstd", "cannot be checked within 1024 KiB of it")
 
 
 @given(st.binary(max_size=60), st.integers(0, len(ALL)), st.integers(0, 60))

@@ -169,7 +169,7 @@ def test_work_that_rests_now_and_then_does_not_spin() -> None:
 
 def test_without_progress_in_the_log_nobody_can_tell_a_hang() -> None:
     found = after(hangs(stalled=None), 1500, "busy_without_progress")
-    assert found == WorkerGpuCondition("busy_without_progress", None, "its log tells no progress")
+    assert found == WorkerGpuCondition("busy_without_progress", None, "its log shows no progress")
     assert after(hangs(last_rise=None), 1500, "busy_without_progress_low_power").state is None
 
 
@@ -233,7 +233,7 @@ def test_memory_that_is_held_without_use_is_told() -> None:
 
 def test_of_a_worker_whose_log_tells_nothing_it_is_told_too() -> None:
     found = after(hangs(like=IDLE, stalled=None, last_rise=None), 910, "held_idle")
-    assert found == WorkerGpuCondition("held_idle", True, "memory held and no use for 5 min, its log tells no progress")
+    assert found == WorkerGpuCondition("held_idle", True, "memory held and no use for 5 min, its log shows no progress")
 
 
 def test_progress_without_the_gpu_is_not_held_idle() -> None:
@@ -339,7 +339,7 @@ def test_heat_for_more_than_a_fifth_of_the_time_is_told() -> None:
     looks = Looks(throttled(thermal=0.34, power_cap=0.8, sync_boost=0.0))
     assert looks.until(200).state("throttled") is None
     assert looks.until(320).found[0]["throttled"] == WorkerGpuCondition(
-        "throttled", True, "GPU 0 held down in the last 5 min: power_cap 80%, thermal 34%"
+        "throttled", True, "GPU 0 at reduced clocks in the last 5 min: power_cap 80%, thermal 34%"
     )
 
 

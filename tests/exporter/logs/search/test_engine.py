@@ -621,8 +621,8 @@ def test_record_ends_are_counted_in_parts_as_in_the_whole(text: str, part: int) 
 
 def test_patterns_that_are_safe_load_no_second_engine_of_expressions() -> None:
     program = (
-        "import sys; from exporter.logs.lexicon_reader import make_lexicon;"
-        "make_lexicon('generic').engine('generic').scan(b'Processed 1/2 items\\nCUDA error: x\\n');"
+        "import sys; from exporter.logs.lexicon_reader import build_lexicon;"
+        "build_lexicon('generic').engine('generic').scan(b'Processed 1/2 items\\nCUDA error: x\\n');"
         "print('regex' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=20, check=True)

@@ -182,7 +182,7 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
             engine("sglang", 8, {"tp-size": 4}),
             "tensor parallel 4 is 4 GPUs and each agg worker has 8; set tensor parallel to 8, or give it 4 GPUs",
         ),
-        (engine("sglang", 8, {"dp-size": 3}), "use sizes whose product it is"),
+        (engine("sglang", 8, {"dp-size": 3}), "use sizes that multiply to it"),
         (engine("sglang", 8, {"dp-size": 3, "enable-dp-attention": True}), "use 1, 2, 4 or 8"),
         (engine("sglang", 8, {"ep-size": 3}), "expert parallel 3 does not divide 8 GPUs"),
         (engine("sglang", 8, {"tp-size": "all"}), "backend.args: 'all' is no size"),

@@ -141,7 +141,7 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
         (served({"type": "sglang-router"}, "vllm"), "does not stand before vllm workers; use dynamo or vllm or custom"),
         (
             job(workers=[{"role": "t", "command": "t.py"}], backend={"type": "torchrun"}, frontend={"type": "dynamo"}),
-            "frontend.type: dynamo does not stand before torchrun workers; leave it out",
+            "frontend.type: dynamo cannot run in front of torchrun workers; leave it out",
         ),
         (
             served({"type": "vllm"}, "vllm"),

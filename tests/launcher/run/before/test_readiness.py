@@ -350,7 +350,7 @@ def test_those_who_are_ready_are_not_missing(tmp_path: Path) -> None:
 def test_without_any_answer_everybody_who_was_to_be_asked_is_missing(tmp_path: Path) -> None:
     plan = serving_plan(rule("dynamo", {"decode": 2}))
     assert missing(tmp_path, plan) == [
-        "the model is not ready: nobody has answered yet",
+        "the model is not ready: no answer yet",
         "cn01_frontend_0.out is empty",
     ]
 
@@ -365,7 +365,7 @@ def test_the_logs_of_a_few_are_enough(tmp_path: Path) -> None:
         for index in range(40)
     )
     lines = missing(tmp_path, dataclasses.replace(plan, tasks=tasks))
-    assert len([line for line in lines if line.endswith("nobody has answered yet")]) == 40
+    assert len([line for line in lines if line.endswith("no answer yet")]) == 40
     assert len([line for line in lines if line.endswith("is empty")]) == MOST_NAMED
 
 
