@@ -204,9 +204,14 @@ def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
     code = guard.wait()
     told: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     end = time.monotonic() + ORPHAN_S
-    while code < 0 and told and time.monotonic() < end and read_start_ticks(told["pid"]) == told["start_ticks"]:
+    while code < 0 and told and time.monotonic() < end and _is_running(told["pid"], told["start_ticks"]):
         time.sleep(0.1)
     return code
+
+
+def _is_running(pid: int, start_ticks: int) -> bool:
+    """Whether the process has not ended; in a container, a first process that reaps no orphans leaves it a zombie."""
+    return read_start_ticks(pid) == start_ticks and not is_zombie(pid)
 
 
 def die_with_parent(parent: int | None = None) -> Callable[[], None]:

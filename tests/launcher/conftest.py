@@ -1,6 +1,7 @@
 """Fixtures of the launcher's tests."""
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import HARD_NAMES
 
 Golden = Callable[[str, str], Path]
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(autouse=True)
+def no_subreaper() -> Iterator[None]:
+    """`LocalSteps` makes its process the parent of orphans; pytest would never reap those of later tests."""
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture(params=HARD_NAMES, ids=ascii)

@@ -1,27 +1,20 @@
 """What processes of a job on this machine alone are started with."""
 
-import ctypes
-from collections.abc import Iterator
+import json
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from exporter.machine.procfs import is_zombie, read_start_ticks
 from launcher.plan.plan import RunFacts
-from launcher.steps.local_steps import LocalSteps, local_hosts
+from launcher.steps import local_steps
+from launcher.steps.local_steps import LocalSteps, local_hosts, wait_for_guard
 from tests.support.launcher import job_spec, plan_of
 
-PR_SET_CHILD_SUBREAPER = 36
 
-
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """This process does not go on to be the parent of orphans."""
-    yield
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(
     ("resources", "told"),
     [({"nodes": 2, "gpus_per_node": 4}, ["0", "4"]), ({"nodes": 2}, ["0", "0"]), ({"gpus_per_node": 4}, ["0"])],
@@ -37,3 +30,17 @@ def test_each_sidecar_knows_where_the_gpus_of_its_node_begin(
     for sidecar in LocalSteps(plan, RunFacts("local-1", tmp_path, hosts)).start_sidecars():
         assert sidecar.wait(60) == 0
     assert [(tmp_path / f"{host}_sidecar.log").read_text().strip() for host in hosts] == told
+
+
+def test_an_orchestrator_that_nobody_reaps_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_steps, "ORPHAN_S", 30.0)
+    with subprocess.Popen(["sleep", "60"]) as orchestrator, subprocess.Popen(["sleep", "60"]) as guard:
+        record = {"pid": orchestrator.pid, "start_ticks": read_start_ticks(orchestrator.pid)}
+        (tmp_path / "orchestrator.json").write_text(json.dumps(record))
+        orchestrator.kill()
+        guard.kill()
+        while not is_zombie(orchestrator.pid):
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert wait_for_guard(guard, tmp_path) == -9
+        assert time.monotonic() - began < 15
