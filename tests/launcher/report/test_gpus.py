@@ -62,7 +62,7 @@ def test_what_happened_to_gpus_is_told_of_this_attempt_alone(tmp_path: Path) -> 
     with (run_dir.path / "events.jsonl").open("a") as out:
         out.write('{"event": "GPU lost", "ti\n["GPU lost"]\n{"event": "GPU lost"}\n')
     assert run_dir.report()["gpus"]["events"] == []
-    assert "What happened" not in render_report(run_dir.report())
+    assert "GPU events" not in render_report(run_dir.report())
     report = happened(run_dir, {**LOST, "happened": START + 3.0}).report()
     assert [(event["time"], event["event"], event["detail"]) for event in report["gpus"]["events"]] == [
         (START + 3.0, "GPU lost", "GPU 1")
@@ -143,7 +143,7 @@ def test_a_job_without_gpus_has_none_in_its_report(tmp_path: Path) -> None:
 def test_a_report_that_was_written_without_gpus_can_still_be_shown(tmp_path: Path) -> None:
     report = a_job(tmp_path).report()
     del report["gpus"]["events"], report["gpus"]["events_total"]
-    assert "What happened" not in render_report(report)
+    assert "GPU events" not in render_report(report)
     del report["gpus"]
     for worker in report["workers"]:
         del worker["gpu_devices"], worker["gpu_misplaced"]

@@ -59,7 +59,7 @@ def test_a_value_beside_anything_is_unchanged_or_refused(v: str, w: str) -> None
     words = ["prog", "{v}{rank}{w}", "{ran{v}}", "{{ran{w}}}", "{v}{{rank}}{w}"]
     workers = [{"command": words}]
     if (v[-1:], w[:1]) == ("{", "}"):
-        with pytest.raises(ConfigError, match="braces of values around a placeholder look like a literal one"):
+        with pytest.raises(ConfigError, match="braces of values around a placeholder form a literal one"):
             plan_with({"v": v, "w": w}, workers=workers)
         return
     plan = plan_with({"v": v, "w": w}, workers=workers)

@@ -229,7 +229,7 @@ def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: py
     host.close()
     passed, words = job.told("outputs", host=host)
     assert passed is None
-    assert "could not be looked at" in words
+    assert "could not be read" in words
 
 
 def test_nothing_is_left_of_what_has_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
