@@ -428,7 +428,7 @@ SERVED: dict[str, Any] = {
         (
             {**SERVED, "backend": {"type": "sglang", "agg": {"config": {"x": ["{http_port}"]}}}},
             "backend.agg.config",
-            "by their numbers, as in {port_6100}",
+            "the number of a port here, as in {port_6100}",
         ),
         (
             {"container": {"image": "i:1", "mounts": ["/a:/b", "/{jobdir}:/c"]}},

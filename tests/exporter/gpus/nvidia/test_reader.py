@@ -240,7 +240,7 @@ def test_a_gpu_whose_fields_alone_fail_together_with_all_calls_is_lost(start: St
 
 def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
     machine = start(h200(1))
-    with pytest.raises(GpuFailed, match="not there"):
+    with pytest.raises(GpuFailed, match="no longer lists it"):
         machine.reader.activity(Gpu("GPU-other", "7", "nvidia"))
 
 
