@@ -138,7 +138,10 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
             served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1, "agg_workers": 1}),
             "agg_workers: 1 agg beside 1 prefill; an agg worker does the work of both: leave agg out, or prefill",
         ),
-        (served({"type": "sglang-router"}, "vllm"), "cannot run in front of vllm workers; use dynamo or vllm or custom"),
+        (
+            served({"type": "sglang-router"}, "vllm"),
+            "cannot run in front of vllm workers; use dynamo or vllm or custom",
+        ),
         (
             job(workers=[{"role": "t", "command": "t.py"}], backend={"type": "torchrun"}, frontend={"type": "dynamo"}),
             "frontend.type: dynamo cannot run in front of torchrun workers; leave it out",
