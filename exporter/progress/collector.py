@@ -23,7 +23,7 @@ from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.places_reader import LogFinder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
-from exporter.progress import job_eta as pace
+from exporter.progress import job_eta
 from exporter.progress.earlier_attempt_reader import read_earlier_attempts
 from exporter.progress.eta import RunPrior, median_peer_pace
 from exporter.progress.history_reader import RunHistory, read_run_history
@@ -113,7 +113,7 @@ class LogsSnapshot:
     """Progress of all workers at one read."""
 
     workers: tuple[WorkerLogFacts, ...]
-    pace: pace.JobOutlook
+    pace: job_eta.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()  # messages for the user about the patterns
 
@@ -126,7 +126,7 @@ class LogsCollector:
         *(ITEMS, ITEMS_EXPECTED, ITEMS_PROCESSED, PROGRESS_INFO, THROUGHPUT, ETA, FINISH, LAST_PROGRESS),
         *(STALLED, SLOWDOWN, UNMATCHED, LOG_VALUE, LOG_VALUE_TIME),
         *(LOG_ERRORS, LOG_BYTES, LOG_LINES, LOG_LAG, TIMEOUTS),
-        *pace.FAMILIES,
+        *job_eta.FAMILIES,
     )
 
     def __init__(self, context: CollectorContext) -> None:
@@ -218,7 +218,7 @@ class LogsCollector:
                 timeouts[name] += given_up
         return LogsSnapshot(
             workers=facts,
-            pace=pace.job_outlook(
+            pace=job_eta.job_outlook(
                 *(facts, now, self._deadline, board.checkpoints),
                 self._context.manifest.checkpoint_interval_s,
             ),
@@ -341,7 +341,7 @@ class LogsCollector:
             row.add(LOG_LAG, facts.lag_bytes)
         for name, given_up in snapshot.timeouts:
             out.add(TIMEOUTS, given_up, pattern=name)
-        pace.render_outlook(snapshot.pace, snapshot.workers, out)
+        job_eta.render_outlook(snapshot.pace, snapshot.workers, out)
 
     def describe(self, snapshot: LogsSnapshot, status: NodeStatus) -> None:
         for facts in snapshot.workers:
@@ -377,7 +377,7 @@ class LogsCollector:
                     {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
                 )
         status.job["pattern_notes"] = [*snapshot.notes]
-        pace.describe_outlook(snapshot.pace, status)
+        job_eta.describe_outlook(snapshot.pace, status)
 
 
 def load_run_history(job_name: str) -> dict[str, RunPrior]:

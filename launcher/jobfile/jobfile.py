@@ -4,7 +4,6 @@ Every problem of a file is reported together, with its place and a fix. An unkno
 nearest known key. Nothing here contacts the cluster or writes a file.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +36,7 @@ from launcher.jobfile.value_types import (
     combine_problems,
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
-from launcher.rundir.cluster_file import find_cluster_file, read_cluster_text
+from launcher.rundir.cluster_file import find_cluster_file, read_yaml_text
 
 
 class PathsSpec(FileModel):
@@ -178,7 +177,7 @@ class ClusterSpec(FileModel):
 
 def load_job(path: Path) -> JobSpec:
     """Load a job file. Raises ConfigError with every problem."""
-    return parse_job(read_cluster_text(path), str(path))
+    return parse_job(read_yaml_text(path), str(path))
 
 
 def parse_job(text: str, source: str) -> JobSpec:
@@ -188,7 +187,7 @@ def parse_job(text: str, source: str) -> JobSpec:
 
 def read_job(path: Path) -> dict[str, Any]:
     """Read a job file's YAML without checking its keys. Raises ConfigError."""
-    body, twice = read_mapping(read_cluster_text(path), str(path))
+    body, twice = read_mapping(read_yaml_text(path), str(path))
     if twice:
         raise ConfigError(str(path), twice)
     return body or {}
@@ -228,7 +227,7 @@ def _no_commands(body: Mapping[str, Any]) -> list[str]:
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
     """Load the cluster file, or the defaults if there is none."""
     path = find_cluster_file(environ, workdir)
-    return ClusterSpec() if path is None else parse_cluster(read_cluster_text(path), str(path))
+    return ClusterSpec() if path is None else parse_cluster(read_yaml_text(path), str(path))
 
 
 def parse_cluster(text: str, source: str) -> ClusterSpec:
@@ -263,8 +262,3 @@ def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
     resources = with_cluster(spec, cluster).resources
     whole = cluster.gpus_per_node and resources.gpus_per_node == cluster.gpus_per_node and not spec.slurm.exclusive
     return cluster.cpus_per_node if whole and resources.cpus_per_node is None else None
-
-
-def resolve_directory(text: str | None, workdir: Path) -> str | None:
-    """Make a directory absolute, with ``~`` expanded."""
-    return None if text is None else os.path.normpath(workdir / Path(text).expanduser())

@@ -12,8 +12,7 @@ import yaml
 
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 
-KEYS_FILE = Path(__file__).with_name("keys.yaml")
-"""Meaning and example of each key; types and defaults are those of the models."""
+KEYS_FILE = Path(__file__).with_name("keys.yaml")  # meanings and examples; types and defaults come from the models
 MOST_NAMES = 3  # names that an error suggests: more are no help
 LIKENESS = 0.6  # of difflib, 0 to 1: below it a suggestion is a guess
 NO_BOUND = 1e9  # an upper bound from here on is a protection against mistakes, and no fact about the key
@@ -33,8 +32,7 @@ class Key:
 
     path: str
     type_text: str
-    default_text: str
-    """As YAML; empty for a required key and for a section, whose keys have their own."""
+    default_text: str  # YAML; empty for a required key and for a section, whose keys have their own
     meaning: str = ""
     example: Any = None
     required: bool = False

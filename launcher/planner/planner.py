@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
-from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_whole_nodes, with_cluster
 from launcher.jobfile.monitoring import EXPORTER_NAMES
 from launcher.jobfile.redaction import redacted_job
 from launcher.jobfile.value_types import parse_time_limit
@@ -24,6 +24,7 @@ from launcher.planner.slurm_options import (
     with_dependency,
 )
 from launcher.planner.topology import place_workers
+from launcher.rundir.cluster_file import LOGS_DIR, resolve_directory
 
 
 def make_plan(
@@ -66,7 +67,7 @@ def make_plan(
         manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
         job_dir=str(job_dir),
         workdir=str(workdir),
-        logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / "logs"),
+        logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / LOGS_DIR),
         run_dir_name=run_dir_name(spec, layout, timestamp),
         target_dir=resolve_directory(cluster.target_dir, workdir),
         slurm=slurm,

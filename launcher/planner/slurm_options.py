@@ -8,7 +8,7 @@ from typing import Any
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile import aliases
-from launcher.jobfile.jobfile import ClusterSpec, JobSpec, resolve_directory
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.plan.placeholders import escape_placeholders
 from launcher.plan.plan import (
     BENCHMARK,
@@ -22,6 +22,7 @@ from launcher.plan.plan import (
     safe_file_word,
 )
 from launcher.planner.topology import Topology
+from launcher.rundir.cluster_file import resolve_directory
 
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # the other services (etcd, nats, nginx) run on the node itself
 

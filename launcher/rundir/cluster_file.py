@@ -24,8 +24,8 @@ def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
     return next((place for place in places if _is_file(place)), None)
 
 
-def read_cluster_text(path: Path) -> str:
-    """Text of a cluster or job file. Raises ConfigError if it cannot be read or is not UTF-8."""
+def read_yaml_text(path: Path) -> str:
+    """Text of a job file or cluster file. Raises ConfigError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -44,13 +44,18 @@ def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
     if path is None:
         return workdir / LOGS_DIR
     try:
-        body = yaml.safe_load(read_cluster_text(path))
+        body = yaml.safe_load(read_yaml_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(str(path), [f"not YAML that can be used: {' '.join(str(error).split())}"]) from error
     named = body.get("logs_dir") if isinstance(body, dict) else None
     if named is not None and not isinstance(named, str):
         raise ConfigError(str(path), [f"logs_dir: {named!r} is not a directory; write a path"])
-    return Path(os.path.normpath(workdir / Path(named).expanduser())) if named else workdir / LOGS_DIR
+    return Path(resolve_directory(named, workdir) or workdir / LOGS_DIR)
+
+
+def resolve_directory(text: str | None, workdir: Path) -> str | None:
+    """Make a directory absolute, with ``~`` expanded."""
+    return None if text is None else os.path.normpath(workdir / Path(text).expanduser())
 
 
 def _is_file(path: Path) -> bool:

@@ -17,13 +17,12 @@ from launcher.jobfile.jobfile import (
     load_cluster,
     load_job,
     parse_job,
-    resolve_directory,
 )
 from launcher.jobfile.redaction import is_secret_name, redacted_job
 from launcher.jobfile.resources import command_argv
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.jobfile.yamlfile import parse_yaml_model
-from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir
+from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir, resolve_directory
 from tests.launcher.conftest import Golden
 from tests.support.launcher import job_spec
 
