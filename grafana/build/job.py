@@ -33,12 +33,11 @@ STATE_COLORS = {
 Panel = bargauge.Panel | gauge.Panel | stat.Panel | table.Panel | timeseries.Panel
 
 
-def verdict() -> list[Panel]:
+def overview() -> list[Panel]:
     return [
         rows(
             "Job",
-            "The job as the sidecars name it, one line for each attempt seen in the time range. A requeue"
-            " is a new attempt.",
+            "The job and its attempts in the time range, one line each. A requeue starts a new attempt.",
             {"nodes": q.JOB_INFO},
             labels=("job_name", "user", "partition", "attempt"),
             width=24,
@@ -46,31 +45,31 @@ def verdict() -> list[Panel]:
         ),
         tile(
             "Phase",
-            "Phase of the node that is least far: launching until every node has launched, finished when"
-            " every node has. The last one known in the time range, so an ended job keeps it; see the data"
-            " age.",
+            "Phase of the node that is least advanced: launching until every node has launched, finished when every"
+            " node has. It is the last known phase in the time range, so an ended job keeps it. See Data age.",
             [q.PHASE],
             width=5,
             words=PHASE_WORDS,
         ),
         share(
             "Progress",
-            "Items done of items expected, over the workers that know both. The last value known in the time range.",
+            "Completed items divided by expected items, over the workers for which both are known. The last known"
+            " value in the time range.",
             q.PROGRESS,
             width=5,
             steps=(("blue", None),),
             unknown="no item count",
         ),
         tile(
-            "Time to the end (p50)",
-            "Time until the slowest worker is done, half of the cases being sooner. Unknown before enough"
-            " progress was seen and while a worker is stalled.",
+            "ETA (p50)",
+            "Time until the slowest worker finishes; the chance that it finishes sooner is 50 %. Unknown until"
+            " there is enough progress, and while a worker is stalled.",
             [q.ETA_NOW],
             width=5,
             unit=CLOCK,
         ),
         tile(
-            "Time left to the limit",
+            "Time left until the limit",
             "Time until the time limit ends the job. Orange in the last ten minutes.",
             [q.TIME_LEFT_NOW],
             width=5,
@@ -80,8 +79,8 @@ def verdict() -> list[Panel]:
         ),
         tile(
             "Margin at the limit (p90)",
-            "Time left to the limit, less the time to the end in nine of ten cases. Below zero the job is"
-            " likely to be cut off before it is done; below 15 minutes it is close.",
+            "Time left until the limit minus the p90 ETA. Below zero, the job will probably hit its limit before it"
+            " finishes. Below 15 minutes, it is close.",
             [q.MARGIN_NOW],
             width=4,
             unit="s",
@@ -90,22 +89,21 @@ def verdict() -> list[Panel]:
         ),
         tile(
             "Workers",
-            "Workers that are alive now, and workers that the job asked for. Watched by GpuJobWorkersLost.",
+            "Workers that are up now, and workers that the job should have. Alert: GpuJobWorkersLost.",
             [q.WORKERS_UP, q.WORKERS_EXPECTED],
             width=5,
         ),
         tile(
             "Stalled workers",
-            "Workers with work left that have been silent for the job's own stall timeout. Watched by"
-            " GpuJobNoProgress.",
+            "Workers with work left that made no progress for the job's own stall timeout. Alert: GpuJobNoProgress.",
             [q.WORKERS_STALLED],
             width=4,
             steps=(("green", None), ("red", 1)),
         ),
         tile(
             "Items per second",
-            "Sum over the workers: now, and on average since they started. A rate that is no longer"
-            " measured is unknown, not zero.",
+            "Sum over the workers: now, and on average since they started. A rate that is no longer measured is"
+            " unknown, not zero.",
             [q.RATE_NOW, q.RATE_AVERAGE],
             width=5,
             unit=ITEMS_PER_SECOND,
@@ -113,9 +111,9 @@ def verdict() -> list[Panel]:
         ),
         tile(
             "Data age",
-            "Time since a sidecar last looked with success: the node seen last, and the node not seen for"
-            " longest. All of this page is as old as that. After a requeue to other nodes the former ones"
-            " count as old while they are in the time range. Watched by GpuJobNodeSidecarDown.",
+            "Time since a sidecar last read successfully: the most recent node, and the least recent one. All data"
+            " on this page is that old. After a requeue to other nodes, the former ones count as old while they are"
+            " in the time range. Alert: GpuJobNodeSidecarDown.",
             [q.AGE_FRESHEST, q.AGE_OLDEST],
             width=6,
             unit="s",
@@ -124,8 +122,7 @@ def verdict() -> list[Panel]:
         ),
         tile(
             "Ready workers",
-            "Of a serving job: workers that its front end knows of, and those that it waits for. Watched by"
-            " GpuJobNotReady.",
+            "For a serving job: workers that are ready, and workers that it waits for. Alert: GpuJobNotReady.",
             [q.READY_WORKERS, q.READY_EXPECTED],
             width=4,
             unknown="no services",
@@ -136,25 +133,24 @@ def verdict() -> list[Panel]:
 def progress() -> list[Panel]:
     return [
         lines(
-            "Items done and expected",
-            "Position in the work, added over the workers. It falls when a worker resumes from an older checkpoint.",
+            "Completed and expected items",
+            "Position in the work, summed over the workers. It falls when a worker resumes from an older checkpoint.",
             [q.ITEMS, q.ITEMS_EXPECTED],
             width=12,
             unknown="no item count",
         ),
         lines(
             "Rate",
-            "Work done per second, added over the workers: measured by Prometheus, and the sidecar's own"
-            " current and average rate.",
+            "Work per second, summed over the workers: measured by Prometheus, and the sidecar's own current and"
+            " average rate.",
             [q.ITEM_RATE, q.ITEM_RATE_CURRENT, q.ITEM_RATE_AVERAGE],
             width=12,
             unit=ITEMS_PER_SECOND,
         ),
         lines(
-            "Time to the end against time to the limit",
-            "Time to the end of the slowest worker (10, 50 and 90 of 100 cases are sooner) and time left"
-            " to the limit. Where a line to the end lies above the line to the limit, the job will be cut"
-            " off.",
+            "ETA and time left until the limit",
+            "ETA of the slowest worker (p10, p50 and p90: it finishes sooner in 10, 50 and 90 of 100 cases), and"
+            " time left until the limit. Where an ETA line is above the limit line, the job will not finish in time.",
             [q.ETA_P10, q.ETA_P50, q.ETA_P90, q.TIME_LEFT],
             width=12,
             unit=CLOCK,
@@ -163,15 +159,15 @@ def progress() -> list[Panel]:
         ),
         lines(
             "Rate of each worker",
-            "The sidecar's current rate. A worker well below the others holds the job back.",
+            "The sidecar's current rate. A worker well below the others delays the job.",
             [q.WORKER_RATE],
             width=12,
             unit=ITEMS_PER_SECOND,
         ),
         lines(
-            "Chance to be done before the limit",
-            "Probability that the work is done before the time limit, of the node that is least likely to be. Watched"
-            " by GpuJobTimeLimitPredicted and GpuJobTimeLimitCertain, below 10 %.",
+            "Chance to finish before the limit",
+            "Probability that the work finishes before the time limit, on the node where it is lowest. Alerts below"
+            " 10 %: GpuJobTimeLimitPredicted and GpuJobTimeLimitCertain.",
             [q.CHANCE],
             width=8,
             unit="percentunit",
@@ -179,17 +175,17 @@ def progress() -> list[Panel]:
             unknown="no limit or no estimate",
         ),
         lines(
-            "Slow-down of each worker",
-            "Time for an item, of what it was at the fastest speed that the worker kept up; pauses do not count. At 1"
-            " it is as fast as ever; above 1.25 GpuJobSlowdown watches.",
+            "Slowdown of each worker",
+            "Time per item, divided by that at the fastest speed that the worker kept up. Pauses do not count. At 1"
+            " the worker is as fast as ever. Alert above 1.25: GpuJobSlowdown.",
             [q.SLOWDOWN],
             width=8,
             decimals=2,
-            unknown="no speed known yet",
+            unknown="no other speed yet",
         ),
         lines(
             "Lag of each worker",
-            "Part by which a worker is behind the median of its kind. Watched by GpuJobStraggler, above 20 %.",
+            "How far a worker is behind the median of its role. Alert above 20 %: GpuJobStraggler.",
             [q.LAG],
             width=8,
             unit="percentunit",
@@ -202,7 +198,7 @@ def workers() -> list[Panel]:
     return [
         lines(
             "Workers up",
-            "One band for each worker that is alive; a gap is the time it was not.",
+            "One band for each worker that is up. A gap is a time when it was down.",
             [q.WORKER_UP],
             width=12,
             decimals=0,
@@ -210,9 +206,9 @@ def workers() -> list[Panel]:
             stepped=True,
         ),
         lines(
-            "Workers by state of their process",
-            "States of the kernel. disk_sleep that lasts points at a file system or driver; zombie at a"
-            " parent that does not wait.",
+            "Workers by process state",
+            "Process states of the kernel. A long disk_sleep points to a file system or driver. A zombie points to"
+            " a parent that does not wait for its child.",
             [q.WORKER_STATES],
             width=12,
             decimals=0,
@@ -222,9 +218,9 @@ def workers() -> list[Panel]:
         ),
         rows(
             "Exits",
-            "How often each worker exited in the time range, by reason, and when last. Watched by"
-            " GpuJobWorkerCrashed, GpuJobWorkerKilled and GpuJobWorkerOutOfMemory. killed_unknown means"
-            " that there was no evidence for another reason.",
+            "Number of exits of each worker in the time range, by reason, and the time of the last one. Alerts:"
+            " GpuJobWorkerCrashed, GpuJobWorkerKilled and GpuJobWorkerOutOfMemory. killed_unknown means that there"
+            " was no evidence for another reason.",
             {"exits": q.EXITS, "last at": q.EXIT_TIMES},
             labels=("worker", "node", "reason"),
             first_by="last at",
@@ -234,8 +230,8 @@ def workers() -> list[Panel]:
         ),
         rows(
             "Last exit status",
-            "Status of the last exit of each worker, as a shell gives it: 128 and the signal's number when"
-            " a signal ended it, as 137 for SIGKILL.",
+            "Status of the last exit of each worker, as a shell reports it. After a signal it is 128 plus the"
+            " signal number, such as 137 for SIGKILL.",
             {"status": q.EXIT_STATUS},
             labels=("worker", "node"),
             width=10,
@@ -243,21 +239,21 @@ def workers() -> list[Panel]:
         ),
         lines(
             "CPU cores used",
-            "Processor time per second of each worker with its descendants: 1 is one core.",
+            "CPU time per second of each worker and its descendants: 1 is one core.",
             [q.WORKER_CPU],
             width=12,
             unit=CORES,
         ),
         lines(
             "Resident memory",
-            "Memory of each worker with its descendants.",
+            "Memory of each worker and its descendants.",
             [q.WORKER_RSS],
             width=12,
             unit="bytes",
         ),
         lines(
             "Read and written",
-            "Bytes per second that the workers together read from and wrote to storage, as the kernel counts them.",
+            "Bytes per second that all workers together read from and wrote to storage, as counted by the kernel.",
             [q.WORKER_READ, q.WORKER_WRITE],
             width=12,
             unit="binBps",
@@ -272,8 +268,8 @@ def workers() -> list[Panel]:
         ),
         lines(
             "Memory of the job",
-            "Memory of all processes of the job on the node that uses most. Page cache fills what is left below the"
-            " limit and is taken back before anything is killed. Watched by GpuJobHostMemoryNearLimit.",
+            "Memory of all processes of the job, on the node that uses most. Page cache fills the space below the"
+            " limit; the kernel reclaims it before it kills a process. Alert: GpuJobHostMemoryNearLimit.",
             [q.MEMORY_USED, q.MEMORY_WORKING_SET, q.MEMORY_PEAK, q.MEMORY_LIMIT],
             width=12,
             unit="bytes",
@@ -281,16 +277,16 @@ def workers() -> list[Panel]:
         ),
         lines(
             "Waiting for memory",
-            "Share of the time in which some or all (full) processes of the job waited for memory, on the node"
-            " where they waited longest. Only cgroups v2 tell.",
+            "Share of time in which some or all (full) processes of the job waited for memory, on the node with the"
+            " longest wait. Needs cgroup v2.",
             [q.MEMORY_PRESSURE],
             width=6,
             unit="percentunit",
         ),
         lines(
             "OOM kills",
-            "Processes that the kernel killed because the job's memory ran out; each point counts the five"
-            " minutes before it.",
+            "Processes that the kernel killed because the job ran out of memory. Each point counts the previous"
+            " five minutes.",
             [q.OOM_KILLS],
             width=6,
             decimals=0,
@@ -303,7 +299,7 @@ def gpus() -> list[Panel]:
     return [
         tile(
             "GPUs",
-            "GPUs that the plan gives to workers, and those of the job that answer. Watched by GpuJobGpuLost and"
+            "GPUs that the plan gives to workers, and GPUs of the job that respond. Alerts: GpuJobGpuLost and"
             " GpuJobGpuUnreadable.",
             [q.GPUS, q.GPUS_ANSWERING],
             width=4,
@@ -311,9 +307,9 @@ def gpus() -> list[Panel]:
         ),
         rows(
             "GPUs by node",
-            "Health in the words warning and failure, for which the status page of the node has the reasons, GPUs that"
-            " the plan gives to workers and that are seen, and processes on them that are not of the job. Watched by"
-            " GpuJobGpuUnhealthy, GpuJobGpuDegraded and GpuJobGpuForeignProcess.",
+            "Health of the GPUs (reasons are in /status of the node), planned and visible GPUs, and processes on"
+            " them that do not belong to the job. Alerts: GpuJobGpuUnhealthy, GpuJobGpuDegraded and"
+            " GpuJobGpuForeignProcess.",
             {
                 "health": q.GPU_HEALTH,
                 "allocated": q.GPUS_BY_NODE,
@@ -330,20 +326,20 @@ def gpus() -> list[Panel]:
         ),
         rows(
             "Conditions of workers",
-            "What has been the matter with the GPU of a worker, and for which share of the time range. Watched by"
-            " GpuJobGpuHang (busy without progress), GpuJobGpuIdle and GpuJobGpuSlow.",
-            {"of the time": q.GPU_CONDITIONS},
+            "GPU problems of each worker, and their share of the time range. Alerts: GpuJobGpuHang (busy without"
+            " progress), GpuJobGpuIdle and GpuJobGpuSlow.",
+            {"share of time": q.GPU_CONDITIONS},
             labels=("worker", "node", "condition"),
-            first_by="of the time",
-            columns=[column("of the time", unit="percentunit", decimals=0)],
+            first_by="share of time",
+            columns=[column("share of time", unit="percentunit", decimals=0)],
             width=10,
             unknown="none",
             height=8,
         ),
         lines(
             "Utilization of each GPU",
-            "Share of the time in which anything ran on a GPU, however little of it worked: a collective that waits"
-            " shows 100 %. Choose nodes above to tell the lines apart.",
+            "Share of time in which anything ran on a GPU, even if it used little of it: a waiting collective shows"
+            " 100 %. To separate the lines, choose nodes above.",
             [q.GPU_UTILIZATION],
             width=12,
             unit="percentunit",
@@ -352,8 +348,8 @@ def gpus() -> list[Panel]:
         ),
         lines(
             "GPU memory in use",
-            "Share of the memory of each GPU that is taken. Level is fine at any height, since frameworks keep what"
-            " they took; what only rises will run out. Watched by GpuJobGpuMemoryFilling.",
+            "Share of each GPU's memory that is in use. A constant level is fine at any height, because frameworks"
+            " keep what they allocate. A level that only rises will run out. Alert: GpuJobGpuMemoryFilling.",
             [q.GPU_MEMORY],
             width=12,
             unit="percentunit",
@@ -361,18 +357,18 @@ def gpus() -> list[Panel]:
             unknown="no GPU seen",
         ),
         lines(
-            "How much of the GPUs works",
-            "Average over the GPUs: multiprocessors that have work, tensor cores that compute, memory bandwidth that is"
-            " used. Known on Hopper and later.",
+            "GPU activity",
+            "Average over the GPUs: multiprocessors with work, computing tensor cores, and used memory bandwidth."
+            " Available on Hopper and later.",
             [q.SM_ACTIVITY, q.TENSOR_ACTIVITY, q.DRAM_ACTIVITY],
             width=8,
             unit="percentunit",
             maximum=1,
-            unknown="these GPUs do not tell",
+            unknown="not reported by these GPUs",
         ),
         lines(
             "GPU power",
-            "Power of all GPUs of a node. High use at low power is waiting.",
+            "Power of all GPUs of a node. High utilization at low power means waiting.",
             [q.GPU_POWER],
             width=8,
             unit="watt",
@@ -380,25 +376,25 @@ def gpus() -> list[Panel]:
         ),
         lines(
             "GPU traffic",
-            "Bytes per second that the GPUs together receive (rx) and send (tx). PCIe is read only when that is turned"
-            " on, since it takes time.",
+            "Bytes per second that all GPUs together receive (rx) and send (tx). PCIe is read only if enabled,"
+            " because reading it takes time.",
             [q.NVLINK, q.PCIE],
             width=8,
             unit="binBps",
-            unknown="these GPUs do not tell",
+            unknown="not reported by these GPUs",
         ),
         lines(
             "GPU temperature",
-            "The hottest GPU of each node, and the hottest memory where it is measured.",
+            "The hottest GPU of each node, and the hottest memory if it is measured.",
             [q.GPU_TEMPERATURE],
             width=8,
             unit="celsius",
             unknown="no GPU seen",
         ),
         lines(
-            "Clocks held down",
-            "Share of the time in which clocks were held down, by reason, on the GPU where it was most. At its power"
-            " cap a GPU works as hard as it may; all else costs time. Watched by GpuJobGpuSlow.",
+            "Throttled clocks",
+            "Share of time in which clocks were throttled, by reason, on the GPU with the largest share. A power"
+            " cap is normal under full load; all other reasons cost time. Alert: GpuJobGpuSlow.",
             [q.GPU_THROTTLE],
             width=8,
             unit="percentunit",
@@ -408,8 +404,8 @@ def gpus() -> list[Panel]:
         ),
         lines(
             "GPU errors",
-            "Errors of memory, of NVLink, and packets sent again over PCIe; each point counts the five minutes"
-            " before it.",
+            "Memory errors, NVLink errors, and packets sent again over PCIe. Each point counts the previous five"
+            " minutes.",
             [q.GPU_ECC, q.GPU_LINK_ERRORS, q.PCIE_REPLAYS],
             width=8,
             decimals=0,
@@ -418,8 +414,9 @@ def gpus() -> list[Panel]:
         ),
         rows(
             "Xid errors",
-            "Errors that the driver reported in the time range: GPU, code, and when last. Those of the hardware are"
-            " watched by GpuJobGpuXidCritical; 13, 31 and 43 come from programs, and 45 follows from the end of one.",
+            "Errors that the driver reported in the time range: GPU, code, and time of the last one. Alert for"
+            " hardware errors: GpuJobGpuXidCritical. Programs cause 13, 31 and 43; 45 follows from the end of a"
+            " program.",
             {"last at": q.XIDS},
             labels=("node", "gpu", "xid"),
             first_by="last at",
@@ -430,7 +427,7 @@ def gpus() -> list[Panel]:
         ),
         tile(
             "Energy used",
-            "Energy that the GPUs used in the time range, as far as they were seen.",
+            "Energy that the GPUs used in the time range, while they were monitored.",
             [q.GPU_ENERGY],
             width=4,
             unit="kwatth",
@@ -444,7 +441,7 @@ def outputs() -> list[Panel]:
     return [
         lines(
             "Files",
-            "Files that match the pattern of each path group. A file counts once, whichever nodes see it.",
+            "Files that match the pattern of each path group. A file counts once, even if several nodes see it.",
             [q.OUTPUT_FILES],
             width=8,
             decimals=0,
@@ -459,7 +456,7 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Growth",
-            "Bytes per second by which each path group grew over a minute. Below zero, files were removed.",
+            "Growth of each path group over a minute, in bytes per second. Below zero, files were removed.",
             [q.OUTPUT_GROWTH],
             width=8,
             unit="binBps",
@@ -467,16 +464,16 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Age of the newest write",
-            "Time since a file of the group last changed. A saw-tooth is the rhythm of writing; a line"
-            " that only rises is a writer that has stopped.",
+            "Time since a file of the group last changed. A sawtooth is the normal rhythm of writing. A line that"
+            " only rises is a writer that has stopped.",
             [q.OUTPUT_AGE],
             width=8,
             unit="s",
         ),
         lines(
             "Records",
-            "Records in the files of each path group: lines, elements or rows. Less than the items that are done"
-            " means that results are missing.",
+            "Records in the files of each path group: lines, elements or rows. If there are fewer records than"
+            " completed items, results are missing.",
             [q.OUTPUT_RECORDS],
             width=8,
             decimals=0,
@@ -484,7 +481,7 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Damaged files",
-            "Files to which nothing is written any more and that cannot be read to their end.",
+            "Files that cannot be read to their end, and that nothing writes to any more.",
             [q.OUTPUT_INVALID],
             width=8,
             decimals=0,
@@ -492,8 +489,8 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Checkpoints",
-            "Checkpoints saved; each point counts the five minutes before it. One of several files counts once it is"
-            " whole.",
+            "Checkpoints saved. Each point counts the previous five minutes. A checkpoint of several files counts"
+            " when it is complete.",
             [q.CHECKPOINTS],
             width=8,
             decimals=0,
@@ -509,8 +506,8 @@ def outputs() -> list[Panel]:
             unknown="no checkpoint yet",
         ),
         lines(
-            "File systems that answer",
-            "Whether looks at the directories of each path group come back: 1 on all nodes, or 0 where one hangs.",
+            "Responding file systems",
+            "1 if the directories of the path group respond on all nodes, 0 if a read hangs on one.",
             [q.RESPONDING],
             width=8,
             decimals=0,
@@ -519,16 +516,15 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Disk: available and size",
-            "Space on the file system of each path group, of the node that has least.",
+            "Space on the file system of each path group, on the node with the least.",
             [q.DISK_AVAILABLE, q.DISK_SIZE],
             width=12,
             unit="bytes",
         ),
         bars(
-            "Disk left",
-            "Available share of the file system of each path group, of the node that has least. Below a"
-            " tenth, when that is less than 1 TB, GpuJobDiskLow fires; it does so for any size below 10"
-            " GB.",
+            "Free disk space",
+            "Available share of the file system of each path group, on the node with the least. GpuJobDiskLow fires"
+            " below 10 GB, or below 10 % if that is less than 1 TB.",
             q.DISK_LEFT,
             width=12,
             unit="percentunit",
@@ -543,7 +539,7 @@ def events() -> list[Panel]:
     return [
         lines(
             "Worker exits and restarts",
-            "Exits by reason and restarts; each point counts the five minutes before it.",
+            "Exits by reason, and restarts. Each point counts the previous five minutes.",
             [q.RESTARTS_IN_TIME, q.EXITS_IN_TIME],
             width=12,
             decimals=0,
@@ -552,15 +548,15 @@ def events() -> list[Panel]:
         ),
         lines(
             "Log errors",
-            "Lines of the workers' logs that match an error pattern; each point counts the five minutes before it.",
+            "Lines of the workers' logs that match an error pattern. Each point counts the previous five minutes.",
             [q.LOG_ERRORS],
             width=12,
             decimals=0,
             stepped=True,
-            unknown="no pattern watched",
+            unknown="no error patterns",
         ),
         lines(
-            "Phase in time",
+            "Phase over time",
             "Share of the nodes in each phase.",
             [q.PHASE_SHARE],
             width=24,
@@ -578,7 +574,7 @@ def monitor_cost() -> list[Panel]:
     return [
         lines(
             "Sidecar CPU",
-            "Processor time of the sidecar on each node, as a share of one core. The dashed line at 1 % is its budget.",
+            "CPU time of the sidecar on each node, as a share of one core. The dashed line at 1 % is its budget.",
             [q.SIDECAR_CPU],
             width=7,
             unit="percentunit",
@@ -596,19 +592,19 @@ def monitor_cost() -> list[Panel]:
         ),
         rows(
             "Collectors",
-            "Whether the last look of each collector worked, how long it took, and how long ago it last"
-            " worked. One that fails costs its own series only.",
+            "Whether the last read of each collector succeeded, how long it took, and the time since the last"
+            " success. A failing collector affects only its own series.",
             {
-                "last look": q.COLLECTOR_SUCCESS,
-                "took": q.COLLECTOR_DURATION,
-                "last success, ago": q.COLLECTOR_AGE,
+                "last read": q.COLLECTOR_SUCCESS,
+                "duration": q.COLLECTOR_DURATION,
+                "since last success": q.COLLECTOR_AGE,
             },
             labels=("node", "collector"),
-            first_by="last success, ago",
+            first_by="since last success",
             columns=[
-                column("last look", words={1: ("ok", "green"), 0: ("failed", "red")}),
-                column("took", unit="s", decimals=1),
-                column("last success, ago", unit="s", decimals=0),
+                column("last read", words={1: ("ok", "green"), 0: ("failed", "red")}),
+                column("duration", unit="s", decimals=1),
+                column("since last success", unit="s", decimals=0),
             ],
             width=10,
             height=8,
@@ -617,7 +613,7 @@ def monitor_cost() -> list[Panel]:
 
 
 ROWS = (
-    ("Verdict", verdict),
+    ("Overview", overview),
     ("Progress", progress),
     ("Workers", workers),
     ("GPUs", gpus),
@@ -639,7 +635,7 @@ def build() -> Dashboard:
     board = (
         dashboard.Dashboard("One job")
         .uid(UID)
-        .description("One GPU job from its first second to its last: will it finish, in time, and if not, why.")
+        .description("One GPU job from start to end: will it finish in time, and if not, why?")
         .tags(["gpujob"])
         .readonly()
         .time("now-6h", "now")

@@ -1,7 +1,7 @@
 """The queries of the dashboards, each with a name; panels refer to them.
 
-`$cluster`, `$job_id` and `$node` are variables of the dashboard. A verdict is about the
-whole job, so its queries ignore `$node`; everything below it follows the chosen nodes.
+`$cluster`, `$job_id` and `$node` are variables of the dashboard. The row Overview is about
+the whole job, so its queries ignore `$node`. Everything below it follows the chosen nodes.
 
 A file is reported by one node only, also when all nodes see it, so files and bytes are added up.
 A file system is reported by every node, so of that the one with least space counts.
@@ -46,7 +46,7 @@ def _node(metric: str, **labels: str) -> str:
     return _select(metric, 'node=~"$node"', **labels)
 
 
-# Verdict
+# Overview
 
 JOB_INFO = Query(
     "job_info",
@@ -84,8 +84,8 @@ def _eta(quantile: str) -> str:
     return f"max({_job('gpujob_worker_eta_seconds', quantile=quantile)})"
 
 
-ETA_NOW = Query("eta_now", _eta("0.5"), "to the end (p50)", instant=True)
-TIME_LEFT_NOW = Query("time_left_now", _TIME_LEFT, "to the limit", instant=True)
+ETA_NOW = Query("eta_now", _eta("0.5"), "ETA (p50)", instant=True)
+TIME_LEFT_NOW = Query("time_left_now", _TIME_LEFT, "until the limit", instant=True)
 MARGIN_NOW = Query("margin_now", f"{_TIME_LEFT} - {_eta('0.9')}", "margin", instant=True)
 
 WORKERS_UP = Query("workers_up", f"sum({_job('gpujob_worker_up')})", "up", instant=True)
@@ -103,8 +103,8 @@ RATE_NOW = Query("rate_now", f"sum({_throughput('current')})", "now", instant=Tr
 RATE_AVERAGE = Query("rate_average", f"sum({_throughput('average')})", "average", instant=True)
 
 _LAST_LOOK = f"max by (node) (max_over_time({_job('gpujob_collector_last_success_timestamp_seconds')}[{RANGE}]))"
-AGE_FRESHEST = Query("age_freshest", f"time() - max({_LAST_LOOK})", "freshest node", instant=True)
-AGE_OLDEST = Query("age_oldest", f"time() - min({_LAST_LOOK})", "oldest node", instant=True)
+AGE_FRESHEST = Query("age_freshest", f"time() - max({_LAST_LOOK})", "most recent node", instant=True)
+AGE_OLDEST = Query("age_oldest", f"time() - min({_LAST_LOOK})", "least recent node", instant=True)
 
 # Progress
 
@@ -127,10 +127,10 @@ ITEM_RATE_AVERAGE = Query(
     "average since the start",
 )
 
-ETA_P10 = Query("eta_p10", _eta("0.1"), "to the end, p10")
-ETA_P50 = Query("eta_p50", _eta("0.5"), "to the end, p50")
-ETA_P90 = Query("eta_p90", _eta("0.9"), "to the end, p90")
-TIME_LEFT = Query("time_left", _TIME_LEFT, "to the time limit")
+ETA_P10 = Query("eta_p10", _eta("0.1"), "ETA, p10")
+ETA_P50 = Query("eta_p50", _eta("0.5"), "ETA, p50")
+ETA_P90 = Query("eta_p90", _eta("0.9"), "ETA, p90")
+TIME_LEFT = Query("time_left", _TIME_LEFT, "until the time limit")
 
 WORKER_RATE = Query(
     "worker_rate",
@@ -138,7 +138,7 @@ WORKER_RATE = Query(
     "{{worker}}",
 )
 
-CHANCE = Query("chance", f"min({_job('gpujob_time_limit_met_probability_ratio')})", "done before the limit")
+CHANCE = Query("chance", f"min({_job('gpujob_time_limit_met_probability_ratio')})", "finished before the limit")
 SLOWDOWN = Query("slowdown", f"max by (worker) ({_node('gpujob_worker_slowdown_ratio')})", "{{worker}}")
 LAG = Query("lag", f"max by (worker) ({_node('gpujob_worker_lag_ratio')})", "{{worker}}")
 
@@ -206,7 +206,7 @@ GPUS = Query("gpus", f"sum({_node('gpujob_gpus_allocated')})", "allocated", inst
 GPUS_ANSWERING = Query(
     "gpus_answering",
     f"sum(\n  {_node('gpujob_gpu_up')}\n  unless on (node, gpu) {_node('gpujob_gpu_info', mig_mode='on')}\n)",
-    "answer",
+    "responding",
     instant=True,
 )
 GPU_ENERGY = Query(

@@ -29,7 +29,7 @@ def _values(name: str, label: str, selector: str, description: str) -> dashboard
 
 
 def cluster() -> dashboard.QueryVariable:
-    return _values("cluster", "Cluster", "gpujob_info", "Cluster the job runs on.")
+    return _values("cluster", "Cluster", "gpujob_info", "Cluster that the job runs on.")
 
 
 def job_id() -> dashboard.QueryVariable:
