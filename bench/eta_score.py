@@ -1,6 +1,6 @@
 """Our estimator behind the interface of the scorer of progress traces: ``bench.eta_score:Estimator``."""
 
-from exporter.progress.eta import EstimatorWarnings, EtaEstimate, median_peer_pace, slowest_eta
+from exporter.progress.eta import EstimatorWarnings, EtaEstimate, median_seconds_per_item, slowest_eta
 from exporter.progress.eta import EtaEstimator as OneWorker
 
 
@@ -24,7 +24,11 @@ class Estimator:
 
     def estimate(self, now: float) -> EtaEstimate | None:
         """Seconds left of the job."""
-        peers = median_peer_pace(worker.pace for worker in self._workers.values()) if len(self._workers) > 1 else None
+        peers = (
+            median_seconds_per_item(worker.seconds_per_item for worker in self._workers.values())
+            if len(self._workers) > 1
+            else None
+        )
         return slowest_eta(self._workers[name].estimate(now, peers) for name in self._unfinished)
 
     def alarms(self, now: float) -> EstimatorWarnings:

@@ -39,7 +39,7 @@ def nobody(_: str) -> None:
     """No file has a worker's number."""
 
 
-EVERYTHING = FileOwnership(nobody, frozenset(), frozenset(), rest=True)
+EVERYTHING = FileOwnership(nobody, frozenset(), frozenset(), owns_unranked=True)
 
 
 def measure() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _looks(folders: list[Path]) -> dict[str, Any]:
 
     def look() -> None:
         for watch in watches:
-            watch.look(now[0])
+            watch.poll(now[0])
 
     while not all(watch.complete for watch in watches):
         look()
@@ -140,18 +140,18 @@ def _rss(folders: list[Path]) -> float:
 def rss_of_watches(folders: list[str]) -> float:
     """MiB, after a few looks at files of which those that can be looked into hold nothing."""
     with tempfile.TemporaryDirectory() as empty:  # what any watch needs is there before
-        OutputWatch(empty, "output_*", EVERYTHING, None).look(START)
+        OutputWatch(empty, "output_*", EVERYTHING, None).poll(START)
     before = _resident_mib()
     watches = [OutputWatch(folder, "output_*", EVERYTHING, None) for folder in folders]
     now, complete = START, False
     while not complete:
-        looks = [watch.look(now) for watch in watches]
+        looks = [watch.poll(now) for watch in watches]
         complete = all(look.complete for look in looks)
         now += LOOK_S
     for _ in range(3):
         now += 600
         for watch in watches:
-            watch.look(now)
+            watch.poll(now)
     return round(_resident_mib() - before, 1)
 
 
@@ -182,7 +182,7 @@ def growth_error(dice: random.Random) -> float:
             place += 1
         found = writes[place - 1] if place else (START, 0)
         if found != last:
-            growth.changed(1, found[0], found[1], last, now)
+            growth.add_change(1, found[0], found[1], last, now)
             last, seen = found, seen + 1
         if seen >= 3:
             worst = max(worst, abs(growth.per_second(now) / rate - 1))

@@ -111,7 +111,7 @@ def measure() -> dict[str, Any]:
 def _real() -> tuple[Pattern, ...]:
     """What a sidecar searches for: the ten patterns as those of a job, those of any program, and all errors."""
     lexicon = Lexicon(read_packs(), read_error_patterns(), PATTERNS, GENERIC)
-    return (*lexicon.progress(GENERIC), *lexicon.errors)
+    return (*lexicon.progress_patterns(GENERIC), *lexicon.errors)
 
 
 class _Run:
@@ -169,7 +169,7 @@ def _chunks(path: Path) -> Iterator[tuple[bytearray, int, int]]:
 
 
 def _search(path: Path, engine: SearchEngine) -> LogFindings:
-    scan = engine.begin()
+    scan = engine.begin_file()
     for buffer, end, offset in _chunks(path):
         scan.feed(buffer, end, offset)
     with path.open("rb") as log:
@@ -208,7 +208,7 @@ def _live(path: Path, patterns: Sequence[Pattern]) -> dict[str, Any]:
     for _ in range(ROUNDS):
         begun = time.process_time()
         for piece in pieces:
-            scan = engine.begin()
+            scan = engine.begin_file()
             scan.feed(piece, len(piece), 0)
             scan.finish(lambda offset, size: b"")
         costs.append((time.process_time() - begun) / len(pieces))

@@ -114,7 +114,7 @@ def measure() -> dict[str, Any]:
         if "ours_over_floor" in found:
             goals[f"{name}: at most 2.2 times the floor"] = found["ours_over_floor"]["median"] <= 2.2
         goals[f"{name}: 9 times below psutil"] = found["psutil_over_ours"]["median"] >= 9
-    return {"rounds": ROUNDS, "looks_a_round": ProcessTree.WHOLE_TREE_EVERY, **loads, "goals": goals}
+    return {"rounds": ROUNDS, "looks_a_round": ProcessTree.FULL_READ_EVERY, **loads, "goals": goals}
 
 
 @contextlib.contextmanager
@@ -189,14 +189,14 @@ def _compare(found: Sequence[tuple[int, int]], rounds: int, *, moving: bool) -> 
             arm()
         for turn in range(rounds):
             total = dict.fromkeys(arms, 0.0)
-            for look in range(ProcessTree.WHOLE_TREE_EVERY):
+            for look in range(ProcessTree.FULL_READ_EVERY):
                 if moving:
                     _wake(pids)
                 for at in range(len(arms)):
                     name = list(arms)[(at + turn + look) % len(arms)]
                     total[name] += arms[name]()
             for name, cost in total.items():
-                costs[name].append(cost / ProcessTree.WHOLE_TREE_EVERY / len(pids) * 1e6)
+                costs[name].append(cost / ProcessTree.FULL_READ_EVERY / len(pids) * 1e6)
         for tree in trees:
             tree.close()
     result = {**{f"{name}_us": spread(values) for name, values in costs.items()}}

@@ -22,7 +22,7 @@ from typing import Any
 from bench.clock import cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
-from exporter.machine.thread_name import LONGEST
+from exporter.machine.thread_name import MOST_CHARACTERS
 from launcher.programs.wrapper import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
@@ -159,7 +159,7 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
         time.sleep(max(0.0, start + tick - time.monotonic()))
     share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
     threads = {name: cost - start_threads.get(name, 0.0) for name, cost in cpu_by_thread(pid).items()}
-    costs = {name: threads.pop(name[:LONGEST], 0.0) for name in ("serving", *reads)}
+    costs = {name: threads.pop(name[:MOST_CHARACTERS], 0.0) for name in ("serving", *reads)}
     costs["others"] = sum(threads.values())
     memory = rss_mib(pid)
     latency.sort()

@@ -22,14 +22,14 @@ from bench.log_corpus import write_log
 from bench.logs import MTAIL_PROGRAM, PATTERNS
 from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.search.engine import SearchEngine
-from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
+from exporter.logs.tail_reader import IDLE_READS, TRUSTED_READS, LogTail
 
 FILES, LINES_PER_S = 32, 100
 SECONDS = 10.0
 QUICK_S, SLOW_S = 0.25, 1.0  # between two looks: mtail's own interval, and a usual one of ours
 ONE_LOOK = 2 << 10  # about what a quick look finds
-SETTLING_LOOKS = STILL_LOOKS + 2  # after these a log to which nothing is written is known to be still, and is watched;
-IDLE_S = float(TRUSTED_LOOKS + 1)  # and in one of so many looks it is asked all the same
+SETTLING_LOOKS = IDLE_READS + 2  # after these a log to which nothing is written is known to be still, and is watched;
+IDLE_S = float(TRUSTED_READS + 1)  # and in one of so many looks it is asked all the same
 
 _WRITER = """
 import os, sys, time
@@ -54,13 +54,13 @@ def measure() -> dict[str, Any]:
     engine = SearchEngine(PATTERNS)
 
     def read(tail: LogTail) -> None:
-        for _ in tail.pieces():
+        for _ in tail.read_chunks():
             pass
 
     def search(tail: LogTail) -> None:
         scan = None
-        for piece in tail.pieces():
-            scan = scan or engine.begin()
+        for piece in tail.read_chunks():
+            scan = scan or engine.begin_file()
             scan.feed(*piece)
         if scan is not None:
             scan.finish(tail.reread)

@@ -3,22 +3,22 @@
 import sys
 from importlib.util import find_spec
 
-OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
-SHA2 = (("_sha2",), ("_sha256", "_sha512"))  # modules of an interpreter's own SHA-2, by version
+HASH_MODULES = ("_md5", "_sha1", "_sha3", "_blake2")
+SHA2_MODULES = (("_sha2",), ("_sha256", "_sha512"))  # modules of an interpreter's own SHA-2, by version
 
 
-def leave_out_openssl() -> None:
+def block_openssl() -> None:
     """Block the import of OpenSSL: this program serves plain HTTP.
 
     OpenSSL would take 8 of a sidecar's 54 MiB, or half of that if the interpreter has no other hash functions.
     """
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
-    if all(map(find_spec, OWN_HASHES)) and any(all(map(find_spec, names)) for names in SHA2):
+    if all(map(find_spec, HASH_MODULES)) and any(all(map(find_spec, names)) for names in SHA2_MODULES):
         sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    leave_out_openssl()
+    block_openssl()
     from exporter.cli import main
 
     main()

@@ -27,7 +27,7 @@ from exporter.sidecar.sidecar import Sidecar, parse_listen_address
 USAGE = 2
 INTERRUPTED = 130
 # Exit status of a sidecar that only a new process can replace; ``launcher.programs.supervisor`` starts one.
-START_AGAIN = 75
+RESTART_STATUS = 75
 GPUS_CLOSE_S = 1.0  # limit of a driver call at the end; a hanging call is abandoned
 
 
@@ -79,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="lowest level of messages that are logged (default: info)",
     )
-    _add_flags_of_a_running_job(sidecar)
-    sidecar.set_defaults(run=_sidecar, usage=sidecar.error)
+    _add_attach_flags(sidecar)
+    sidecar.set_defaults(run=_run_sidecar, usage=sidecar.error)
 
     check = commands.add_parser(
         "check-config",
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_flags_of_a_running_job(parser: argparse.ArgumentParser) -> None:
+def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
     """Add flags without defaults: given flags override the file, and the settings have the defaults."""
     group = parser.add_argument_group("a job that is already running and that gpujob has not launched")
     add = group.add_argument
@@ -153,11 +153,11 @@ def _glob(text: str) -> str:
     return text
 
 
-def _sidecar(arguments: argparse.Namespace) -> None:
-    from exporter.attach.settings import FLAGS, flag_of
+def _run_sidecar(arguments: argparse.Namespace) -> None:
+    from exporter.attach.settings import FLAGS, flag_name
 
     flags = {name: getattr(arguments, name, None) for name in (*FLAGS, "config")}
-    given = [flag_of(name) for name, value in flags.items() if value is not None]
+    given = [flag_name(name) for name, value in flags.items() if value is not None]
     if arguments.run_dir is not None and given:
         _fail(
             f"--run-dir watches a job that gpujob has launched, {', '.join(given)} one that others have: "
@@ -176,12 +176,12 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
 
     manifest = read_manifest(arguments.run_dir)
     identity = identify(manifest, os.environ, socket.gethostname())
-    sidecar = _make(manifest, identity)
+    sidecar = _make_sidecar(manifest, identity)
     sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
-    _be_modest()
+    _lower_priority()
     server = service.HttpService(sidecar)
-    asyncio.run(server.run(_listen(sidecar, port)))
-    _leave(sidecar, START_AGAIN if server.start_again else 0)
+    asyncio.run(server.run(_open_sidecar_socket(sidecar, port)))
+    _exit_now(sidecar, RESTART_STATUS if server.should_restart else 0)
 
 
 def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
@@ -205,35 +205,35 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     attached = attach.attach_to_job(settings, os.environ, address)
     run_dir = attached.manifest.run_dir
     print(f"gpujob-exporter: the run directory is {run_dir}; gpujob watch {run_dir} shows the job", file=sys.stderr)
-    sidecar = _make(attached.manifest, attached.identity)
+    sidecar = _make_sidecar(attached.manifest, attached.identity)
     sidecar.host = host
     finder = WorkerFinder(sidecar, attached.search)
     sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
-    _be_modest()
+    _lower_priority()
     server = service.HttpService(sidecar)
-    asyncio.run(server.run(listening or _listen(sidecar, port)))
+    asyncio.run(server.run(listening or _open_sidecar_socket(sidecar, port)))
     if finder.outcome is None:
-        finder.leave()
+        finder.write_unfinished_report()
         print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
-        _leave(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
+        _exit_now(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:
         print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
     except (OSError, UnicodeError):
         pass  # stdout is closed or the locale cannot encode it; the report has everything
-    _leave(sidecar, finder.outcome.exit_status)
+    _exit_now(sidecar, finder.outcome.exit_status)
 
 
-def _make(manifest: Manifest, identity: Identity) -> Sidecar:
+def _make_sidecar(manifest: Manifest, identity: Identity) -> Sidecar:
     clock = SystemClock()
     kernel, files, gpus = KernelLog(clock, identity.start), FileWatchHost(clock), GpuHost(READERS, clock)
     return Sidecar(CollectorContext(manifest, identity, clock, kernel=kernel, files=files, gpus=gpus))
 
 
-def _listen(sidecar: Sidecar, port: int) -> socket.socket:
+def _open_sidecar_socket(sidecar: Sidecar, port: int) -> socket.socket:
     """Open a listening socket; for port 0, reuse the port of the previous sidecar if possible."""
     from exporter.sidecar import service
 
-    if port == 0 and (known := service.earlier_port(sidecar)) is not None:
+    if port == 0 and (known := service.find_earlier_port(sidecar)) is not None:
         try:
             return service.open_socket(sidecar.host, known)
         except ExporterError:
@@ -241,7 +241,7 @@ def _listen(sidecar: Sidecar, port: int) -> socket.socket:
     return service.open_socket(sidecar.host, port)
 
 
-def _leave(sidecar: Sidecar, status: int) -> NoReturn:
+def _exit_now(sidecar: Sidecar, status: int) -> NoReturn:
     sidecar.context.files.close()
     if sidecar.context.gpus is not None:
         sidecar.context.gpus.close(GPUS_CLOSE_S)  # nothing routine is pending in the driver
@@ -249,7 +249,7 @@ def _leave(sidecar: Sidecar, status: int) -> NoReturn:
     os._exit(status)  # a thread that hangs in the kernel must not delay the end of the step
 
 
-def _be_modest() -> None:
+def _lower_priority() -> None:
     """Lower our priority, and become the OOM killer's first choice: the job comes first."""
     try:
         # Watching processes and logs needs many descriptors, and the usual soft limit is 1024.

@@ -16,55 +16,55 @@ import time
 
 from exporter.contract import run_files
 from launcher.programs.environment import original_environment
-from launcher.programs.wrapper import FORWARDED, end_like, wait_forwarding
+from launcher.programs.wrapper import FORWARDED_SIGNALS, end_with_status, wait_forwarding
 
 # blocked at the start of the orchestrator, until it can handle them
-ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-PYTHON = ("-I", "-B", "-m")
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PYTHON_FLAGS = ("-I", "-B", "-m")
 
 
 def guard(arguments: list[str]) -> None:
     """Start the orchestrator, wait for it, and end with the status of the job."""
     run_dir, began = arguments[0], time.time()
-    waited = {int(number) for number in (*FORWARDED, signal.SIGCHLD)}
+    waited = {int(number) for number in (*FORWARDED_SIGNALS, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     words = ["launcher.run.orchestrator", *arguments, "--guard", str(os.getpid())]
-    pid = start(words, mask | set(ANSWERED))
-    status = wait(pid, waited)
-    if is_finished(run_dir, began) or not (os.WIFSIGNALED(status) or has_begun(run_dir, pid)):
-        end_like(status)
+    pid = start_program(words, mask | set(HANDLED_SIGNALS))
+    status = wait_program(pid, waited)
+    if is_finished(run_dir, began) or not (os.WIFSIGNALED(status) or has_started(run_dir, pid)):
+        end_with_status(status)
     # later signals cannot speed up the end of the job
     words = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status), "--since", repr(began)]
-    after = wait(start(words, mask | set(ANSWERED)), waited)
-    end_like(after)
+    after = wait_program(start_program(words, mask | set(HANDLED_SIGNALS)), waited)
+    end_with_status(after)
 
 
-def start(words: list[str], mask: set[int]) -> int:
+def start_program(argv: list[str], mask: set[int]) -> int:
     """Start a gpujob program; return its pid."""
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, *PYTHON, *words],
+        [sys.executable, *PYTHON_FLAGS, *argv],
         original_environment(),
         setsigmask=mask,
         setsigdef=[signal.SIGPIPE],
     )
 
 
-def wait(pid: int, waited: set[int]) -> int:
+def wait_program(pid: int, signals: set[int]) -> int:
     """Wait for a child and forward signals to it; return its wait status."""
-    return wait_forwarding(pid, waited, [])[0]
+    return wait_forwarding(pid, signals, [])[0]
 
 
-def has_begun(run_dir: str, pid: int) -> bool:
+def has_started(run_dir: str, pid: int) -> bool:
     """Whether this orchestrator has written its record."""
     return (run_files.read_json(os.path.join(run_dir, run_files.ORCHESTRATOR_FILE)) or {}).get("pid") == pid
 
 
-def is_finished(run_dir: str, began: float) -> bool:
+def is_finished(run_dir: str, started: float) -> bool:
     """Whether the job has finished in this attempt."""
     state = run_files.read_json(os.path.join(run_dir, run_files.STATE_FILE)) or {}
     moment = state.get("time")
-    return state.get("phase") == "finished" and isinstance(moment, float | int) and moment >= began
+    return state.get("phase") == "finished" and isinstance(moment, float | int) and moment >= started
 
 
 if __name__ == "__main__":

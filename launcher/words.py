@@ -31,7 +31,7 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
-def first_names(names: Sequence[str], most: int, total: int | None = None) -> str:
+def names_text(names: Sequence[str], most: int, total: int | None = None) -> str:
     """``a, b and 3 more``."""
     more = (len(names) if total is None else total) - min(most, len(names))
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

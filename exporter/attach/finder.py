@@ -26,7 +26,7 @@ from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersCollector
 
 SETTLE_S = 2.0  # minimum age of a process without a number, so that earlier ones have been found before it
-COME_BACK_S = 3.0  # all workers must have ended for this long before the job is over, because scripts may restart them
+RESTART_S = 3.0  # all workers must have ended for this long before the job is over, because scripts may restart them
 TICK_SLACK_S = 1.0  # tolerance for a start that seems to be earlier than the end before it
 
 # Events that also go to our log, with the verb used there.
@@ -61,17 +61,17 @@ class WorkerFinder:
         self._search = search
         self._context = context
         self._manifest = context.manifest
-        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self._workers_dir = context.manifest.run_dir / run_files.WORKERS_DIR
         self._tasks = {task.rank: task for task in context.tasks}
         self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
         self._phase = ""
-        self._shown = ""
-        self._began = context.clock.monotonic()
-        self._looked = float("-inf")
+        self._published_phase = ""
+        self._started_at = context.clock.monotonic()
+        self._searched_at = float("-inf")
         self._all_ended_since: float | None = None
         self._gone: Mapping[int, str] = {}
         self._problems: tuple[str, ...] = ()
-        self._surplus_told = False
+        self._surplus_reported = False
         self._missing: str | None = None  # workers not found in time, as a sentence
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
@@ -82,16 +82,16 @@ class WorkerFinder:
             return tuple(self._events)
         now = self._context.clock.time()
         status = self._sidecar.status()
-        self._keep(status["events"])
+        self._log_events(status["events"])
         entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
-        ends = {rank: self._end(rank, entries.get(rank, {})) for rank in self._tasks}
+        ends = {rank: self._end_time(rank, entries.get(rank, {})) for rank in self._tasks}
         if self._is_due(ends):
-            self._looked = self._context.clock.monotonic()
-            self._look(entries, ends, now)
-        self._move_on(ends, now)
+            self._searched_at = self._context.clock.monotonic()
+            self._find_workers(entries, ends, now)
+        self._update_phase(ends, now)
         return tuple(self._events)
 
-    def _keep(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def _log_events(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Log new events of the status."""
         for event in events:
             key = (event["time"], event["event"], event.get("worker"), event["detail"])
@@ -110,14 +110,14 @@ class WorkerFinder:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _path(self, task: Task, restart: int) -> Path:
+    def _record_path(self, task: Task, restart: int) -> Path:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
-        return self._folder / f"{stem}.start.json"
+        return self._workers_dir / f"{stem}.start.json"
 
     def _read_runs(self, task: Task) -> list[_FoundRun]:
         """Runs recorded by an earlier sidecar of this directory."""
         runs: list[_FoundRun] = []
-        while (record := run_files.read_json(self._path(task, len(runs)))) is not None:
+        while (record := run_files.read_json(self._record_path(task, len(runs)))) is not None:
             directory, session = record.get("directory"), record.get("session")
             try:
                 run = _FoundRun(
@@ -133,10 +133,10 @@ class WorkerFinder:
             runs.append(run)
         return runs
 
-    def _write_run(self, task: Task, sighting: WorkerCandidate) -> None:
+    def _write_run(self, task: Task, candidate: WorkerCandidate) -> None:
         runs, identity = self._runs[task.rank], self._context.identity
         run_files.write_json(
-            self._path(task, len(runs)),
+            self._record_path(task, len(runs)),
             {
                 "schema": run_files.RECORD_SCHEMA,
                 "worker": task.worker,
@@ -146,32 +146,32 @@ class WorkerFinder:
                 "host": os.uname().nodename,
                 "node": identity.node,
                 "pid_namespace": read_pid_namespace(self._context.proc),
-                "pid": sighting.pid,
-                "start_ticks": sighting.start_ticks,
-                "start": sighting.start,
-                "found_by": sighting.found_by,
-                "directory": sighting.directory,
-                "session": sighting.session,
+                "pid": candidate.pid,
+                "start_ticks": candidate.start_ticks,
+                "start": candidate.start,
+                "found_by": candidate.found_by,
+                "directory": candidate.directory,
+                "session": candidate.session,
             },
         )
         runs.append(
             _FoundRun(
-                sighting.pid,
-                sighting.start_ticks,
-                sighting.start,
-                sighting.found_by,
-                sighting.directory,
-                sighting.session,
+                candidate.pid,
+                candidate.start_ticks,
+                candidate.start,
+                candidate.found_by,
+                candidate.directory,
+                candidate.session,
             )
         )
-        log.info("%s is process %d (found by %s)", task.worker, sighting.pid, sighting.found_by)
+        log.info("%s is process %d (found by %s)", task.worker, candidate.pid, candidate.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
                 slot.request()  # read immediately, so that an end within the next second is noticed
 
     # -- search ------------------------------------------------------------------------------------
 
-    def _end(self, rank: int, entry: Mapping[str, Any]) -> float | None:
+    def _end_time(self, rank: int, entry: Mapping[str, Any]) -> float | None:
         """End of a worker's latest run; None if it runs or was never found."""
         latest = len(self._runs[rank]) - 1
         return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
@@ -180,42 +180,44 @@ class WorkerFinder:
         if self._phase in ("", "launching", "completing"):
             return True
         wanted = any(not runs or ends[rank] is not None for rank, runs in self._runs.items())
-        return wanted and self._context.clock.monotonic() - self._looked >= self._manifest.check_interval_s
+        return wanted and self._context.clock.monotonic() - self._searched_at >= self._manifest.check_interval_s
 
-    def _look(self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float) -> None:
+    def _find_workers(
+        self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float
+    ) -> None:
         running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
         # A daemonised worker has another pid than its record.
         running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
-        found = self._search.look(running, by_name=not self._has_pid_file())
+        found = self._search.find(running, by_name=not self._has_pid_file())
         self._gone = found.gone
         for problem in found.problems:
             if problem not in self._problems:
                 log.warning("%s", problem)
-                self._tell(now, "warning", "pid file", problem)
+                self._add_event(now, "warning", "pid file", problem)
         self._problems = found.problems
         before = {(run.pid, run.start_ticks) for runs in self._runs.values() for run in runs}
         surplus = []
-        for sighting in found.sightings:
+        for sighting in found.candidates:
             if (sighting.pid, sighting.start_ticks) in before:
                 continue
-            rank = self._place(sighting, ends, now)
+            rank = self._assign_rank(sighting, ends, now)
             if rank is not None:
                 self._write_run(self._tasks[rank], sighting)
                 ends[rank] = None
             elif sighting.number is not None or now - sighting.start >= SETTLE_S:
                 surplus.append(f"{sighting.pid} ({sighting.command})" if sighting.command else str(sighting.pid))
-        if surplus and not self._surplus_told and self._all_found():
-            self._surplus_told = True
+        if surplus and not self._surplus_reported and self._all_found():
+            self._surplus_reported = True
             pids = ", ".join(surplus[:16])
             detail = f"{len(surplus)} more than the {len(self._tasks)} workers expected: pid {pids}"
             log.warning("processes that resemble workers are not watched: %s", detail)
-            self._tell(now, "warning", "surplus", detail)
+            self._add_event(now, "warning", "surplus", detail)
 
-    def _place(self, sighting: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:
+    def _assign_rank(self, candidate: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:
         """Rank of the worker that this process is, if that worker is missing or has ended; else None."""
-        if sighting.number is not None:
-            ranks = [sighting.number] if sighting.number in self._tasks else []
-        elif now - sighting.start < SETTLE_S:
+        if candidate.number is not None:
+            ranks = [candidate.number] if candidate.number in self._tasks else []
+        elif now - candidate.start < SETTLE_S:
             return None
         else:
             ranks = sorted(self._tasks, key=lambda rank: (bool(self._runs[rank]), rank))
@@ -223,11 +225,11 @@ class WorkerFinder:
             if not self._runs[rank]:
                 return rank
             end, before = ends[rank], self._runs[rank][-1]
-            if end is None or not _may_follow(before, sighting):
+            if end is None or not _may_be_next_run(before, candidate):
                 continue
             # Leftover processes are older than the end of their worker. A pid file is explicit.
-            if sighting.start >= end - TICK_SLACK_S or (
-                sighting.found_by == "pid_file" and sighting.start > before.start
+            if candidate.start >= end - TICK_SLACK_S or (
+                candidate.found_by == "pid_file" and candidate.start > before.start
             ):
                 return rank
         return None
@@ -241,48 +243,48 @@ class WorkerFinder:
 
     # -- phases ------------------------------------------------------------------------------------
 
-    def _move_on(self, ends: Mapping[int, float | None], now: float) -> None:
+    def _update_phase(self, ends: Mapping[int, float | None], now: float) -> None:
         running = any(runs and ends[rank] is None for rank, runs in self._runs.items())
         if running:
             self._all_ended_since = None
         elif self._all_ended_since is None and any(self._runs.values()):
             self._all_ended_since = now
-        over = self._all_ended_since is not None and now - self._all_ended_since >= COME_BACK_S
+        over = self._all_ended_since is not None and now - self._all_ended_since >= RESTART_S
         if self._phase in ("", "launching"):
             missing = [rank for rank, runs in self._runs.items() if not runs]
-            late = self._waited() >= self._manifest.launch_timeout_s
+            late = self._waited_s() >= self._manifest.launch_timeout_s
             if missing and not late and not (over and all(rank in self._gone for rank in missing)):
-                self._enter("launching")
+                self._enter_phase("launching")
                 return
             if missing:
-                self._give_up_waiting(missing, now)
+                self._report_missing(missing, now)
         if running:
-            self._enter("running")
+            self._enter_phase("running")
         elif not over and any(self._runs.values()):
-            self._enter("completing")
+            self._enter_phase("completing")
         elif self._sidecar.final and self._phase == "ended":
-            self._conclude(now)
+            self._finish(now)
         else:
-            self._enter("ended")
+            self._enter_phase("ended")
 
-    def _waited(self) -> float:
-        return self._context.clock.monotonic() - self._began
+    def _waited_s(self) -> float:
+        return self._context.clock.monotonic() - self._started_at
 
-    def _enter(self, phase: str) -> None:
+    def _enter_phase(self, phase: str) -> None:
         """Publish a phase; ``ended`` is ``completing`` without any worker left."""
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
             run_files.write_job_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
-            if shown != self._shown:
-                self._shown = shown
+            if shown != self._published_phase:
+                self._published_phase = shown
                 self._log.write("phase", phase=shown)
             self._phase = phase
 
-    def _give_up_waiting(self, missing: Sequence[int], now: float) -> None:
+    def _report_missing(self, missing: Sequence[int], now: float) -> None:
         names = ", ".join(
             self._tasks[rank].worker + (f" ({self._gone[rank]})" if rank in self._gone else "") for rank in missing
         )
-        count, waited = len(self._tasks), min(self._waited(), self._manifest.launch_timeout_s)
+        count, waited = len(self._tasks), min(self._waited_s(), self._manifest.launch_timeout_s)
         problems = "".join(f"; {problem}" for problem in self._problems)
         self._missing = (
             f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
@@ -291,11 +293,11 @@ class WorkerFinder:
             name = "" if self._has_pid_file() else ", or let their command lines hold the job's name"
             self._missing += f"; write their pids into {PID_FILE_NAME} of the log directory or --pid-file{name}"
         log.error("%s", self._missing)
-        self._tell(now, "critical", "launch incomplete", self._missing)
+        self._add_event(now, "critical", "launch incomplete", self._missing)
 
-    def _conclude(self, now: float) -> None:
+    def _finish(self, now: float) -> None:
         status = self._sidecar.status()  # includes the last values
-        self._keep(status["events"])
+        self._log_events(status["events"])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
@@ -311,7 +313,7 @@ class WorkerFinder:
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
         self.outcome = judged
-        self._enter("finished")
+        self._enter_phase("finished")
 
     def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:
         """Existing diagnoses by worker."""
@@ -323,7 +325,7 @@ class WorkerFinder:
                 found[task.worker] = outcome.DiagnosisRef(f"{place}.txt", body)
         return found
 
-    def leave(self) -> None:
+    def write_unfinished_report(self) -> None:
         """Write a report for a watch that ends before the job, with the last state of the workers."""
         now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
         clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
@@ -335,18 +337,18 @@ class WorkerFinder:
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
 
-    def _tell(self, now: float, level: str, kind: str, detail: str) -> None:
+    def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
         self._events.append(
             {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
         )
 
 
-def _may_follow(before: _FoundRun, sighting: WorkerCandidate) -> bool:
+def _may_be_next_run(before: _FoundRun, candidate: WorkerCandidate) -> bool:
     """Whether a process can be the next run of a worker; other programs may also contain the job's name.
 
     A worker returns by the method that found it. One found by name may return by a more certain method, or by name in
     the same directory or session.
     """
     if before.found_by != "name":
-        return sighting.found_by == before.found_by
-    return sighting.found_by != "name" or sighting.is_akin(before.directory, before.session)
+        return candidate.found_by == before.found_by
+    return candidate.found_by != "name" or candidate.is_related(before.directory, before.session)

@@ -64,7 +64,7 @@ def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) ->
         raise ExporterError(f"{source}: {what}")
     found, problems = dict[str, Any](), list[str]()
     _walk(body, _KEYS, "", found, problems)
-    for setting, place in _NEEDED.items():
+    for setting, place in _REQUIRED_KEYS.items():
         if setting not in given and _is_absent(body, place):
             problems.append(f"{place}: is missing; --{setting.replace('_', '-')} gives it too")
     if problems:
@@ -103,9 +103,9 @@ def _walk(
             if isinstance(value, dict):
                 _walk(value, kind, here, found, problems)
             elif value is not None:
-                example = f"; for example {_MAPPINGS[here]}" if here in _MAPPINGS else ""
+                example = f"; for example {_MAPPING_EXAMPLES[here]}" if here in _MAPPING_EXAMPLES else ""
                 wanted = f"is not a mapping with keys among {', '.join(sorted(kind))}{example}"
-                problems.append(f"{here}: {_shown(value, here)} {wanted}")
+                problems.append(f"{here}: {_value_text(value, here)} {wanted}")
         elif value is not None:
             setting, check = kind
             try:
@@ -113,7 +113,7 @@ def _walk(
                 if setting is not None:
                     found[setting] = usable
             except _InvalidValue as error:
-                problems.append(f"{here}: {_shown(value, here)} {error}")
+                problems.append(f"{here}: {_value_text(value, here)} {error}")
             except _InvalidParts as error:
                 problems += [f"{here}{problem}" for problem in error.problems]
 
@@ -121,12 +121,12 @@ def _walk(
 def _suggestion(key: str, keys: Collection[str]) -> str | None:
     """Likely meaning of an unknown key: a key of this mapping, or the place of a key of another."""
     name = key.replace("-", "_")
-    if name in _PLACES:
-        return _PLACES[name]
+    if name in _KEY_PATHS:
+        return _KEY_PATHS[name]
     if near := difflib.get_close_matches(key, keys, 1, 0.5):
         return near[0]
-    far = difflib.get_close_matches(name, _PLACES, 1, 0.8)
-    return _PLACES[far[0]] if far else None
+    far = difflib.get_close_matches(name, _KEY_PATHS, 1, 0.8)
+    return _KEY_PATHS[far[0]] if far else None
 
 
 def _is_absent(body: Mapping[Any, Any], place: str) -> bool:
@@ -135,7 +135,7 @@ def _is_absent(body: Mapping[Any, Any], place: str) -> bool:
     return inner is None or (isinstance(inner, dict) and inner.get(key) is None)
 
 
-def _shown(value: object, place: str) -> str:
+def _value_text(value: object, place: str) -> str:
     if place.partition(".")[0] == "alerts":
         return "the value"  # may be a webhook or password
     text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
@@ -163,7 +163,7 @@ def _glob(value: Any) -> str:
     return text
 
 
-def _whole(least: int) -> Check:
+def _integer(least: int) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise _InvalidValue("is not a whole number")
@@ -192,7 +192,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise _InvalidValue("is not a list; for example [0, 1, 2, 3]")
     wrong = [
-        f"[{index}]: {_shown(entry, '')} is not the number of a GPU"
+        f"[{index}]: {_value_text(entry, '')} is not the number of a GPU"
         for index, entry in enumerate(value)
         if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0
     ]
@@ -204,7 +204,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...]:
 def _pattern_problems(name: str, text: Any, kind: PatternKind | None = None) -> list[str]:
     """Problems of one pattern."""
     if not isinstance(text, str) or not text:
-        return [f"{_shown(text, '')} is not a regular expression"]
+        return [f"{_value_text(text, '')} is not a regular expression"]
     return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
 
 
@@ -229,7 +229,7 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
     found, wrong = dict[str, LogPattern](), list[str]()
     for index, entry in enumerate(value):
         if not isinstance(entry, dict) or "pattern" not in entry:
-            wrong.append(f"[{index}]: {_shown(entry, '')} is not a mapping with a pattern and a severity")
+            wrong.append(f"[{index}]: {_value_text(entry, '')} is not a mapping with a pattern and a severity")
             continue
         for key in entry:
             if key not in ("pattern", "severity", "name"):
@@ -237,7 +237,7 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
         severity = entry.get("severity", "warning")
         if severity not in SEVERITIES:
             known = ", ".join(f'"{word}"' for word in SEVERITIES)
-            wrong.append(f"[{index}].severity: {_shown(severity, '')} is not one of {known}")
+            wrong.append(f"[{index}].severity: {_value_text(severity, '')} is not one of {known}")
         pattern = entry["pattern"]
         if problems := _pattern_problems("error", pattern, PatternKind.ERROR):
             wrong += [f"[{index}].pattern: {problem}" for problem in problems]
@@ -251,7 +251,7 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
     return tuple(found.values())
 
 
-_NEEDED = {
+_REQUIRED_KEYS = {
     "job_name": "job.name",
     "num_workers": "job.num_workers",
     "output_dir": "paths.output_dir",
@@ -261,9 +261,9 @@ _NEEDED = {
 _KEYS: Mapping[str, Any] = {
     "job": {
         "name": ("job_name", _text),
-        "num_workers": ("num_workers", _whole(1)),
+        "num_workers": ("num_workers", _integer(1)),
         "gpu_ids": ("gpu_ids", _gpu_ids),
-        "total_items": ("total_items", _whole(0)),
+        "total_items": ("total_items", _integer(0)),
     },
     "paths": {
         "output_dir": ("output_dir", _text),
@@ -288,14 +288,14 @@ _KEYS: Mapping[str, Any] = {
             "enabled": ("email_enabled", _switch),
             "address": ("alert_email", _text),
             "smtp_server": (None, _text),
-            "smtp_port": (None, _whole(1)),
+            "smtp_port": (None, _integer(1)),
         },
         "slack": {"enabled": ("slack_enabled", _switch), "webhook": ("alert_slack", _secret)},
         "terminal": {"enabled": ("terminal", _switch), "refresh_rate": (None, _seconds)},
     },
 }
 
-_MAPPINGS = {
+_MAPPING_EXAMPLES = {
     "alerts": '{email: {address: "user@example.com"}}',
     "alerts.email": '{address: "user@example.com"}',
     "alerts.slack": '{webhook: "https://hooks.slack.com/services/..."}',
@@ -303,7 +303,7 @@ _MAPPINGS = {
 }  # examples for places that need a mapping
 
 
-def _places() -> dict[str, str]:
+def _key_paths() -> dict[str, str]:
     """Place of each key, by its name and its setting; without keys that have several places."""
     found: dict[str, set[str]] = {}
     sections = [(name, kind) for name, kind in _KEYS.items() if isinstance(kind, dict)]
@@ -317,4 +317,4 @@ def _places() -> dict[str, str]:
     return {name: places.pop() for name, places in found.items() if len(places) == 1}
 
 
-_PLACES = _places()
+_KEY_PATHS = _key_paths()

@@ -4,7 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.gpus.analysis.node_status import Told, account_gpus, account_text, worker_devices, worker_gpu_problems
+from exporter.gpus.analysis.node_status import (
+    GpuStatus,
+    account_gpus,
+    account_text,
+    worker_devices,
+    worker_gpu_problems,
+)
 from exporter.progress.work import JobWork, job_work, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, first_failure
 
@@ -19,7 +25,7 @@ class AttachedOutcome:
     """State of the job, and the reasons as sentences."""
 
     state: str
-    why: tuple[str, ...]
+    reasons: tuple[str, ...]
 
     @property
     def exit_status(self) -> int:
@@ -30,7 +36,7 @@ class AttachedOutcome:
 class DiagnosisRef:
     """A diagnosis of a worker: path relative to the run directory, and facts."""
 
-    place: str
+    path: str
     body: Mapping[str, Any]
 
 
@@ -111,37 +117,37 @@ def has_unknown_end(worker: Mapping[str, Any]) -> bool:
 def _total(status: Mapping[str, Any], work: JobWork) -> int | None:
     """Total work of the job if certain: its own total of items, or that of workers in step."""
     total: int | None = status["job"].get("total_items")
-    if work.counts_items_of(total):
+    if work.counts_total_items(total):
         return total
-    return work.expected if work.in_step or work.bars else None
+    return work.expected if work.is_in_step or work.has_only_bars else None
 
 
 def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str) -> str:
     """Summary of the end of the job as text, with a line per worker."""
     job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
-    lines = [f"job {job['job_id']} {_plain(job['job_name'])}: {outcome.state}"]
+    lines = [f"job {job['job_id']} {_printable(job['job_name'])}: {outcome.state}"]
     lines += [
-        f"  {worker['worker']:<{width}}  {', '.join([*_end_words(worker), *_item_words(worker)])}"
+        f"  {worker['worker']:<{width}}  {', '.join([*_end_texts(worker), *_item_texts(worker)])}"
         for worker in status["workers"]
     ]
-    told = [*outcome.why, *_gpu_words(status)]
+    told = [*outcome.reasons, *_gpu_texts(status)]
     if status.get("gpus") and (gpus := account_gpus({status["node"]["name"]: status})):
         told.append(f"GPUs: {account_text(gpus)}")
-    return "\n".join([*lines, *map(_plain, told), f"run directory: {run_dir}"])
+    return "\n".join([*lines, *map(_printable, told), f"run directory: {run_dir}"])
 
 
-def _gpu_words(status: Mapping[str, Any]) -> list[str]:
+def _gpu_texts(status: Mapping[str, Any]) -> list[str]:
     """GPU problems of workers that did not complete."""
     told = status.get("gpus") or {}
     return [
-        f"{worker['worker']}: {trouble.words}"
+        f"{worker['worker']}: {trouble.text}"
         for worker in status["workers"]
         if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
         for trouble in worker_gpu_problems(worker, worker_devices(worker, told), told)
     ]
 
 
-def _end_words(worker: Mapping[str, Any]) -> list[str]:
+def _end_texts(worker: Mapping[str, Any]) -> list[str]:
     ended = worker["exit"]
     if ended is None:
         return ["not found" if worker["pid"] is None else "running"]
@@ -152,13 +158,13 @@ def _end_words(worker: Mapping[str, Any]) -> list[str]:
     return [ended["reason"], "exit status unknown" if ended["code"] is None else f"exit status {ended['code']}"]
 
 
-def _item_words(worker: Mapping[str, Any]) -> list[str]:
+def _item_texts(worker: Mapping[str, Any]) -> list[str]:
     items, expected = worker.get("items"), worker.get("items_expected")
     unit = unit_word(worker)
     return [] if items is None else [f"{items}/{expected} {unit}" if expected else f"{items} {unit}"]
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """Replace control characters, so that the text is safe for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
@@ -189,7 +195,7 @@ def build_attached_report(
         cause["diagnosis"] = _diagnosis(diagnoses.get(cause["worker"]), cause, status["attempt"])
     check = unit_word({"unit": work.unit}) if outcome.state == "INCOMPLETE" else "workers"
     unmet = outcome.state in ("INCOMPLETE", "FAILED")
-    checks = [{"name": check, "passed": False, "detail": line} for line in outcome.why if unmet and cause is None]
+    checks = [{"name": check, "passed": False, "detail": line} for line in outcome.reasons if unmet and cause is None]
     return {
         "schema": REPORT_SCHEMA,
         "job_id": job["job_id"],
@@ -197,7 +203,7 @@ def build_attached_report(
         "attempt": status["attempt"],
         "state": outcome.state,
         "exit_status": outcome.exit_status,
-        "why": list(outcome.why),
+        "why": list(outcome.reasons),
         "cause": cause,
         "stopped": None,
         "start": job["start"],
@@ -213,7 +219,7 @@ def build_attached_report(
         "launch": launch if launch.get("final") else None,
         "tolerated": [],  # no worker is known to be optional
         "restarted": [],  # and gpujob restarts none
-        "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
+        "diagnoses": [diagnoses[name].path for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
         "nodes": [node],
         "workers": workers,
@@ -221,7 +227,7 @@ def build_attached_report(
     }
 
 
-def _report_worker(worker: Mapping[str, Any], gpus: Told) -> dict[str, Any]:
+def _report_worker(worker: Mapping[str, Any], gpus: GpuStatus) -> dict[str, Any]:
     same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
     progress = ("unit", "pattern", "items", "items_expected", "items_processed", "items_first", "cpu_s")
     entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
@@ -249,4 +255,4 @@ def _diagnosis(found: DiagnosisRef | None, cause: Mapping[str, Any], attempt: in
     """Path of the diagnosis, if it is for this run and attempt."""
     if found is None or found.body.get("attempt") != attempt:
         return None
-    return found.place if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None
+    return found.path if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None

@@ -68,14 +68,14 @@ class AttachSettings:
 
 
 REQUIRED = ("job_name", "num_workers", "output_dir", "log_dir")
-_FROM_THE_FILE = ("progress_patterns", "error_patterns", "email_enabled", "slack_enabled", "terminal")
-FLAGS = tuple(item.name for item in fields(AttachSettings) if item.name not in _FROM_THE_FILE)
+_FILE_ONLY = ("progress_patterns", "error_patterns", "email_enabled", "slack_enabled", "terminal")
+FLAGS = tuple(item.name for item in fields(AttachSettings) if item.name not in _FILE_ONLY)
 
 
 def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> AttachSettings:
     """Combine flags and file; flags win. Raises ExporterError that lists all missing settings."""
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
-    missing = [flag_of(name) for name in REQUIRED if name not in given]
+    missing = [flag_name(name) for name in REQUIRED if name not in given]
     if missing:
         raise ExporterError(
             f"missing {', '.join(missing)}; a job that is already running is described by flags or by --config FILE, "
@@ -87,7 +87,7 @@ def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Attac
     return AttachSettings(**{**given, "gpu_ids": tuple(given.get("gpu_ids", ()))})
 
 
-def flag_of(setting: str) -> str:
+def flag_name(setting: str) -> str:
     """Flag of a setting."""
     return "--" + setting.replace("_", "-")
 
@@ -142,9 +142,9 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
         WorkerSearchCriteria(settings.job_name, gpus, pid_file, settings.pid_file is not None, job), environ
     )
     now = time.time()
-    run_dir = _run_dir(settings, job or f"pid-{os.getpid()}", now)
-    earlier = _earlier(run_dir, settings)
-    sightings = search.look().sightings
+    run_dir = _make_run_dir(settings, job or f"pid-{os.getpid()}", now)
+    earlier = _read_earlier(run_dir, settings)
+    sightings = search.find().candidates
     facts = _slurm_facts(job, environ, sightings)
     job_id = job or str(earlier.get("job_id") or (run_dir.name if settings.state_dir else f"pid-{os.getpid()}"))
     start = min((sighting.start for sighting in sightings), default=now)
@@ -155,7 +155,9 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
             attempt += 1  # the recorded job is over, so this is its next launch
         else:
             start = float(str(earlier.get("start", start)))
-    manifest = _manifest(settings, run_dir, gpus, facts, _owner(sightings), listen_address, on_slurm=job is not None)
+    manifest = _build_manifest(
+        settings, run_dir, gpus, facts, _owner(sightings), listen_address, on_slurm=job is not None
+    )
     hostname = socket.gethostname()
     identity = identify(
         manifest,
@@ -169,11 +171,11 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
         },
         hostname,
     )
-    _write(manifest, identity, hostname)
+    _write_run_dir(manifest, identity, hostname)
     return AttachedJob(manifest, identity, search)
 
 
-def _run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
+def _make_run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
     if settings.state_dir is not None:
         path = Path(settings.state_dir)
         try:
@@ -193,7 +195,7 @@ def _run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
     return path
 
 
-def _earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
+def _read_earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
     """Record of an earlier sidecar; empty for a new directory."""
     if not (run_dir / run_files.MANIFEST_FILE).exists():
         return {}
@@ -212,20 +214,22 @@ def _earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
     return earlier
 
 
-def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[WorkerCandidate, ...]) -> dict[str, str]:
+def _slurm_facts(
+    job: str | None, environ: Mapping[str, str], candidates: tuple[WorkerCandidate, ...]
+) -> dict[str, str]:
     """Cluster, partition, user and time limit of a Slurm job, from our environment or a worker's."""
     told: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
-    for sighting in sightings:
+    for sighting in candidates:
         if told is None and sighting.found_by == "slurm_step":
             told = read_environment(sighting.pid, _SLURM_FACTS)
     return {name: value for name, value in (told or {}).items() if name in _SLURM_FACTS}
 
 
-def _owner(sightings: tuple[WorkerCandidate, ...]) -> str:
+def _owner(candidates: tuple[WorkerCandidate, ...]) -> str:
     uid = os.getuid()
-    if sightings:
+    if candidates:
         try:
-            uid = os.stat(f"/proc/{sightings[0].pid}").st_uid
+            uid = os.stat(f"/proc/{candidates[0].pid}").st_uid
         except OSError:
             pass  # it has just ended
     try:
@@ -234,7 +238,7 @@ def _owner(sightings: tuple[WorkerCandidate, ...]) -> str:
         return str(uid)
 
 
-def _manifest(
+def _build_manifest(
     settings: AttachSettings,
     run_dir: Path,
     gpus: tuple[tuple[int, ...], ...],
@@ -270,7 +274,7 @@ def _manifest(
     )
 
 
-def _write(manifest: Manifest, identity: Identity, hostname: str) -> None:
+def _write_run_dir(manifest: Manifest, identity: Identity, hostname: str) -> None:
     """Write the run directory's files, as a launcher would."""
     run_dir, own = manifest.run_dir, read_process(os.getpid())
     try:

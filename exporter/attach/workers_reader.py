@@ -24,12 +24,12 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's batch, extern and interactive steps h
 PID_FILE_NAME = "worker_pids.txt"
 
 
-def _words(text: str) -> frozenset[str]:
+def _name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SHELLS = _words("sh bash dash zsh ksh mksh fish csh tcsh ash busybox slurm_script")
-_STARTERS = _words(
+_SHELLS = _name_set("sh bash dash zsh ksh mksh fish csh tcsh ash busybox slurm_script")
+_STARTERS = _name_set(
     """
     accelerate accelerate.commands.launch apptainer conda deepspeed deepspeed.launcher.launch docker doas enroot env
     horovodrun hydra_pmi_proxy ionice ltrace make mamba mpiexec mpiexec.hydra mpirun ncu nice nohup nsys numactl orterun
@@ -37,7 +37,7 @@ _STARTERS = _words(
     torch.distributed.launch torch.distributed.run uv xargs
     """
 )  # programs that start workers and wait: they have the job's name, but do no work
-_BYSTANDERS = _words(
+_BYSTANDERS = _name_set(
     """
     ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
     git glances gpujob gpujob-exporter gpujob_entry gpustat grep gzip head htop hx inotifywait ipython joe journalctl jq
@@ -48,9 +48,9 @@ _BYSTANDERS = _words(
     """
 )  # programs whose command line may contain a job's name because they view, copy or submit something
 
-_NUMBER_FLAGS = _words("--worker-id --worker_id --worker --rank --shard --local_rank --local-rank")
+_NUMBER_FLAGS = _name_set("--worker-id --worker_id --worker --rank --shard --local_rank --local-rank")
 _NUMBER_VARIABLES = ("RANK", "LOCAL_RANK", "GPUJOB_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-_GPUS = "CUDA_VISIBLE_DEVICES"
+_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
 
 
@@ -61,7 +61,7 @@ class ProcessInfo:
     pid: int
     parent: int
     start_ticks: int
-    words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class WorkerCandidate:
     session: int | None = None  # session that started it
     command: str = ""  # program and first argument, for display
 
-    def is_akin(self, directory: str | None, session: int | None) -> bool:
+    def is_related(self, directory: str | None, session: int | None) -> bool:
         """Whether it has this working directory or session."""
         same_directory = directory is not None and self.directory == directory
         return same_directory or (session is not None and self.session == session)
@@ -87,7 +87,7 @@ class WorkerCandidate:
 class WorkerSearchResult:
     """Result of one search; candidates of one method are in the order of the workers."""
 
-    sightings: tuple[WorkerCandidate, ...] = ()
+    candidates: tuple[WorkerCandidate, ...] = ()
     gone: Mapping[int, str] = field(default_factory=dict)  # by worker: why its process in the pid file is not usable
     problems: tuple[str, ...] = ()  # problems of the pid file
 
@@ -160,14 +160,18 @@ class WorkerSearch:
     """Search for the workers of one job, to be repeated."""
 
     def __init__(
-        self, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str = "/proc", own_pid: int | None = None
+        self,
+        criteria: WorkerSearchCriteria,
+        environ: Mapping[str, str],
+        proc: str = "/proc",
+        own_pid: int | None = None,
     ):
-        self._wanted = wanted
+        self._criteria = criteria
         self._environ = environ
         self._proc = proc
         self._own_pid = own_pid if own_pid is not None else os.getpid()
 
-    def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> WorkerSearchResult:
+    def find(self, known: Iterable[int] = (), *, by_name: bool = True) -> WorkerSearchResult:
         """Search now. ``known``: running workers, which are skipped with their ancestors and descendants.
 
         Names are ignored if a pid file names a worker.
@@ -175,12 +179,12 @@ class WorkerSearch:
         boot, processes = read_boot_time(), read_processes(self._proc)
         barred = ancestors(self._own_pid, processes) | {self._own_pid}
         taken = set(known)
-        named = read_pid_file(self._wanted, barred, boot, self._proc)
-        sightings = [sighting for sighting in named.sightings if sighting.pid not in taken]
+        named = read_pid_file(self._criteria, barred, boot, self._proc)
+        sightings = [sighting for sighting in named.candidates if sighting.pid not in taken]
         taken |= {sighting.pid for sighting in sightings}
-        later = find_by_slurm_step(processes, self._wanted, self._environ, barred, boot, self._proc)
-        if by_name and not named.sightings:
-            later += find_by_name(processes, self._wanted, self._environ, barred, boot, self._proc)
+        later = find_by_slurm_step(processes, self._criteria, self._environ, barred, boot, self._proc)
+        if by_name and not named.candidates:
+            later += find_by_name(processes, self._criteria, self._environ, barred, boot, self._proc)
         above = set[int]().union(*(ancestors(pid, processes) for pid in taken))
         for sighting in later:
             parents = ancestors(sighting.pid, processes)
@@ -191,14 +195,23 @@ class WorkerSearch:
         return WorkerSearchResult(tuple(sightings), named.gone, named.problems)
 
 
-def _sighting(process: ProcessInfo, found_by: str, number: int | None, boot: float, proc: str) -> WorkerCandidate:
-    start, pid = boot + process.start_ticks / CLOCK_TICKS, process.pid
+def _make_candidate(
+    process: ProcessInfo, found_by: str, number: int | None, boot_time: float, proc: str
+) -> WorkerCandidate:
+    start, pid = boot_time + process.start_ticks / CLOCK_TICKS, process.pid
     try:
         directory = os.readlink(f"{proc}/{pid}/cwd")
     except OSError:
         directory = None
     return WorkerCandidate(
-        pid, process.start_ticks, start, found_by, number, directory, _session(process, proc), _shown(process.words)
+        pid,
+        process.start_ticks,
+        start,
+        found_by,
+        number,
+        directory,
+        _session(process, proc),
+        _command_text(process.argv),
     )
 
 
@@ -220,25 +233,25 @@ def _read_session(pid: int, proc: str) -> int | None:
     return session if session > 1 else None  # started outside this container, or by its first process
 
 
-def _shown(words: Sequence[str]) -> str:
+def _command_text(argv: Sequence[str]) -> str:
     """Program with its script or first argument; later arguments may be secret."""
-    if not words:
+    if not argv:
         return ""
-    base, program = os.path.basename(words[0]), _program(words)
-    second = program if program != base else "".join(word for word in words[1:2] if not word.startswith("-"))
+    base, program = os.path.basename(argv[0]), _program(argv)
+    second = program if program != base else "".join(word for word in argv[1:2] if not word.startswith("-"))
     return "".join(character if character.isprintable() else "?" for character in f"{base} {second}".strip())[:60]
 
 
 # -- pid file --------------------------------------------------------------------------------------
 
 
-def parse_pids(text: str, *, finished: bool) -> list[int]:
+def parse_pids(text: str, *, is_complete: bool) -> list[int]:
     """Pids in worker order, separated by blanks, newlines or commas; raises ValueError otherwise.
 
-    A last pid without separator is ignored unless the file is ``finished``.
+    A last pid without separator is ignored unless the file is ``is_complete``.
     """
     words = re.split(r"[\s,]+", text)
-    if not finished:
+    if not is_complete:
         words[-1] = ""
     pids = []
     for word in filter(None, words):
@@ -249,19 +262,19 @@ def parse_pids(text: str, *, finished: bool) -> list[int]:
 
 
 def read_pid_file(
-    wanted: WorkerSearchCriteria, barred: set[int], boot: float, proc: str = "/proc"
+    criteria: WorkerSearchCriteria, excluded: set[int], boot_time: float, proc: str = "/proc"
 ) -> WorkerSearchResult:
     """Processes named by the pid file, by position; none while the file is missing.
 
     A process that started after the last write to the file is not the one it means.
     """
-    path, name = wanted.pid_file, wanted.pid_file.name
+    path, name = criteria.pid_file, criteria.pid_file.name
     try:
         with path.open("rb") as source:
             facts, text = os.fstat(source.fileno()), source.read(MOST_PID_FILE_BYTES)
-        pids = parse_pids(text.decode("ascii", "replace"), finished=time.time() - facts.st_mtime > UNFINISHED_S)
+        pids = parse_pids(text.decode("ascii", "replace"), is_complete=time.time() - facts.st_mtime > UNFINISHED_S)
     except FileNotFoundError:
-        return WorkerSearchResult(problems=(f"{path}: is not there",) if wanted.must_exist else ())
+        return WorkerSearchResult(problems=(f"{path}: is not there",) if criteria.must_exist else ())
     except (OSError, ValueError) as error:
         return WorkerSearchResult(problems=(f"{path}: {getattr(error, 'strerror', None) or error}",))
     sightings, gone, seen = [], dict[int, str](), set[int]()
@@ -269,14 +282,14 @@ def read_pid_file(
         process = read_process(pid, proc)
         if process is None:
             gone[number] = f"pid {pid} from {name} is gone"
-        elif boot + process.start_ticks / CLOCK_TICKS > facts.st_mtime + CLOCK_SLACK_S:
+        elif boot_time + process.start_ticks / CLOCK_TICKS > facts.st_mtime + CLOCK_SLACK_S:
             gone[number] = f"pid {pid} from {name} has ended and is another process now"
-        elif pid in barred:
+        elif pid in excluded:
             gone[number] = f"pid {pid} from {name} is this program or has started it"
         elif pid in seen:
             gone[number] = f"pid {pid} is in {name} twice"
         else:
-            sightings.append(_sighting(process, "pid_file", number, boot, proc))
+            sightings.append(_make_candidate(process, "pid_file", number, boot_time, proc))
         seen.add(pid)
     return WorkerSearchResult(tuple(sightings), gone)
 
@@ -286,25 +299,25 @@ def read_pid_file(
 
 def find_by_slurm_step(
     processes: Mapping[int, ProcessInfo],
-    wanted: WorkerSearchCriteria,
+    criteria: WorkerSearchCriteria,
     environ: Mapping[str, str],
-    barred: set[int],
-    boot: float,
+    excluded: set[int],
+    boot_time: float,
     proc: str = "/proc",
 ) -> list[WorkerCandidate]:
     """Topmost process of each task of the job's ordinary steps on this node, without our own step.
 
     Every task is a worker: a shell is watched with everything it starts.
     """
-    if wanted.slurm_job_id is None:
+    if criteria.slurm_job_id is None:
         return []
-    own_step = environ.get("SLURM_STEP_ID") if environ.get("SLURM_JOB_ID") == wanted.slurm_job_id else None
+    own_step = environ.get("SLURM_STEP_ID") if environ.get("SLURM_JOB_ID") == criteria.slurm_job_id else None
     tasks: dict[int, tuple[int, int]] = {}
     for pid, process in processes.items():
-        values = read_environment(pid, _SLURM_VARIABLES, proc) if process.words and pid not in barred else None
-        if values is None or values.get("SLURM_JOB_ID") != wanted.slurm_job_id:
+        values = read_environment(pid, _SLURM_VARIABLES, proc) if process.argv and pid not in excluded else None
+        if values is None or values.get("SLURM_JOB_ID") != criteria.slurm_job_id:
             continue
-        step, task = _whole(values.get("SLURM_STEP_ID")), _whole(values.get("SLURM_PROCID"))
+        step, task = _parse_number(values.get("SLURM_STEP_ID")), _parse_number(values.get("SLURM_PROCID"))
         if step is None or task is None or step >= FIRST_SPECIAL_STEP or str(step) == own_step:
             continue
         tasks[pid] = (step, task)
@@ -317,9 +330,9 @@ def find_by_slurm_step(
             first[task_of] = process
     numbers = [task for _, task in first]
     # Each step counts from 0, and on a later node of a job the numbers start above 0.
-    numbered = len(set(numbers)) == len(numbers) and all(number < wanted.count for number in numbers)
+    numbered = len(set(numbers)) == len(numbers) and all(number < criteria.count for number in numbers)
     return [
-        _sighting(first[step, task], "slurm_step", task if numbered else None, boot, proc)
+        _make_candidate(first[step, task], "slurm_step", task if numbered else None, boot_time, proc)
         for step, task in sorted(first)
     ]
 
@@ -329,10 +342,10 @@ def find_by_slurm_step(
 
 def find_by_name(
     processes: Mapping[int, ProcessInfo],
-    wanted: WorkerSearchCriteria,
+    criteria: WorkerSearchCriteria,
     environ: Mapping[str, str],
-    barred: set[int],
-    boot: float,
+    excluded: set[int],
+    boot_time: float,
     proc: str = "/proc",
 ) -> list[WorkerCandidate]:
     """Processes with the job's name as a word of their command line, oldest first.
@@ -342,7 +355,7 @@ def find_by_name(
     ``torchrun``, ``mpirun``) does not count, nor does an unnumbered shell or starter. Their numbered descendants count
     even without the name: ``bash launch.sh --job-name X`` and its ``python worker.py --worker-id 0``.
     """
-    pattern = re.compile(rf"(?<![\w-]){re.escape(wanted.job_name)}(?![\w-])")
+    pattern = re.compile(rf"(?<![\w-]){re.escape(criteria.job_name)}(?![\w-])")
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -352,36 +365,36 @@ def find_by_name(
     for pid in order:  # grows during the loop: parents before children
         process = processes[pid]
         order += children.get(pid, ())
-        program = _program(process.words)
-        named[pid] = program not in _BYSTANDERS and any(pattern.search(word) for word in process.words)
+        program = _program(process.argv)
+        named[pid] = program not in _BYSTANDERS and any(pattern.search(word) for word in process.argv)
         if named[pid] or process.parent in under:
             under.add(pid)
     numbers = {
-        pid: _numbers(processes[pid], wanted, environ, proc)
+        pid: _worker_numbers(processes[pid], criteria, environ, proc)
         for pid in under
-        if pid not in barred and _program(processes[pid].words) not in _BYSTANDERS
+        if pid not in excluded and _program(processes[pid].argv) not in _BYSTANDERS
     }
     chosen: dict[int, list[int]] = {}
     for pid in reversed(order):
         below = [found for child in children.get(pid, ()) for found in chosen.pop(child, ())]
         itself = pid in numbers and (named[pid] or bool(numbers[pid]))
-        starter = _program(processes[pid].words) in _SHELLS | _STARTERS and not numbers.get(pid)
+        starter = _program(processes[pid].argv) in _SHELLS | _STARTERS and not numbers.get(pid)
         chosen[pid] = below if not itself or starter or _are_distinguished(below, numbers) else [pid]
     candidates = sorted(
         (pid for found in chosen.values() for pid in found), key=lambda pid: (processes[pid].start_ticks, pid)
     )
     source = _most_distinguishing_source([numbers[pid] for pid in candidates])
-    return [_sighting(processes[pid], "name", numbers[pid].get(source), boot, proc) for pid in candidates]
+    return [_make_candidate(processes[pid], "name", numbers[pid].get(source), boot_time, proc) for pid in candidates]
 
 
-def _program(words: Sequence[str]) -> str:
+def _program(argv: Sequence[str]) -> str:
     """Name of a program; for Python, its script or module."""
-    if not words or not words[0].strip():
+    if not argv or not argv[0].strip():
         return ""
-    base = os.path.basename(words[0].split()[0]).lstrip("-")
+    base = os.path.basename(argv[0].split()[0]).lstrip("-")
     if not re.fullmatch(r"(?:python|pypy)[\d.]*", base):
         return base
-    rest = iter(words[1:])
+    rest = iter(argv[1:])
     for word in rest:
         if word == "-m":
             return next(rest, base)
@@ -394,37 +407,37 @@ def _program(words: Sequence[str]) -> str:
     return base
 
 
-def _numbers(
-    process: ProcessInfo, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str
+def _worker_numbers(
+    process: ProcessInfo, criteria: WorkerSearchCriteria, environ: Mapping[str, str], proc: str
 ) -> dict[str, int]:
     """Worker numbers in arguments and environment of a process, by source.
 
     Variables that we have with the same value are ignored: they do not identify a worker.
     """
     found: dict[str, int] = {}
-    for at, word in enumerate(process.words):
+    for at, word in enumerate(process.argv):
         flag, _, value = word.partition("=")
         if flag in _NUMBER_FLAGS:
-            number = _whole(value or "".join(process.words[at + 1 : at + 2]))
-            if number is not None and number < wanted.count:
+            number = _parse_number(value or "".join(process.argv[at + 1 : at + 2]))
+            if number is not None and number < criteria.count:
                 found.setdefault("arguments", number)
-    values = read_environment(process.pid, (*_NUMBER_VARIABLES, _GPUS, "SLURM_STEP_ID"), proc) or {}
-    if _whole(values.get("SLURM_STEP_ID")) is None:
+    values = read_environment(process.pid, (*_NUMBER_VARIABLES, _GPUS_VARIABLE, "SLURM_STEP_ID"), proc) or {}
+    if _parse_number(values.get("SLURM_STEP_ID")) is None:
         values.pop("SLURM_PROCID", None)  # of a batch script: 0 for everything it starts
     for name in _NUMBER_VARIABLES:
-        number = _whole(values.get(name))
-        if number is not None and number < wanted.count and values[name] != environ.get(name):
+        number = _parse_number(values.get(name))
+        if number is not None and number < criteria.count and values[name] != environ.get(name):
             found[name] = number
-    devices = values.get(_GPUS)
-    if devices is not None and devices != environ.get(_GPUS):
-        ids = sorted(int(word) for word in devices.split(",") if _whole(word) is not None)
-        owners = [index for index, gpus in enumerate(wanted.gpus) if gpus and sorted(gpus) == ids]
+    devices = values.get(_GPUS_VARIABLE)
+    if devices is not None and devices != environ.get(_GPUS_VARIABLE):
+        ids = sorted(int(word) for word in devices.split(",") if _parse_number(word) is not None)
+        owners = [index for index, gpus in enumerate(criteria.gpus) if gpus and sorted(gpus) == ids]
         if len(owners) == 1:
-            found[_GPUS] = owners[0]
+            found[_GPUS_VARIABLE] = owners[0]
     return found
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     """A number without a sign; ``0/8``, as for a shard, is 0."""
     head = (text or "").partition("/")[0]
     return int(head) if head.isascii() and head.isdigit() and len(head) <= 10 else None
@@ -442,7 +455,7 @@ def _are_distinguished(pids: Sequence[int], numbers: Mapping[int, Mapping[str, i
 def _most_distinguishing_source(numbers: Sequence[Mapping[str, int]]) -> str:
     """Source that distinguishes most processes; a source with one number for all is useless."""
     best, most = "", 0
-    for source in ("arguments", *_NUMBER_VARIABLES, _GPUS):
+    for source in ("arguments", *_NUMBER_VARIABLES, _GPUS_VARIABLE):
         said = [given[source] for given in numbers if source in given]
         if len(set(said)) > most and (len(set(said)) > 1 or len(said) == 1):
             best, most = source, len(set(said))

@@ -28,22 +28,22 @@ class WorkerProgress:
     last_rise: float | None = None  # when its position last rose; None if never, or unknown
     stalled: bool | None = None  # by the rhythm of its log, whatever its GPUs do; None if no position is known
     done: bool = False  # whether it has no work left
-    waits: bool = False  # whether it serves requests and has none
+    waits_for_requests: bool = False  # whether it serves requests and has none
 
 
 @dataclass
-class Board:
+class PublishedValues:
     """Values that one collector publishes for others."""
 
-    phase: str | None = None  # activity that replaces the work, from the logs: checkpointing or evaluating
-    checkpoints: tuple[float, ...] = ()  # times of its last checkpoint files, in order
+    log_phase: str | None = None  # activity that replaces the work, from the logs: checkpointing or evaluating
+    checkpoint_times: tuple[float, ...] = ()  # times of its last checkpoint files, in order
     # Ranks of this node's workers that exist while the job is running; empty before and after that phase
-    running: frozenset[int] = frozenset()
-    gpus: "GpuReading | None" = None  # last reading of all GPUs that this sidecar sees
+    running_ranks: frozenset[int] = frozenset()
+    gpu_reading: "GpuReading | None" = None  # last reading of all GPUs that this sidecar sees
     own_gpus: tuple[str, ...] = ()  # UUIDs of the job's GPUs among them, in the plan's order
     # processes of each worker by rank, with descendants
     pids: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    starts: Mapping[int, float] = field(default_factory=dict)  # start of each worker's latest run, by rank
+    start_times: Mapping[int, float] = field(default_factory=dict)  # start of each worker's latest run, by rank
     job_phase: str = "launching"  # as its page shows it
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)  # by rank
     gpu_positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs by the position in the plan
@@ -67,9 +67,9 @@ class CollectorContext:
     # reports the end of processes
     exits: ProcessExitWatch = field(default_factory=lambda: ProcessExitWatch(SystemClock()))
     kernel: KernelLog | None = None  # None if it cannot be read
-    board: Board = field(default_factory=Board)
+    published: PublishedValues = field(default_factory=PublishedValues)
     # reads files that may hang
-    files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), process=False))
+    files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), use_helper=False))
     gpus: "GpuHost | None" = None
 
     @property

@@ -48,12 +48,12 @@ class SeriesGroup:
     The text of a sample is made when its series begins and when its value changes.
     """
 
-    __slots__ = ("_constant", "_kept", "_labels", "_lines", "_used")
+    __slots__ = ("_cached", "_constant", "_labels", "_lines", "_used")
 
     def __init__(self, labels: Mapping[str, object], constant: Sequence[str], lines: dict[Family, list[str]]) -> None:
         self._labels, self._constant, self._lines = labels, constant, lines
         # Value, line, and the part of the line before the value; by family, or by family and its further labels
-        self._kept: dict[object, tuple[Value, str, str]] = {}
+        self._cached: dict[object, tuple[Value, str, str]] = {}
         self._used: dict[object, tuple[Value, str, str]] = {}
 
     def add(self, family: Family, value: Value, **more: object) -> None:
@@ -64,7 +64,7 @@ class SeriesGroup:
         if value is None:
             return
         key = (family, *more.values()) if more else family
-        kept = self._kept.get(key)
+        kept = self._cached.get(key)
         if kept is None or (len(more) > 1 and not self._in_order(family, more)):
             prefix = self._prefix(family, more)
             kept = (value, prefix + _number(value), prefix)
@@ -79,11 +79,11 @@ class SeriesGroup:
             lines = self._lines[family] = []
         lines.append(kept[1])
 
-    def _in_order(self, family: Family, more: Mapping[str, object]) -> bool:
-        return family.labels[-len(more) :] == tuple(more)
+    def _in_order(self, family: Family, extra_labels: Mapping[str, object]) -> bool:
+        return family.labels[-len(extra_labels) :] == tuple(extra_labels)
 
-    def _prefix(self, family: Family, more: Mapping[str, object]) -> str:
-        labels = {**self._labels, **more}
+    def _prefix(self, family: Family, extra_labels: Mapping[str, object]) -> str:
+        labels = {**self._labels, **extra_labels}
         if labels.keys() != set(family.labels):
             raise ValueError(f"{family.name} has labels {family.labels}, not {tuple(labels)}")
         pairs = [*self._constant, *(f'{name}="{_escape(str(labels[name]))}"' for name in family.labels)]
@@ -91,8 +91,8 @@ class SeriesGroup:
 
     def end_page(self) -> bool:
         """Drop series that were not on this page. Return whether any is left."""
-        self._kept, self._used = self._used, {}
-        return bool(self._kept)
+        self._cached, self._used = self._used, {}
+        return bool(self._cached)
 
 
 class Samples:
@@ -116,10 +116,10 @@ class Samples:
         return row
 
     def mark(self) -> dict[Family, int]:
-        """Return the position on the page, for ``take_back``."""
+        """Return the position on the page, for ``remove_since``."""
         return {family: len(lines) for family, lines in self._lines.items()}
 
-    def take_back(self, mark: Mapping[Family, int]) -> None:
+    def remove_since(self, mark: Mapping[Family, int]) -> None:
         """Remove the samples added since ``mark``."""
         for family in list(self._lines):
             kept = mark.get(family, 0)

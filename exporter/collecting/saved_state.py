@@ -31,11 +31,11 @@ def load_saved_state(
 
 
 def save_state(
-    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, found: dict[str, Any], *, kind: str
+    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, state: dict[str, Any], *, kind: str
 ) -> str | None:
     """Replace the saved state of this ``kind``. Return why that failed, or None."""
     path = _state_path(run_dir, node, kind)
-    body = {"schema": STATE_SCHEMA, "job_id": job_id, "attempt": attempt, "time": time.time(), kind: found}
+    body = {"schema": STATE_SCHEMA, "job_id": job_id, "attempt": attempt, "time": time.time(), kind: state}
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # rewritten within seconds, so it need not survive a power cut

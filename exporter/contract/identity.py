@@ -34,7 +34,7 @@ class Identity:
     start: float | None = None  # of the job, epoch seconds; None if the environment does not give it
     end: float | None = None  # time limit of the job as a time, epoch seconds; None without a limit
     first_gpu: int | None = None  # index of this node's first GPU, if one machine plays all nodes
-    supervised: bool = False  # whether a supervisor restarts it after `exporter.cli.START_AGAIN`
+    supervised: bool = False  # whether a supervisor restarts it after `exporter.cli.RESTART_STATUS`
 
     def constant_labels(self) -> dict[str, str]:
         """Return the labels of every series of this job."""

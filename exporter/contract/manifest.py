@@ -146,16 +146,16 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
             "use the exporter of the installation that launched the job"
         )
     try:
-        values = _known(Manifest, body)
+        values = _known_values(Manifest, body)
         values["tasks"] = tuple(
-            Task(**{**_known(Task, task), "gpus": tuple(task["gpus"]), "logs": tuple(task["logs"])})
+            Task(**{**_known_values(Task, task), "gpus": tuple(task["gpus"]), "logs": tuple(task["logs"])})
             for task in body["tasks"]
         )
-        values["groups"] = tuple(PathGroup(**_known(PathGroup, group)) for group in body["groups"])
-        values["logs"] = PathGroup(**_known(PathGroup, body["logs"])) if body.get("logs") else None
-        values["verify"] = Verification(**_known(Verification, body.get("verify", {})))
+        values["groups"] = tuple(PathGroup(**_known_values(PathGroup, group)) for group in body["groups"])
+        values["logs"] = PathGroup(**_known_values(PathGroup, body["logs"])) if body.get("logs") else None
+        values["verify"] = Verification(**_known_values(Verification, body.get("verify", {})))
         for key in ("progress", "errors"):
-            values[key] = tuple(LogPattern(**_known(LogPattern, entry)) for entry in body[key])
+            values[key] = tuple(LogPattern(**_known_values(LogPattern, entry)) for entry in body[key])
         parts = (*values["tasks"], *values["groups"], *values["progress"], *values["errors"], values["verify"])
         for owner in (Manifest, *parts):
             _check_types(owner, values)
@@ -180,7 +180,7 @@ def _check_types(owner: Any, values: dict[str, Any]) -> None:
 _ABSENT = object()
 
 
-def _known(kind: type, body: dict[str, Any]) -> dict[str, Any]:
+def _known_values(kind: type, body: dict[str, Any]) -> dict[str, Any]:
     names = {item.name for item in dataclasses.fields(kind) if not item.metadata.get("derived")}
     return {key: value for key, value in body.items() if key in names}
 

@@ -41,7 +41,7 @@ def parse_memory_cgroup(text: str) -> tuple[int, str] | None:
     return unified
 
 
-def memory_cgroup_places(pid: int | str = "self", root: str = "/") -> list[tuple[int, str, str]]:
+def memory_cgroup_candidates(pid: int | str = "self", root: str = "/") -> list[tuple[int, str, str]]:
     """List possible places of a process's memory cgroup: version, mount point, path below it (empty, or like ``/a/b``).
 
     No cgroup name is assumed, since names vary (job id, SLUID, host, systemd slice). In containers and cgroup
@@ -80,7 +80,7 @@ def read_oom_kills(root: str = "/") -> int | None:
 
     A v2 cgroup may lack the memory controller; its nearest ancestor with the controller then counts its memory.
     """
-    for version, mount, path in memory_cgroup_places("self", root):
+    for version, mount, path in memory_cgroup_candidates("self", root):
         while True:
             try:
                 with open(f"{mount}{path}/{OOM_FILES[version]}", encoding="ascii", errors="replace") as source:

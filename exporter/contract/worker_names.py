@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-_SURE = ("worker", "rank")  # words used only before the number of a worker
-_WORDS = (*_SURE, "shard", "proc", "gpu", "task", "part")  # words used before other numbers too
-_OF_A_NODE = re.compile(r"(?:^|[^A-Za-z])(?:node|host)[-_]?\d+(?!\d)", re.IGNORECASE)
-_LOCAL = re.compile(r"(?:^|[^A-Za-z])local[-_]?$", re.IGNORECASE)
+_WORKER_WORDS = ("worker", "rank")  # words used only before the number of a worker
+_NUMBERED_WORDS = (*_WORKER_WORDS, "shard", "proc", "gpu", "task", "part")  # words used before other numbers too
+_NODE_NUMBER = re.compile(r"(?:^|[^A-Za-z])(?:node|host)[-_]?\d+(?!\d)", re.IGNORECASE)
+_LOCAL_WORD = re.compile(r"(?:^|[^A-Za-z])local[-_]?$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=64)
-def _number_after(words: frozenset[str]) -> re.Pattern[str]:
+def _number_pattern(words: frozenset[str]) -> re.Pattern[str]:
     alternatives = "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
     return re.compile(rf"(?:^|[^A-Za-z])({alternatives})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
 
@@ -24,7 +24,7 @@ def rank_in_file_name(name: str, ranks: Mapping[tuple[str, int], int], *, sure: 
     by role and index. ``sure`` accepts only words that shared files, such as shards, do not have.
     """
     roles = {role.casefold(): role for role, _ in ranks}
-    for match in _number_after(frozenset((*(_SURE if sure else _WORDS), *roles))).finditer(name):
+    for match in _number_pattern(frozenset((*(_WORKER_WORDS if sure else _NUMBERED_WORDS), *roles))).finditer(name):
         word, number = match[1].casefold(), int(match[2])
         if word not in roles and _is_local(name, word, match.start(1)):
             continue
@@ -35,4 +35,4 @@ def rank_in_file_name(name: str, ranks: Mapping[tuple[str, int], int], *, sure: 
 def _is_local(name: str, word: str, start: int) -> bool:
     """Whether the number after this word counts within a node named before it."""
     before = name[:start]
-    return (word == "gpu" or _LOCAL.search(before) is not None) and _OF_A_NODE.search(before) is not None
+    return (word == "gpu" or _LOCAL_WORD.search(before) is not None) and _NODE_NUMBER.search(before) is not None

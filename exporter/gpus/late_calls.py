@@ -17,45 +17,49 @@ class DriverCall:
     """A reading thread and its present call. Times are of `time.monotonic`."""
 
     part: Part | None = None
-    seat: DeviceTracker | None = None
+    device: DeviceTracker | None = None
     reader: GpuReader | None = None
-    began: float = 0.0
-    late: bool = False  # whether it was abandoned
-    blamed: bool = False  # whether its own device is at fault, not an earlier hanging call
+    started_at: float = 0.0
+    is_abandoned: bool = False  # whether it was abandoned
+    is_at_fault: bool = False  # whether its own device is at fault, not an earlier hanging call
     # When the driver first answered another thread after this one was abandoned; None if not yet.
-    answer: float | None = None
+    driver_answered_at: float | None = None
 
 
 @dataclass
 class LateCalls:
     """Abandoned calls that have not returned."""
 
-    askers: list[DriverCall] = field(default_factory=list)
+    calls: list[DriverCall] = field(default_factory=list)
 
-    def add(self, asker: DriverCall) -> None:
+    def add(self, call: DriverCall) -> None:
         """Add an abandoned call. It is at fault if the driver has answered since each earlier one."""
-        asker.late = True
-        asker.blamed = all(other.answer is not None for other in self.askers)
-        self.askers.append(asker)
+        call.is_abandoned = True
+        call.is_at_fault = all(other.driver_answered_at is not None for other in self.calls)
+        self.calls.append(call)
 
-    def note_answer(self, now: float) -> None:
+    def record_answer(self, now: float) -> None:
         """Record that the driver answers, so a lock is no longer the reason for the hanging calls."""
-        for asker in self.askers:
-            asker.answer = now if asker.answer is None else asker.answer
+        for asker in self.calls:
+            asker.driver_answered_at = now if asker.driver_answered_at is None else asker.driver_answered_at
 
-    def blame(self, now: float, after_s: float) -> list[DriverCall]:
+    def find_at_fault(self, now: float, after_s: float) -> list[DriverCall]:
         """Mark and return calls that hang although the driver has answered others for ``after_s``."""
-        found = [it for it in self.askers if not it.blamed and it.answer is not None and now - it.answer > after_s]
+        found = [
+            it
+            for it in self.calls
+            if not it.is_at_fault and it.driver_answered_at is not None and now - it.driver_answered_at > after_s
+        ]
         for asker in found:
-            asker.blamed = True
+            asker.is_at_fault = True
         return found
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether no more threads may be started."""
-        return len(self.askers) >= MOST_LATE
+        return len(self.calls) >= MOST_LATE
 
     @property
-    def driver_hangs(self) -> bool:
+    def is_driver_hanging(self) -> bool:
         """Whether the driver answers no call: two hang without an answer in between, or the limit is reached."""
-        return self.full or sum(asker.answer is None for asker in self.askers) > 1
+        return self.is_full or sum(asker.driver_answered_at is None for asker in self.calls) > 1

@@ -128,16 +128,16 @@ class GpuDriver:
 class GpuUnavailable(Exception):
     """No GPUs can be read; carries a ``DriverState`` and the library's message."""
 
-    def __init__(self, state: DriverState, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, state: DriverState, message: str) -> None:
+        super().__init__(message)
         self.state: DriverState = state
 
 
 class GpuFailed(Exception):
     """One device cannot be read: it is lost or needs a reset."""
 
-    def __init__(self, state: DeviceState, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, state: DeviceState, message: str) -> None:
+        super().__init__(message)
         self.state: DeviceState = state
 
 
@@ -174,14 +174,14 @@ class GpuReader(Protocol):
         """Errors since the previous call, waiting at most ``timeout_s``. Called on a separate thread."""
         ...
 
-    def tells_events(self) -> bool:
+    def reports_events(self) -> bool:
         """Whether errors of at least one GPU are reported; True until known.
 
         Any thread may ask, and it never blocks.
         """
         ...
 
-    def absent(self) -> Mapping[str, str]:
+    def unsupported_calls(self) -> Mapping[str, str]:
         """Unsupported calls by name, with the reason as text."""
         ...
 
@@ -196,7 +196,7 @@ class GpuState:
 
     gpu: Gpu
     state: DeviceState = "ok"
-    words: str | None = None  # the driver's message if the state is not ok
+    message: str | None = None  # the driver's message if the state is not ok
     activity: GpuActivity | None = None
     processes: tuple[GpuProcess, ...] | None = None  # None if not read yet or unavailable
     processes_time: float | None = None
@@ -210,16 +210,16 @@ class GpuReading:
 
     time: float
     state: DriverState
-    words: str | None = None
+    message: str | None = None
     driver: GpuDriver | None = None
     gpus: tuple[GpuState, ...] = ()
     events: tuple[GpuEvent, ...] = ()  # since the reader started, oldest first, at most the last thousand
-    absent: Mapping[str, str] = field(default_factory=dict)
-    replaced: bool = False  # whether the driver was replaced; a new process may be able to read it
-    ready: bool = True  # false until the driver has listed its GPUs, or reported that there are none
-    tells_events: bool = False  # whether the driver reports errors of at least one GPU
+    unsupported_calls: Mapping[str, str] = field(default_factory=dict)
+    is_driver_replaced: bool = False  # whether the driver was replaced; a new process may be able to read it
+    is_ready: bool = True  # false until the driver has listed its GPUs, or reported that there are none
+    reports_events: bool = False  # whether the driver reports errors of at least one GPU
 
 
 GIB = 1 << 30
 # Phrases that follow the name of a device.
-STATE_WORDS = {"lost": "is lost", "reset_required": "needs a reset", "hanging": "does not answer"}
+STATE_TEXT = {"lost": "is lost", "reset_required": "needs a reset", "hanging": "does not answer"}

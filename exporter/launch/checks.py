@@ -55,9 +55,9 @@ class NodeLaunchFacts:
     output_dir: str | None = None  # None if the job has no output to check
     output_problem: str | None = None
     output_files: int | None = None  # None if files of other nodes cannot be excluded, or none are expected
-    gives_progress: bool = False  # whether progress is reported; otherwise its absence means nothing
+    expects_progress: bool = False  # whether progress is reported; otherwise its absence means nothing
     has_gpus: bool = False  # whether the job requests GPUs
-    tells_devices: bool = True  # whether the launcher sets every worker's devices
+    sets_devices: bool = True  # whether the launcher sets every worker's devices
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class NodeLaunchCheck:
     name: str
     passed: bool | None
     detail: str
-    lacking: tuple[LaunchProblem, ...] = ()
+    problems: tuple[LaunchProblem, ...] = ()
 
     @property
     def level(self) -> Level:
@@ -90,24 +90,30 @@ def check_launch(
     *,
     elapsed_s: float,
     launch_timeout_s: float,
-    over: bool = False,
+    is_over: bool = False,
 ) -> tuple[NodeLaunchCheck, ...]:
-    """One result for each check that applies to this node; ``over``: whether the job has ended."""
-    final = over or elapsed_s >= launch_timeout_s
+    """One result for each check that applies to this node; ``is_over``: whether the job has ended."""
+    final = is_over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
     planned = [worker for worker in workers if worker.gpus]
-    told = [worker for worker in workers if node.tells_devices or not worker.devices_unset] if node.has_gpus else []
+    told = [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
     checks: list[NodeLaunchCheck | None] = [
-        _each("processes", workers, _not_started, final, "started"),
-        _count(workers, settle_s, final=final, over=over),
-        _each("gpus", told, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"),
-        _each("gpu_use", planned, _unused_gpus, final, "with a GPU in use"),
-        _each("logs", workers, _no_log, final, "with a log file"),
-        _each("log_lines", workers, _empty_log, final, "with a first line in the log"),
-        _directory(node, final),
-        _output(node, final),
-        _each("progress", [worker for worker in workers if _works(worker)], _no_progress, final, "with a position")
-        if node.gives_progress
+        _check_each("processes", workers, _not_started, final, "started"),
+        _check_running(workers, settle_s, final=final, is_over=is_over),
+        _check_each("gpus", told, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"),
+        _check_each("gpu_use", planned, _unused_gpus, final, "with a GPU in use"),
+        _check_each("logs", workers, _no_log, final, "with a log file"),
+        _check_each("log_lines", workers, _empty_log, final, "with a first line in the log"),
+        _check_output_dir(node, final),
+        _check_output(node, final),
+        _check_each(
+            "progress",
+            [worker for worker in workers if _should_show_progress(worker)],
+            _no_progress,
+            final,
+            "with a position",
+        )
+        if node.expects_progress
         else None,
     ]
     return tuple(check for check in checks if check is not None)
@@ -118,30 +124,30 @@ def is_launch_verified(checks: Iterable[NodeLaunchCheck]) -> bool:
     return all(check.passed is True for check in checks if check.level == "issue")
 
 
-NOT_SEEN = ""  # finding for a worker that was not visible: it may still pass, and never fails
+NOT_VISIBLE = ""  # finding for a worker that was not visible: it may still pass, and never fails
 
 
-def _each(
+def _check_each(
     name: str,
     workers: Sequence[WorkerLaunchFacts],
     problem: Callable[[WorkerLaunchFacts], str | None],
     final: bool,
-    word: str,
+    text: str,
 ) -> NodeLaunchCheck | None:
     """Apply one check to each worker; None if there are no workers, or none was visible in time."""
     found = [(worker, problem(worker)) for worker in workers]
-    unseen = sum(what == NOT_SEEN for _, what in found)
+    unseen = sum(what == NOT_VISIBLE for _, what in found)
     if not workers or (final and unseen == len(found)):
         return None
     lacking = tuple(LaunchProblem(worker.worker, worker.rank, what) for worker, what in found if what)
     well = len(found) - len(lacking) - unseen
     passed = True if not lacking and (final or not unseen) else False if final else None
-    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {word}", lacking), lacking)
+    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {text}", lacking), lacking)
 
 
-def _detail(words: str, lacking: Sequence[LaunchProblem]) -> str:
-    names = ", ".join(f"{lack.worker} (rank {lack.rank})" for lack in lacking if lack.worker is not None)
-    return f"{words}; not {names}" if names else words
+def _detail(text: str, problems: Sequence[LaunchProblem]) -> str:
+    names = ", ".join(f"{lack.worker} (rank {lack.rank})" for lack in problems if lack.worker is not None)
+    return f"{text}; not {names}" if names else text
 
 
 def _not_started(worker: WorkerLaunchFacts) -> str | None:
@@ -150,7 +156,9 @@ def _not_started(worker: WorkerLaunchFacts) -> str | None:
     return f"it could not be started: {worker.evidence}" if worker.reason else "none of its processes was found"
 
 
-def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, over: bool) -> NodeLaunchCheck:
+def _check_running(
+    workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, is_over: bool
+) -> NodeLaunchCheck:
     """Check that each worker runs, in its own process; a worker that completed or was ended from outside passes."""
     lacking: list[LaunchProblem] = []
     young = 0
@@ -163,7 +171,7 @@ def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool
         elif not worker.started:
             found = "none of its processes was found"
         elif not worker.up:
-            found = None if over else "its process is gone"  # the job is ending, and the worker with it
+            found = None if is_over else "its process is gone"  # the job is ending, and the worker with it
         elif worker.pid is not None and worker.pid in by_pid:
             found = f"process {worker.pid} is counted for {by_pid[worker.pid]} too"
         elif worker.age_s is None or worker.age_s < settle_s:
@@ -185,7 +193,7 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
     if worker.devices_unset:
         return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:
-        return None if worker.reason is not None else NOT_SEEN
+        return None if worker.reason is not None else NOT_VISIBLE
     seen, wanted = parse_visible_devices(worker.devices), len(worker.gpus)
     if len(seen) != wanted:
         return (
@@ -213,7 +221,7 @@ def _positions(worker: WorkerLaunchFacts) -> str:
 
 def _unused_gpus(worker: WorkerLaunchFacts) -> str | None:
     if worker.device_files is None:
-        return None if worker.reason is not None else NOT_SEEN
+        return None if worker.reason is not None else NOT_VISIBLE
     return None if worker.device_files else "neither it nor a process of it has opened a GPU"
 
 
@@ -225,7 +233,7 @@ def _empty_log(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.log_bytes else "its log is empty"
 
 
-def _works(worker: WorkerLaunchFacts) -> bool:
+def _should_show_progress(worker: WorkerLaunchFacts) -> bool:
     """Whether its work should show a position."""
     return worker.critical and not worker.service
 
@@ -234,7 +242,7 @@ def _no_progress(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.items is not None else "no position was found in its log"
 
 
-def _directory(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
+def _check_output_dir(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
     if node.output_dir is None:
         return None
     if node.output_problem is None:
@@ -243,7 +251,7 @@ def _directory(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
     return NodeLaunchCheck("output_dir", False if final else None, node.output_problem, (lack,))
 
 
-def _output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
+def _check_output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
     if node.output_files is None:
         return None
     if node.output_files:

@@ -22,8 +22,8 @@ from exporter.launch.checks import (
 )
 from exporter.launch.facts_reader import WriteWatch, read_file_size, read_open_gpus
 from exporter.logs.lexicon_reader import compile_job_patterns
+from exporter.logs.log_files_reader import find_extra_logs, log_paths
 from exporter.logs.patterns import PatternKind
-from exporter.logs.places_reader import find_extra_logs, log_paths
 from exporter.machine.file_host import WatchHanging
 from exporter.machine.procfs import read_environment
 
@@ -37,12 +37,12 @@ VERIFIED = Family(
     "Whether all that a launch cannot do without was seen on this node; once it was, it stays so for the attempt.",
 )
 
-LOOK_S = 1.0
-AFTERWARDS_S = 60.0  # between two reads after the final result
-LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05  # most polls for facts that are as recent as the end of the job
+POLL_S = 1.0
+FINAL_INTERVAL_S = 60.0  # between two reads after the final result
+LAST_POLLS, LAST_POLL_INTERVAL_S = 20, 0.05  # most polls for facts that are as recent as the end of the job
 CLOCK_SLACK_S = 60.0  # most that the clock of a file server is behind
 
-DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SOURCES = ("workers", "logs", "outputs")  # collectors that provide the facts
 
 
@@ -68,12 +68,14 @@ class LaunchCollector:
         self._context = context
         self._status = status
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
-        self._begun: float | None = None
-        self._last = LaunchSnapshot(verified=False, final=False, checks={})
-        self._opened: dict[int, int] = {}  # GPUs that a process has open, by pid; not read again when it has some
+        self._started_at: float | None = None
+        self._last_snapshot = LaunchSnapshot(verified=False, final=False, checks={})
+        self._open_gpu_counts: dict[
+            int, int
+        ] = {}  # GPUs that a process has open, by pid; not read again when it has some
         group = next((group for group in context.manifest.groups if group.name == "output"), None)
         self._directory = None if group is None else context.manifest.directory(group)
-        self._writable = (
+        self._write_watch = (
             None
             if self._directory is None
             else context.files.watch("launch-output", partial(WriteWatch, str(self._directory)))
@@ -81,33 +83,33 @@ class LaunchCollector:
 
     @property
     def interval_s(self) -> float:
-        return AFTERWARDS_S if self._last.final else LOOK_S
+        return FINAL_INTERVAL_S if self._last_snapshot.final else POLL_S
 
     def read(self) -> LaunchSnapshot:
-        if self._begun is None:
+        if self._started_at is None:
             self._begin()
-        if not self._last.final:
-            self._last = self._look(self._context.clock.time())
-        return self._last
+        if not self._last_snapshot.final:
+            self._last_snapshot = self._poll(self._context.clock.time())
+        return self._last_snapshot
 
     def _begin(self) -> None:
         """Note when the launch began, and take over the results of an earlier sidecar."""
         manifest, identity = self._context.manifest, self._context.identity
-        self._begun = identity.start
-        if manifest.attached or self._begun is None:
-            self._begun = self._context.clock.time()
+        self._started_at = identity.start
+        if manifest.attached or self._started_at is None:
+            self._started_at = self._context.clock.time()
         known = run_files.read_json(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
         launch = known.get("launch")
         if manifest.attached or known.get("attempt") != identity.attempt or not isinstance(launch, dict):
             return  # each attachment is a separate launch
         try:
             checks = {str(check["name"]): dict(check) for check in launch["checks"]}
-            self._last = LaunchSnapshot(bool(launch["verified"]), bool(launch["final"]), checks)
+            self._last_snapshot = LaunchSnapshot(bool(launch["verified"]), bool(launch["final"]), checks)
         except (KeyError, TypeError):
             pass  # written by another version
 
-    def _look(self, now: float) -> LaunchSnapshot:
-        manifest, before = self._context.manifest, self._last
+    def _poll(self, now: float) -> LaunchSnapshot:
+        manifest, before = self._context.manifest, self._last_snapshot
         status = self._status()
         over = status["job"].get("phase") in ("completing", "finished")
         if over:
@@ -118,17 +120,17 @@ class LaunchCollector:
         logs = find_extra_logs(manifest, self._rank_of)
         driver = status.get("gpus", {}).get("driver_state") == "ok"
         workers = [
-            self._worker(task, entries.get(task.rank, {}), logs, now, drivers_word=driver)
+            self._worker_facts(task, entries.get(task.rank, {}), logs, now, driver_works=driver)
             for task in self._context.tasks
             if not task.later
         ]
-        elapsed_s = now - (self._begun or now)
+        elapsed_s = now - (self._started_at or now)
         found = check_launch(
             workers,
-            self._node(status),
+            self._node_facts(status),
             elapsed_s=elapsed_s,
             launch_timeout_s=manifest.launch_timeout_s,
-            over=over,
+            is_over=over,
         )
         checks = {check.name: _describe(check) for check in found}
         if before.verified:  # a worker that ends later was launched, and has its own alerts
@@ -141,19 +143,19 @@ class LaunchCollector:
             checks=checks,
         )
 
-    def _status_since(self, moment: float) -> Mapping[str, Any]:
-        """Status with a read of the workers after ``moment``, or the latest after about a second."""
-        for _ in range(LAST_LOOKS):
+    def _status_since(self, earliest: float) -> Mapping[str, Any]:
+        """Status with a read of the workers after ``earliest``, or the latest after about a second."""
+        for _ in range(LAST_POLLS):
             status = self._status()
             reading = status["collectors"].get("workers") or {}
             done, took_s = reading.get("last_success"), reading.get("duration_s")
-            if done is None or took_s is None or done - took_s >= moment - BETWEEN_LAST_LOOKS_S:
+            if done is None or took_s is None or done - took_s >= earliest - LAST_POLL_INTERVAL_S:
                 break
-            time.sleep(BETWEEN_LAST_LOOKS_S)
+            time.sleep(LAST_POLL_INTERVAL_S)
         return status
 
-    def _worker(
-        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, drivers_word: bool
+    def _worker_facts(
+        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, driver_works: bool
     ) -> WorkerLaunchFacts:
         identity, manifest = self._context.identity, self._context.manifest
         pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
@@ -161,13 +163,13 @@ class LaunchCollector:
         devices, unset, opened = None, False, None
         # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
         if task.gpus or not manifest.attached:
-            devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
+            devices, unset = self._read_devices(pid if entry.get("rss_bytes") is not None else None)
         # Prefer the driver's report of GPU use, also for an ended worker, to the opened devices.
-        uses = entry.get("gpu_use") if drivers_word and task.gpus else None
+        uses = entry.get("gpu_use") if driver_works and task.gpus else None
         if uses is not None:
             opened = len(uses)
         elif task.gpus and pid is not None and entry.get("rss_bytes") is not None:
-            opened = self._open_gpus(pid)
+            opened = self._count_open_gpus(pid)
         paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
         sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_file_size(path)) is not None]
         return WorkerLaunchFacts(
@@ -191,27 +193,27 @@ class LaunchCollector:
             items=entry.get("items"),
         )
 
-    def _devices(self, pid: int | None) -> tuple[str | None, bool]:
+    def _read_devices(self, pid: int | None) -> tuple[str | None, bool]:
         """Devices in a process's environment, and whether the variable is unset, so that it sees all."""
-        environment = None if pid is None else read_environment(pid, (DEVICES,), self._context.proc)
+        environment = None if pid is None else read_environment(pid, (DEVICES_VARIABLE,), self._context.proc)
         if environment is None:
             return None, False
-        return environment.get(DEVICES), DEVICES not in environment
+        return environment.get(DEVICES_VARIABLE), DEVICES_VARIABLE not in environment
 
-    def _open_gpus(self, pid: int) -> int | None:
-        if not self._opened.get(pid):
+    def _count_open_gpus(self, pid: int) -> int | None:
+        if not self._open_gpu_counts.get(pid):
             opened = read_open_gpus(pid, self._context.proc)
             if opened is not None:
-                self._opened[pid] = opened
-        return self._opened.get(pid)
+                self._open_gpu_counts[pid] = opened
+        return self._open_gpu_counts.get(pid)
 
-    def _node(self, status: Mapping[str, Any]) -> NodeLaunchFacts:
+    def _node_facts(self, status: Mapping[str, Any]) -> NodeLaunchFacts:
         manifest = self._context.manifest
         reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
         files = None
         # On a shared file system a node counts only its own workers' files; the first node also counts all others.
         if reported is not None and self._context.identity.node_index == 0:
-            fresh = reported["mtime"] is not None and reported["mtime"] >= (self._begun or 0.0) - CLOCK_SLACK_S
+            fresh = reported["mtime"] is not None and reported["mtime"] >= (self._started_at or 0.0) - CLOCK_SLACK_S
             files = reported["files"] if fresh or manifest.attached else 0
         if not files and all(task.service or task.later for task in manifest.tasks):
             files = None  # their writer, such as a benchmark, has not started yet
@@ -221,20 +223,20 @@ class LaunchCollector:
         known = any(worker.get("items") is not None for worker in told)
         return NodeLaunchFacts(
             output_dir=str(self._directory) if self._directory is not None else None,
-            output_problem=self._problem(),
+            output_problem=self._output_problem(),
             output_files=files,
-            gives_progress=known
+            expects_progress=known
             or manifest.total_items is not None
             or any(pattern.kind is PatternKind.POSITION for pattern in compile_job_patterns(manifest.progress)),
             has_gpus=any(task.gpus for task in manifest.tasks),
-            tells_devices=not manifest.attached,
+            sets_devices=not manifest.attached,
         )
 
-    def _problem(self) -> str | None:
+    def _output_problem(self) -> str | None:
         """Why the job cannot write its output, or None."""
-        if self._writable is None:
+        if self._write_watch is None:
             return None
-        (found,) = self._context.files.look([self._writable], self._context.clock.time())
+        (found,) = self._context.files.poll([self._write_watch], self._context.clock.time())
         if isinstance(found, WatchHanging):
             return f"{self._directory} does not answer: its file system, {found.mount or 'which is not known,'} hangs"
         if isinstance(found, Exception):
@@ -265,5 +267,5 @@ def _describe(check: NodeLaunchCheck) -> dict[str, Any]:
         "level": check.level,
         "passed": check.passed,
         "detail": check.detail,
-        "lacking": [asdict(lack) for lack in check.lacking],
+        "lacking": [asdict(lack) for lack in check.problems],
     }

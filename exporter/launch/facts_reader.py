@@ -40,7 +40,7 @@ class WriteWatch:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
-    def look(self, now: float) -> str | None:
+    def poll(self, now: float) -> str | None:
         """Why the current user cannot write into it, or None."""
         return why_not_writable(self._directory)
 

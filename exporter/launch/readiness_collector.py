@@ -14,8 +14,8 @@ TIMEOUT = Family(
     "ready_timeout_seconds", "The job's own threshold: time in which its services should be ready; then it ends itself."
 )
 
-LOOK_S = 5.0
-NEVER_MIND_S = 3600.0  # on the other nodes, which have nothing to read
+POLL_S = 5.0
+OTHER_NODES_INTERVAL_S = 3600.0  # on the other nodes, which have nothing to read
 
 
 class ReadinessCollector:
@@ -28,7 +28,7 @@ class ReadinessCollector:
         self._run_dir = context.manifest.run_dir
         self._attempt = context.identity.attempt
         self._is_first = context.identity.node_index == 0
-        self.interval_s = LOOK_S if self._is_first else NEVER_MIND_S
+        self.interval_s = POLL_S if self._is_first else OTHER_NODES_INTERVAL_S
 
     def read(self) -> PublishedReadiness | None:
         return read_readiness(self._run_dir, self._attempt) if self._is_first else None
@@ -37,13 +37,15 @@ class ReadinessCollector:
         out.add(READY, int(readiness.ready))
         out.add(TIMEOUT, readiness.timeout_s)
         for entry in readiness.roles:
-            out.add(WORKERS, entry.seen, role=entry.role)
+            out.add(WORKERS, entry.registered, role=entry.role)
             out.add(EXPECTED, entry.expected, role=entry.role)
 
     def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
         status.job["readiness"] = {
             "ready": readiness.ready,
             "since": readiness.since,
-            "waiting": readiness.waiting,
-            "workers": {entry.role: {"ready": entry.seen, "expected": entry.expected} for entry in readiness.roles},
+            "waiting": readiness.missing,
+            "workers": {
+                entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in readiness.roles
+            },
         }

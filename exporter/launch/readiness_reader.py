@@ -12,7 +12,7 @@ class RoleReadiness:
     """Registered and expected workers of one role."""
 
     role: str
-    seen: int
+    registered: int
     expected: int
 
 
@@ -23,7 +23,7 @@ class PublishedReadiness:
     ready: bool
     since: float | None  # when they became ready, epoch seconds; None while they are not
     timeout_s: float  # time to become ready, from the start of the job
-    waiting: str  # what is missing, for people; empty if ready
+    missing: str  # what is missing, for people; empty if ready
     roles: tuple[RoleReadiness, ...]
 
 
@@ -37,7 +37,7 @@ def read_readiness(run_dir: Path, attempt: int) -> PublishedReadiness | None:
             ready=body["ready"] is True,
             since=None if body["since"] is None else float(body["since"]),
             timeout_s=float(body["timeout_s"]),
-            waiting=str(body["waiting"]),
+            missing=str(body["waiting"]),
             roles=tuple(
                 RoleReadiness(role, int(body["seen"].get(role, 0)), int(expected))
                 for role, expected in body["expected"].items()

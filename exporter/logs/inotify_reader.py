@@ -17,7 +17,7 @@ from typing import Any
 from exporter.machine.mounts import MountPoint, mount_of, mount_table
 
 # file systems that change only through this kernel
-LOCAL = frozenset(("btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"))
+LOCAL_FILE_SYSTEMS = frozenset(("btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"))
 MOST_WATCHES = 1024  # per instance: the kernel allows a user only some thousands
 
 IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF = 0x2, 0x4, 0x400, 0x800
@@ -33,10 +33,10 @@ log = logging.getLogger("gpujob.wakeups")
 class InotifyWatch:
     """Watch on one file for one reader."""
 
-    __slots__ = ("number", "quiet")
+    __slots__ = ("number", "is_unchanged")
 
     def __init__(self, number: int) -> None:
-        self.quiet = True  # whether nothing had happened at the last `drain`; stays False
+        self.is_unchanged = True  # whether nothing had happened at the last `drain`; stays False
         self.number = number  # the kernel's number, shared by readers of one file
 
 
@@ -50,7 +50,7 @@ class InotifyWatches:
         self._mounts = mounts or mount_table().current
         self._fd = -1
         self._failed = False
-        self._others: set[int] = set()  # devices that other machines write to as well
+        self._shared_devices: set[int] = set()  # devices that other machines write to as well
         self._watches: dict[int, list[InotifyWatch]] = {}
 
     def __del__(self) -> None:
@@ -61,10 +61,10 @@ class InotifyWatches:
 
         Check the file again after this call: it may have changed in between.
         """
-        if self._failed or device in self._others or len(self._watches) >= MOST_WATCHES:
+        if self._failed or device in self._shared_devices or len(self._watches) >= MOST_WATCHES:
             return None
         if not sees_all_writes(path, device, self._mounts()):
-            self._others.add(device)
+            self._shared_devices.add(device)
             return None
         if os.path.realpath(path) != path:
             return None  # a link can be changed without an event
@@ -88,9 +88,9 @@ class InotifyWatches:
                 events = os.read(self._fd, _EVENTS_BYTES)
             except OSError:
                 return  # no more events
-            self._take(events)
+            self._apply_events(events)
 
-    def _take(self, events: bytes) -> None:
+    def _apply_events(self, events: bytes) -> None:
         place = 0
         while place < len(events):
             number, mask, _, more = _EVENT.unpack_from(events, place)
@@ -99,13 +99,13 @@ class InotifyWatches:
                 self.close()  # events of any file may be lost
                 return
             for watch in self._watches.pop(number, ()):
-                watch.quiet = False
+                watch.is_unchanged = False
 
     def drop(self, watch: InotifyWatch) -> None:
         """Remove a watch."""
-        if not watch.quiet:
+        if not watch.is_unchanged:
             return  # it ended by itself
-        watch.quiet = False
+        watch.is_unchanged = False
         others = self._watches[watch.number]
         others.remove(watch)
         if not others:
@@ -117,7 +117,7 @@ class InotifyWatches:
         """Drop all watches and close the descriptor; the next watch reopens it."""
         for watches in self._watches.values():
             for watch in watches:
-                watch.quiet = False
+                watch.is_unchanged = False
         self._watches.clear()
         if self._fd >= 0:
             os.close(self._fd)
@@ -128,7 +128,7 @@ def sees_all_writes(path: str, device: int, mounts: Sequence[MountPoint]) -> boo
     """Whether this kernel sees every write to the file, judging by the mount table alone."""
     types = {mount.fstype for mount in mounts if mount.device == device}
     if types:
-        return types <= LOCAL
+        return types <= LOCAL_FILE_SYSTEMS
     # a subvolume has its own device, which no mount shows
     mount = mount_of(path, mounts)
     return mount is not None and mount.fstype == "btrfs"

@@ -19,7 +19,7 @@ MOST_LINE_LENGTH = 2048
 NEAR_LINES = 30  # lines up to which errors belong to the same failure
 _MESSAGE_LINES = 15  # lines after an exception that may be its message, where nothing else is searched
 _CHAIN_LINES = 50  # lines after an exception within which the next of its chain may begin
-_ALIEN_LINES = 10  # lines of other streams allowed inside a traceback
+_INTERLEAVED_LINES = 10  # lines of other streams allowed inside a traceback
 
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])|\x9b[0-?]*[ -/]*[@-~]"
@@ -68,7 +68,7 @@ class _ErrorEntry:
 
     kind: str
     text: str
-    place: int
+    line_index: int
     source: str | None = None
 
 
@@ -83,25 +83,25 @@ class _Failure:
     state: str = ""
     indent: int = 0
     in_group: bool = False
-    aliens: int = 0
-    since: int = 0
+    interleaved_lines: int = 0
+    lines_since: int = 0
     source: str | None = None
     last_frame: str = ""
     root: list[str] | None = None  # fields of the process that failed first, from torchrun's summary
     head: list[str] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TRACEBACK_LINES // 2))
-    left_out: int = 0
+    omitted_lines: int = 0
 
     def add(self, text: str) -> None:
         """Keep the first and the last lines of the traceback."""
         if len(self.head) < TRACEBACK_LINES // 2 - 1:
             self.head.append(text)
         else:
-            self.left_out += len(self.tail) == self.tail.maxlen
+            self.omitted_lines += len(self.tail) == self.tail.maxlen
             self.tail.append(text)
 
     def traceback(self) -> tuple[str, ...]:
-        gap = [f"  ... {self.left_out} lines left out ..."] if self.left_out else []
+        gap = [f"  ... {self.omitted_lines} lines left out ..."] if self.omitted_lines else []
         return (*self.head, *gap, *self.tail)
 
     def cause(self) -> _ErrorEntry:
@@ -112,7 +112,7 @@ class _Failure:
 
     @property
     def last(self) -> int:
-        return self.entries[-1].place if self.entries else self.first
+        return self.entries[-1].line_index if self.entries else self.first
 
 
 _MARK = re.compile(r"\[default\d{1,6}\]:|\[(?:rank|Rank |RANK )?\d{1,6}\]:? ?| {0,5}\d{1,6}: |\([^()]{1,80}\) ")
@@ -195,7 +195,7 @@ class _ErrorScanner:
             "native": self._in_native,
         }
 
-    def feed(self, place: int, raw: bytes) -> None:
+    def feed(self, line_index: int, raw: bytes) -> None:
         """Take the next line."""
         if not self._open and not _TRIGGER.search(raw):
             return
@@ -207,12 +207,12 @@ class _ErrorScanner:
         if prefix := _LOG_PREFIX.match(text):
             text = text[prefix.end() :]
         if _HEADER in text:
-            self._header(place, stream, text)
-        elif not self._continues(place, stream, text):
-            self._alone(place, stream, text)
+            self._handle_header(line_index, stream, text)
+        elif not self._try_continue(line_index, stream, text):
+            self._handle_standalone_line(line_index, stream, text)
 
-    def _begin(self, weight: str, stream: str, place: int, state: str = "") -> _Failure:
-        failure = _Failure(weight, stream, place, state=state)
+    def _begin(self, weight: str, stream: str, line_index: int, state: str = "") -> _Failure:
+        failure = _Failure(weight, stream, line_index, state=state)
         self.found.append(failure)
         if state:
             self._open[stream] = failure
@@ -220,18 +220,18 @@ class _ErrorScanner:
             self._open.pop(stream, None)
         return failure
 
-    def _header(self, place: int, stream: str, text: str) -> None:
+    def _handle_header(self, line_index: int, stream: str, text: str) -> None:
         failure = self._open.get(stream)
         if failure is None or not (failure.state == "chain" or (failure.in_group and failure.state == "after")):
-            failure = self._begin(_ERROR, stream, place, "frames")
+            failure = self._begin(_ERROR, stream, line_index, "frames")
         before = text.partition(_HEADER)[0]
         if before.strip() in ("", "traceback :"):
             failure.indent = len(before) - len(before.lstrip()) if not failure.in_group else 0
         failure.in_group = failure.in_group or before.endswith("Exception Group ")
-        failure.state, failure.aliens, failure.source = "frames", 0, None
+        failure.state, failure.interleaved_lines, failure.source = "frames", 0, None
         failure.add(text[failure.indent :])
 
-    def _continues(self, place: int, stream: str, text: str) -> bool:
+    def _try_continue(self, line_index: int, stream: str, text: str) -> bool:
         """Whether the line belongs to an error that began above."""
         failure = self._open.get(stream)
         if failure is None:
@@ -240,12 +240,12 @@ class _ErrorScanner:
             text = text[bar.end() :]
         elif failure.indent and text[: failure.indent].isspace():
             text = text[failure.indent :]
-        return self._states[failure.state](failure, place, text)
+        return self._states[failure.state](failure, line_index, text)
 
     def _close(self, failure: _Failure) -> None:
         self._open.pop(failure.stream, None)
 
-    def _in_frames(self, failure: _Failure, place: int, text: str) -> bool:
+    def _in_frames(self, failure: _Failure, line_index: int, text: str) -> bool:
         if not text.strip():
             return True
         if text[0] in " \t\u2502\u256d\u2570":
@@ -255,56 +255,56 @@ class _ErrorScanner:
                 failure.last_frame = text.strip()
             return True
         match = _STRONG.match(text)
-        if match is None and not failure.aliens:
+        if match is None and not failure.interleaved_lines:
             match = _WEAK.match(text)
             match = None if match is not None and match[1] in _LEVELS else match
         if match is None:
-            failure.aliens += 1
-            if failure.aliens > _ALIEN_LINES:
+            failure.interleaved_lines += 1
+            if failure.interleaved_lines > _INTERLEAVED_LINES:
                 self._close(failure)
             return False
         failure.add(text)
         kind = match[1].rpartition(".")[2]
-        failure.entries.append(_ErrorEntry(kind, text, place, failure.source))
+        failure.entries.append(_ErrorEntry(kind, text, line_index, failure.source))
         if kind == "ChildFailedError":
             failure.weight = _SUMMARY
-        failure.state, failure.since = "after", 0
+        failure.state, failure.lines_since = "after", 0
         return True
 
-    def _in_after(self, failure: _Failure, place: int, text: str) -> bool:
-        failure.since += 1
+    def _in_after(self, failure: _Failure, line_index: int, text: str) -> bool:
+        failure.lines_since += 1
         if text.startswith(_CHAIN):
             failure.add(text)
             failure.state = "chain"
             return True
         if failure.in_group and _GROUP_RULE.match(text):
             failure.add(text)
-            failure.since, failure.source = 0, None
+            failure.lines_since, failure.source = 0, None
             return True
-        if failure.in_group and failure.since == 1 and failure.source is None:
-            return self._in_frames(failure, place, text)  # an exception that was never raised has no frames
+        if failure.in_group and failure.lines_since == 1 and failure.source is None:
+            return self._in_frames(failure, line_index, text)  # an exception that was never raised has no frames
         if failure.weight == _SUMMARY:
             if text.startswith("Root Cause"):
                 failure.root = []
             elif failure.root is not None and (match := _ROOT_FIELD.match(text)):
                 failure.root.append(f"{match[1]} {match[2]}" if match[1] != "traceback" else match[2])
-        if failure.since > _CHAIN_LINES:
+        if failure.lines_since > _CHAIN_LINES:
             self._close(failure)
             return False
-        if failure.since > _MESSAGE_LINES and failure.weight != _SUMMARY:
+        if failure.lines_since > _MESSAGE_LINES and failure.weight != _SUMMARY:
             return False
         # a possible message line is no separate error, but a crash right after it is
         return not any(weight == _CRASH and pattern.match(text) for weight, _, pattern in _LINES) and not (
             _TERMINATE.search(text) or _FATAL.match(text) or _HEADLESS_FRAME.match(text)
         )
 
-    def _in_chain(self, failure: _Failure, place: int, text: str) -> bool:
-        failure.since += 1
-        if failure.since > _CHAIN_LINES:
+    def _in_chain(self, failure: _Failure, line_index: int, text: str) -> bool:
+        failure.lines_since += 1
+        if failure.lines_since > _CHAIN_LINES:
             self._close(failure)
         return not text.strip()
 
-    def _in_stack(self, failure: _Failure, place: int, text: str) -> bool:
+    def _in_stack(self, failure: _Failure, line_index: int, text: str) -> bool:
         if not _STACK_LINE.match(text):
             self._close(failure)
             return False
@@ -314,7 +314,7 @@ class _ErrorScanner:
             failure.entries[0].source = f"{frame[1].rpartition('/')[2]}:{frame[2]}"  # most recent call first
         return True
 
-    def _in_native(self, failure: _Failure, place: int, text: str) -> bool:
+    def _in_native(self, failure: _Failure, line_index: int, text: str) -> bool:
         if what := _WHAT.match(text):
             failure.entries[0].text = f"{failure.entries[0].kind}: {what[1]}"
             failure.add(text)
@@ -322,30 +322,30 @@ class _ErrorScanner:
         if _NATIVE_LINE.match(text):
             failure.add(text)
             return True
-        failure.aliens += 1
-        if failure.aliens > _ALIEN_LINES:
+        failure.interleaved_lines += 1
+        if failure.interleaved_lines > _INTERLEAVED_LINES:
             self._close(failure)
         return False
 
-    def _alone(self, place: int, stream: str, text: str) -> None:
+    def _handle_standalone_line(self, line_index: int, stream: str, text: str) -> None:
         """Handle a line that belongs to no error above."""
         if _HEADLESS_FRAME.match(text):
-            self._begin(_ERROR, stream, place, "frames")
-            self._continues(place, stream, text)
+            self._begin(_ERROR, stream, line_index, "frames")
+            self._try_continue(line_index, stream, text)
         elif _FATAL.match(text):
-            failure = self._begin(_CRASH, stream, place, "stack")
-            failure.entries.append(_ErrorEntry("fatal_python_error", text, place))
+            failure = self._begin(_CRASH, stream, line_index, "stack")
+            failure.entries.append(_ErrorEntry("fatal_python_error", text, line_index))
             failure.add(text)
         elif match := _TERMINATE.search(text):
-            failure = self._begin(_CRASH, stream, place, "native")
-            failure.entries.append(_ErrorEntry(match[1] or "terminate", text, place))
+            failure = self._begin(_CRASH, stream, line_index, "native")
+            failure.entries.append(_ErrorEntry(match[1] or "terminate", text, line_index))
             failure.add(text)
-        elif (found := self._told_by(text)) is not None:
+        elif (found := self._classify_line(text)) is not None:
             weight, kind = found
-            failure = _Failure(weight, stream, place, [_ErrorEntry(kind, text, place)])
+            failure = _Failure(weight, stream, line_index, [_ErrorEntry(kind, text, line_index)])
             self.found.append(failure)
 
-    def _told_by(self, text: str) -> tuple[str, str] | None:
+    def _classify_line(self, text: str) -> tuple[str, str] | None:
         """Weight and kind of a line that shows an error by itself."""
         for weight, kind, pattern in _LINES:
             if pattern.match(text) or (weight == _CRASH and kind.endswith(("fault", "error")) and pattern.search(text)):
@@ -398,9 +398,9 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
         traceback=tuple(redact("\n".join(chosen.traceback())).split("\n")) if chosen.head else (),
         led_to=None if led_to is None else redact(led_to).strip()[:LINE_LENGTH],
         source=cause.source,
-        offset=skipped + sum(len(raw) + 1 for raw in lines[: cause.place]),
-        line_index=(text.count(b"\n", 0, skipped) if skipped else 0) + cause.place,
-        lines_from_end=max(0, last - cause.place),
+        offset=skipped + sum(len(raw) + 1 for raw in lines[: cause.line_index]),
+        line_index=(text.count(b"\n", 0, skipped) if skipped else 0) + cause.line_index,
+        lines_from_end=max(0, last - cause.line_index),
         certain=chosen.weight != _HINT,
     )
 

@@ -10,7 +10,7 @@ from exporter.logs.search.engine import SearchEngine
 AUTO, GENERIC = "auto", "generic"
 
 # unit of a position by the name of its pattern
-UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
+UNIT_BY_NAME = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
 
 
 def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
@@ -20,15 +20,15 @@ def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pa
     (``items``, ``step``, ``batches``), makes it a position; ``epochs`` also needs two groups. All others are values.
     """
     if severity is not None:
-        return compile_pattern(name, text, severity, kind=PatternKind.ERROR, own=True)
-    unit = UNIT_OF.get(name)
+        return compile_pattern(name, text, severity, kind=PatternKind.ERROR, is_user_defined=True)
+    unit = UNIT_BY_NAME.get(name)
     if name == "resume":
-        return compile_pattern(name, text, kind=PatternKind.RESUME, unit=unit, own=True)
-    pattern = compile_pattern(name, text, kind=PatternKind.VALUE, own=True)
+        return compile_pattern(name, text, kind=PatternKind.RESUME, unit=unit, is_user_defined=True)
+    pattern = compile_pattern(name, text, kind=PatternKind.VALUE, is_user_defined=True)
     groups = pattern.regex.groupindex
     counts = unit is not None and not groups and pattern.regex.groups >= (2 if unit == "epochs" else 1)
     if name == UNITS[0] or "done" in groups or counts:
-        return compile_pattern(name, text, kind=PatternKind.POSITION, unit=unit, own=True)
+        return compile_pattern(name, text, kind=PatternKind.POSITION, unit=unit, is_user_defined=True)
     return pattern
 
 
@@ -55,20 +55,20 @@ class Lexicon:
         self._packs = {found.name: found for found in packs}
         self._engines: dict[str, SearchEngine] = {}
 
-    def auto(self) -> PackDetector | None:
+    def new_detector(self) -> PackDetector | None:
         """Return a detector of one worker's pack; None if the job file names the pack."""
         return PackDetector(tuple(self._packs.values())) if self.pack == AUTO else None
 
-    def pack_of(self, *texts: bytes) -> str:
+    def choose_pack(self, *texts: bytes) -> str:
         """Return the pack of a log with these parts: from the job file, or detected."""
-        auto = self.auto()
+        auto = self.new_detector()
         if auto is None:
             return self.pack
         for text in texts:
             auto.feed(text)
         return auto.choice or GENERIC
 
-    def progress(self, pack: str) -> tuple[Pattern, ...]:
+    def progress_patterns(self, pack: str) -> tuple[Pattern, ...]:
         """All patterns except errors, positions in order of preference.
 
         The job's patterns hide those of the pack with the same name, and both hide the generic ones.
@@ -83,23 +83,23 @@ class Lexicon:
             hidden |= {pattern.name for pattern in layer}
         return tuple(found)
 
-    def preference(self, pack: str) -> tuple[str, ...]:
+    def preferred_positions(self, pack: str) -> tuple[str, ...]:
         """Names of the position patterns, preferred first; epochs, the coarsest, come last."""
-        positions = [pattern for pattern in self.progress(pack) if pattern.kind is PatternKind.POSITION]
+        positions = [pattern for pattern in self.progress_patterns(pack) if pattern.kind is PatternKind.POSITION]
         return tuple(dict.fromkeys(p.name for p in sorted(positions, key=lambda p: p.unit == "epochs")))
 
     def epoch_bases(self, pack: str) -> dict[str, int]:
         """Number of the first epoch, by pattern."""
-        return {p.name: p.epoch_base for p in self.progress(pack) if p.kind is PatternKind.POSITION}
+        return {p.name: p.epoch_base for p in self.progress_patterns(pack) if p.kind is PatternKind.POSITION}
 
     def value_names(self, pack: str) -> set[str]:
         """Names of the values that logs of this pack may give."""
-        return {name for unit in self.engine(pack).late if unit.is_value for name in unit.extractor.names}
+        return {name for unit in self.engine(pack).last_match_units if unit.is_value for name in unit.extractor.names}
 
     def engine(self, pack: str) -> SearchEngine:
         """Return the engine for logs of this pack."""
         if pack not in self._engines:
-            self._engines[pack] = SearchEngine((*self.progress(pack), *self.errors), self._clock)
+            self._engines[pack] = SearchEngine((*self.progress_patterns(pack), *self.errors), self._clock)
         return self._engines[pack]
 
     @property

@@ -16,7 +16,7 @@ from exporter.logs.patterns import PatternKind, Pattern, PatternError, compile_p
 
 GENERIC = "generic"
 LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, a framework, one program
-LOOK_BYTES = 4 * 1024 * 1024  # part of a log that is read in full; the choice is then final, unless it fits any program
+FULL_READ_BYTES = 4 * 1024 * 1024  # part of a log that is read in full; the choice is then final, unless it fits any program
 END_BYTES = 16 * 1024  # part read of each further chunk
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
 SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
@@ -82,10 +82,10 @@ class Pack:
     also_unit: str | None = None  # unit of those packs' positions here
 
 
-def parse_pack(text: str, name: str, *, later: bool = False) -> Pack:
+def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
     """Parse a pack without inherited patterns; PackError lists all problems.
 
-    ``later`` postpones compiling a pattern, and so its error, to its first use: few patterns are ever used.
+    ``lazy`` postpones compiling a pattern, and so its error, to its first use: few patterns are ever used.
     """
     try:
         content = tomllib.loads(text)
@@ -109,12 +109,12 @@ def parse_pack(text: str, name: str, *, later: bool = False) -> Pack:
         pattern
         for kind in _KINDS
         for index, table in enumerate(_tables(content, kind, problems))
-        if (pattern := _pattern(kind, table, f"{kind}[{index}]", problems, later)) is not None
+        if (pattern := _pattern(kind, table, f"{kind}[{index}]", problems, lazy)) is not None
     ]
     detect = []
     for index, regex in enumerate(content.get("detect", ()) if isinstance(content.get("detect", ()), list) else ()):
         table = {"name": f"detect_{index}", "regex": regex}
-        if (pattern := _pattern("value", table, f"detect[{index}]", problems, later)) is not None:
+        if (pattern := _pattern("value", table, f"detect[{index}]", problems, lazy)) is not None:
             detect.append(pattern)
     samples = [
         _sample(table, f"sample[{index}]", problems) for index, table in enumerate(_tables(content, "sample", problems))
@@ -143,7 +143,7 @@ def _tables(content: Mapping[str, Any], kind: str, problems: list[str]) -> list[
     return []
 
 
-def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str], later: bool) -> Pattern | None:
+def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str], lazy: bool) -> Pattern | None:
     """Parse one table; None after adding its problems."""
     found, needed, allowed = _KINDS[kind]
     before = len(problems)
@@ -192,12 +192,12 @@ def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str
             keys=keys,
             epoch_base=base,
             sets=sets,
-            later=later,
+            lazy=lazy,
         )
     except PatternError as error:
         problems.append(f"{place}.{field_name}: {error}" + "".join(f"\n    {line}" for line in _caret(error, regex)))
         return None
-    if later:
+    if lazy:
         return pattern
     groups = _GROUPS.get(found)
     problems += [
@@ -249,16 +249,16 @@ def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> PackSa
 def resolve_inheritance(packs: Iterable[Pack]) -> tuple[Pack, ...]:
     """Add inherited patterns to each pack; PackError for an unknown pack or a cycle."""
     named = {pack.name: pack for pack in packs}
-    return tuple(_completed(pack, named, ()) for pack in named.values())
+    return tuple(_with_inherited(pack, named, ()) for pack in named.values())
 
 
-def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -> Pack:
+def _with_inherited(pack: Pack, named: Mapping[str, Pack], parents: tuple[str, ...]) -> Pack:
     patterns, also = list(pack.patterns), list(pack.also)
     own = {pattern.name for pattern in patterns if pattern.kind is not PatternKind.MARK}
     for name in pack.also:
-        if name not in named or name in (*within, pack.name):
+        if name not in named or name in (*parents, pack.name):
             raise PackError(f'{pack.name}.toml: 1 problem\n  also: there is no other pack "{name}" to take from')
-        other = _completed(named[name], named, (*within, pack.name))
+        other = _with_inherited(named[name], named, (*parents, pack.name))
         also += [further for further in other.also if further not in also]
         for pattern in other.patterns:
             if pattern.name in own:
@@ -273,14 +273,14 @@ def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?)")
 
 
-def _plain(text: bytes) -> bytes:
+def _plain_text(text: bytes) -> bytes:
     """Return records without colours, each ended by a newline."""
     if b"\x1b" in text:
         text = _ESCAPE.sub(b"", text)
     return text.replace(b"\r", b"\n") if b"\r" in text else text
 
 
-def _matching(pattern: Pattern, text: bytes) -> Iterator[int]:
+def _matching_records(pattern: Pattern, text: bytes) -> Iterator[int]:
     """Yield the start of each record that the pattern matches."""
     seen: set[int] = set()
     for literal in pattern.literals:
@@ -305,32 +305,32 @@ class PackDetector:
     def __init__(self, packs: Sequence[Pack]) -> None:
         self._packs = packs
         # records per kind of evidence of each pack; counting stops at enough
-        self._found: dict[str, Counter[int]] = {pack.name: Counter() for pack in packs}
-        self._fed = 0
+        self._counts: dict[str, Counter[int]] = {pack.name: Counter() for pack in packs}
+        self._fed_bytes = 0
         self.choice: str | None = None  # name of the pack; None without evidence
-        self.settled = False  # whether the choice is final, so that feeding can stop
+        self.is_final = False  # whether the choice is final, so that feeding can stop
 
     def feed(self, text: bytes) -> None:
         """Take the next whole records of the log."""
-        if self.settled:
+        if self.is_final:
             return
-        if self._fed >= LOOK_BYTES and len(text) > END_BYTES:
+        if self._fed_bytes >= FULL_READ_BYTES and len(text) > END_BYTES:
             text = text[-END_BYTES:].partition(b"\n")[2]
-        self._fed += len(text)
-        text = _plain(text)
+        self._fed_bytes += len(text)
+        text = _plain_text(text)
         for pack in self._packs:
-            found = self._found[pack.name]
+            found = self._counts[pack.name]
             for number, pattern in enumerate(pack.detect):
                 wanted = ENOUGH_RECORDS - found[number]
                 if wanted > 0:
-                    found[number] += sum(1 for _ in islice(_matching(pattern, text), wanted))
+                    found[number] += sum(1 for _ in islice(_matching_records(pattern, text), wanted))
         self._choose()
 
     def _choose(self) -> None:
         evidence = {
-            pack.name: (pack.level, len(+self._found[pack.name]), self._found[pack.name].total())
+            pack.name: (pack.level, len(+self._counts[pack.name]), self._counts[pack.name].total())
             for pack in self._packs
-            if self._found[pack.name].total()
+            if self._counts[pack.name].total()
         }
         if not evidence:
             return
@@ -339,13 +339,13 @@ class PackDetector:
         level, kinds, found = best
         others = any(said[0] == level for name, said in evidence.items() if name != self.choice)
         sure = level == LEVELS[-1] and not others and (kinds >= ENOUGH_KINDS or found >= ENOUGH_RECORDS)
-        self.settled = (level > LEVELS[0] and self._fed >= LOOK_BYTES) or (sure and self._fed >= SPREAD_BYTES)
+        self.is_final = (level > LEVELS[0] and self._fed_bytes >= FULL_READ_BYTES) or (sure and self._fed_bytes >= SPREAD_BYTES)
 
-    def nearest(self, text: bytes) -> tuple[str, str] | None:
+    def find_nearest(self, text: bytes) -> tuple[str, str] | None:
         """Find the pack whose samples share most words with a log, and those words; None if none shares two."""
         said = {
             word
-            for record in _plain(text).split(b"\n")[:MOST_RECORDS]
+            for record in _plain_text(text).split(b"\n")[:MOST_RECORDS]
             if looks_like_progress(record)
             for word in _words(record)
         }

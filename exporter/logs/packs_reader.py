@@ -28,4 +28,4 @@ def read_error_patterns() -> tuple[Pattern, ...]:
 
 
 def _read(name: str) -> Pack:
-    return parse_pack((PACKS / f"{name}.toml").read_text(encoding="utf-8"), name, later=True)
+    return parse_pack((PACKS / f"{name}.toml").read_text(encoding="utf-8"), name, lazy=True)

@@ -56,7 +56,7 @@ class Pattern:
     keys: tuple[tuple[bytes, str], ...] = ()  # of pairs: each key in the log, and the name of its value
     epoch_base: int = 0  # of a position: the log's number for the first epoch
     sets: tuple[tuple[str, float], ...] = ()  # of a value: fixed numbers that any match implies, by name
-    own: bool = False  # whether the user gave it, so that its cost is unknown
+    is_user_defined: bool = False  # whether the user gave it, so that its cost is unknown
 
     @cached_property
     def regex(self) -> re.Pattern[bytes]:
@@ -85,12 +85,12 @@ def compile_pattern(
     keys: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     epoch_base: int = 0,
     sets: Mapping[str, float] | None = None,
-    own: bool = False,
-    later: bool = False,
+    is_user_defined: bool = False,
+    lazy: bool = False,
 ) -> Pattern:
     """Make a pattern over UTF-8 bytes; raise PatternError if it is not a regular expression.
 
-    ``later`` postpones compilation, and so the error, to the first use.
+    ``lazy`` postpones compilation, and so the error, to the first use.
     """
     if kind in (PatternKind.POSITION, PatternKind.RESUME):
         unit = unit or UNITS[0]
@@ -110,9 +110,9 @@ def compile_pattern(
         keys=tuple((key.encode("utf-8", "surrogateescape"), value) for key, value in pairs),
         epoch_base=epoch_base,
         sets=tuple((sets or {}).items()),
-        own=own,
+        is_user_defined=is_user_defined,
     )
-    if not later:
+    if not lazy:
         _ = found.regex
     return found
 
@@ -150,7 +150,7 @@ def pattern_problems(patterns: Iterable[tuple[str, str]], kind: PatternKind | No
             )
         seen.add(name)
         try:
-            pattern = compile_pattern(name, text, kind=kind or PatternKind.VALUE, own=True)
+            pattern = compile_pattern(name, text, kind=kind or PatternKind.VALUE, is_user_defined=True)
         except PatternError as error:
             shown = "".join(f"\n    {line}" for line in error.caret(text).split("\n"))
             problems.append(

@@ -8,7 +8,7 @@ PART_BYTES = 64 * 1024  # part copied at a time to count record ends: it stays i
 COPIED_BYTES = 16 * 1024  # up to this size, a chunk copies its text
 
 # Part at the end of a chunk that is searched backwards first, and the factor for the next part
-NEAR_BYTES, FARTHER = 4 * 1024, 8
+NEAR_BYTES, GROWTH_FACTOR = 4 * 1024, 8
 
 Buffer = bytes | bytearray | memoryview
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
@@ -38,37 +38,37 @@ class LogChunk:
             self._coloured = bytes(memoryview(text)[:end]).replace(b"\r", b"\n")
             text = _ESCAPE.sub(b"", self._coloured)
             end = len(text)
-            self._near = (0, 0)
+            self._last_offsets = (0, 0)
         self.is_plain = self._coloured is None  # whether its bytes are the same as in the file
         self.text = text
         self.end = end
         self.has_returns = text.find(b"\r", 0, end) >= 0  # whether a record may end at a return
 
-    def start(self, place: int) -> int:
+    def record_start(self, position: int) -> int:
         """Start of the record that contains a place."""
-        start = self.text.rfind(b"\n", 0, place) + 1
-        return max(start, self.text.rfind(b"\r", start, place) + 1) if self.has_returns else start
+        start = self.text.rfind(b"\n", 0, position) + 1
+        return max(start, self.text.rfind(b"\r", start, position) + 1) if self.has_returns else start
 
-    def stop(self, place: int) -> int:
+    def record_end(self, position: int) -> int:
         """End of the record, without its line end."""
-        stop = self.text.find(b"\n", place, self.end)
+        stop = self.text.find(b"\n", position, self.end)
         if stop < 0:
             stop = self.end
         if self.has_returns:
-            back = self.text.find(b"\r", place, stop)
+            back = self.text.find(b"\r", position, stop)
             return stop if back < 0 else back
         return stop
 
     def view(self) -> Buffer:
         return self.text if self.end == len(self.text) else memoryview(self.text)[: self.end]
 
-    def where(self, start: int) -> int:
+    def file_offset(self, start: int) -> int:
         """Byte of the file at which the record begins that starts here."""
         if self._coloured is None:
             return self.offset + start
         # colours contain no record ends, so the same number of records precede it
         text, coloured = self.text, self._coloured
-        plain, place = self._near
+        plain, place = self._last_offsets
         if self.end - start < abs(start - plain):
             plain, place = self.end, len(coloured)
         elif start < abs(start - plain):
@@ -80,19 +80,19 @@ class LogChunk:
             for _ in range(text.count(b"\n", start, plain)):
                 place = coloured.rfind(b"\n", 0, place)
             place = coloured.rfind(b"\n", 0, place) + 1
-        self._near = (start, place)
+        self._last_offsets = (start, place)
         return self.offset + place
 
-    def all(self) -> Iterator[tuple[int, int]]:
+    def records(self) -> Iterator[tuple[int, int]]:
         """Start and end of each nonempty record."""
         start = 0
         while start < self.end:
-            stop = self.stop(start)
+            stop = self.record_end(start)
             if stop > start:
                 yield start, stop
             start = stop + 1
 
-    def backwards(self, literals: Sequence[bytes], begin: int) -> Iterator[tuple[int, int]]:
+    def records_backwards(self, literals: Sequence[bytes], begin: int) -> Iterator[tuple[int, int]]:
         """Yield records after ``begin`` that contain one of the literals (or all, without literals), last first."""
         text, behind = self.text, self.end
         lasts = [behind] * len(literals)
@@ -113,13 +113,13 @@ class LogChunk:
                 if place < floor:
                     if floor == begin:
                         return
-                    near *= FARTHER
+                    near *= GROWTH_FACTOR
                     floor = max(begin, self.end - near)
                     continue
-                start, stop = self.start(place), self.stop(place)
+                start, stop = self.record_start(place), self.record_end(place)
             else:
                 stop = behind - (text[behind - 1] in b"\r\n")
-                start = self.start(stop)
+                start = self.record_start(stop)
             if stop > start:
                 yield start, stop
             behind = start

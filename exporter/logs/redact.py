@@ -85,14 +85,14 @@ def redact(text: str) -> str:
     text = _HOOKS.sub(rf"\1{REDACTED}", text)
     text = _USERINFO.sub(_without_userinfo, text)
     text = _SHAPES.sub(REDACTED, text)
-    text = _without_named(text)
+    text = _redact_named_values(text)
     return _BARE_SCHEME.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
 
 
 def redact_all(value: Any, name: str = "") -> Any:
     """Redact all texts of a JSON value; ``name`` is its own key."""
     if isinstance(value, str):
-        return REDACTED if value and _weight(name) and not _NOTHING.match(value) else redact(value)
+        return REDACTED if value and _secrecy_weight(name) and not _NOTHING.match(value) else redact(value)
     if isinstance(value, Mapping):
         return {redact(str(key)): redact_all(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -100,7 +100,7 @@ def redact_all(value: Any, name: str = "") -> Any:
     return value
 
 
-def _weight(name: str) -> int:
+def _secrecy_weight(name: str) -> int:
     """2: every value under the name is secret; 1: all but ordinary values; 0: none."""
     if any(word in name.lower() for word in _STRONG):
         return 2
@@ -120,7 +120,7 @@ def _weight(name: str) -> int:
     return 1 if last in _WEAK or (shouted and not _WEAK.isdisjoint(words)) else 0
 
 
-def _without_named(text: str) -> str:
+def _redact_named_values(text: str) -> str:
     """Redact values after the name of a secret."""
     parts: list[str] = []
     done = at = 0
@@ -135,16 +135,16 @@ def _without_named(text: str) -> str:
             name = text[start - 1] + name
         elif name.lower() == "key" and text[start - 1 : start] == " ":
             name = "_".join((*text[max(0, start - 20) : start].split()[-1:], name))  # as in "API key: ..."
-        found = _value(text, start, at, name)
+        found = _secret_span(text, start, at, name)
         if found is not None:
             parts += [text[done : found[0]], REDACTED]
             done = at = found[1]
     return "".join((*parts, text[done:]))
 
 
-def _value(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
+def _secret_span(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
     """Begin and end of the secret after the name at ``start`` to ``end``; None if there is none."""
-    weight = _weight(name)
+    weight = _secrecy_weight(name)
     if not weight:
         return None
     separator = _SEPARATOR.match(text, end)
@@ -155,12 +155,12 @@ def _value(text: str, start: int, end: int, name: str) -> tuple[int, int] | None
     begin = separator.end()
     if opening := _OPENING.match(text, begin):
         begin = opening.end()
-        close = _closing(text, opening[1], begin)
+        close = _value_end(text, opening[1], begin)
         if weight == 1 and _ORDINARY.match(text, begin, close):
             return None
     elif name.lower().rpartition("-")[2] in _HEADERS:
         before = text[start - 1 : start]
-        close = _closing(text, before if before in ('"', "'") else "\n", begin)
+        close = _value_end(text, before if before in ('"', "'") else "\n", begin)
     else:
         if scheme := _SCHEME.match(text, begin):
             begin = scheme.end()
@@ -171,7 +171,7 @@ def _value(text: str, start: int, end: int, name: str) -> tuple[int, int] | None
     return None if begin == close or _NOTHING.match(text, begin, close) else (begin, close)
 
 
-def _closing(text: str, quote: str, begin: int) -> int:
+def _value_end(text: str, quote: str, begin: int) -> int:
     """End of a quoted value: its quote, or else the end of the line."""
     at = begin
     line_end = text.find("\n", begin)
@@ -215,14 +215,14 @@ def _without_key_blocks(text: str) -> str:
     return "\n".join(kept)
 
 
-def _end_of_key_lines(text: str, at: int) -> int:
+def _end_of_key_lines(text: str, start: int) -> int:
     """End of the lines that look like the inside of a key."""
     while True:
-        line_end = text.find("\n", at)
+        line_end = text.find("\n", start)
         line_end = len(text) if line_end < 0 else line_end
-        line = text[at : min(line_end, at + 400)]
+        line = text[start : min(line_end, start + 400)]
         if not (_KEY_LINE.match(line) or _SHORT_KEY_LINE.match(line)):
-            return at
+            return start
         if line_end == len(text):
             return line_end
-        at = line_end + 1
+        start = line_end + 1

@@ -27,16 +27,16 @@ CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in
 MARK_BYTES = 128  # text before our position that identifies the file
 COPY_MARK_BYTES = 64  # least agreement for a file with another inode: short texts agree by chance
 SETTLED_S = 2.0  # a file written this recently may change again without a new mtime
-GONE_S = 60.0  # a deleted file without a successor is closed after this time without writes
+DELETED_S = 60.0  # a deleted file without a successor is closed after this time without writes
 SPARE_BUFFERS = 4
-STILL_LOOKS = 4  # reads without news before a file is watched: a file written every few seconds is not worth it
-TRUSTED_LOOKS = 30  # reads that trust the watch before the next stat: some changes make no event
+IDLE_READS = 4  # reads without news before a file is watched: a file written every few seconds is not worth it
+TRUSTED_READS = 30  # reads that trust the watch before the next stat: some changes make no event
 
 RETURN = 13
 ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # number or date that rotation adds to a log's name
 SEPARATED_NUMBER = re.compile(r"[._-](\d{1,5})")
 DIGIT = re.compile(r"\d")
-KINDS = {
+FILE_KINDS = {
     stat.S_IFDIR: "is a directory",
     stat.S_IFIFO: "is a FIFO",
     stat.S_IFSOCK: "is a socket",
@@ -74,38 +74,38 @@ class LogTail:
     free its blocks.
     """
 
-    def __init__(self, path: str, wakeups: InotifyWatches | None = None) -> None:
-        """With ``wakeups``, a read sees changes up to their last drain and needs no stat."""
+    def __init__(self, path: str, inotify: InotifyWatches | None = None) -> None:
+        """With ``inotify``, a read sees changes up to their last drain and needs no stat."""
         self.path = path
         self.bytes_read = 0  # since the first read, over all generations of the file
         self.size = 0  # of the file, at the last read
         self.mtime: float | None = None  # at the last read
         self.generation = 0  # rises when the file is replaced or truncated, so offsets restart
-        self.more = False  # whether the last read reached the end of a replaced file and the next one waits
+        self.has_more = False  # whether the last read reached the end of a replaced file and the next one waits
         self.problem: str | None = None  # why the last read failed or could not continue; a missing file is no problem
         self._fd = -1
         self._next_fd = -1  # the next file, while the one at the path is empty and the old one is followed
         self._file: tuple[int, int] | None = None  # device and inode
-        self._place = path  # resolved path of that file when it was opened
-        self._waiting = 0  # size of the file at the path while another one is read
+        self._resolved_path = path  # resolved path of that file when it was opened
+        self._waiting_bytes = 0  # size of the file at the path while another one is read
         self._inode: int | None = None  # of the file being followed, while it is closed
         self._parked: tuple[int, ...] | None = None  # stat of a skipped file that stays closed while unchanged
-        self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
+        self._deleted_since: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
         # path, and stat of its file at a read without news
-        self._still: tuple[bytes, tuple[int, ...]] | None = None
-        self._wakeups = wakeups
+        self._idle_stat: tuple[bytes, tuple[int, ...]] | None = None
+        self._inotify = inotify
         self._watch: InotifyWatch | None = None  # of the file at the path, while idle
-        self._trusted = 0  # further reads that may trust the watch
-        self._watch_in = STILL_LOOKS  # idle reads left before it is watched
+        self._trusted_reads_left = 0  # further reads that may trust the watch
+        self._reads_until_watch = IDLE_READS  # idle reads left before it is watched
         self._reset()
 
     def _reset(self) -> None:
-        self._begin = 0  # start of the unfinished record
+        self._record_start = 0  # start of the unfinished record
         self._offset = 0  # end of the text read so far
         self._mark = b""  # text before that
-        self._top = True  # only NUL has been seen yet
-        self._joining = False  # skipping the rest of a record whose begin was not read
-        self._quiet: tuple[int, int, int] | None = None  # size and times that mean no write since
+        self._is_at_top = True  # only NUL has been seen yet
+        self._is_mid_record = False  # skipping the rest of a record whose begin was not read
+        self._settled_version: tuple[int, int, int] | None = None  # size and times that mean no write since
 
     # -- for callers -----------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class LogTail:
     @property
     def lag_bytes(self) -> int:
         """Unread bytes, as of the last read."""
-        return max(0, self.size - self._offset) + self._waiting
+        return max(0, self.size - self._offset) + self._waiting_bytes
 
     def close(self) -> None:
         """Close the file; the next read reopens it and continues."""
@@ -123,7 +123,7 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
-        self._move()
+        self._leave_idle()
         if self._file is not None:
             self._inode, self._file = self._file[1], None
 
@@ -132,32 +132,32 @@ class LogTail:
         left = most_bytes
         while left > 0:
             before = self.bytes_read
-            for buffer, end, _ in self.pieces(left):
+            for buffer, end, _ in self.read_chunks(left):
                 yield bytes(memoryview(buffer)[:end])
             left -= self.bytes_read - before
-            if not self.more:
+            if not self.has_more:
                 return
 
-    def pieces(
-        self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None
+    def read_chunks(
+        self, most_bytes: int = 64 * CHUNK_BYTES, should_stop: Callable[[], bool] | None = None
     ) -> Iterator[TailedRecords]:
         """Yield new whole records of one generation; ``more`` says to read again immediately.
 
         Reads at most ``most_bytes``, and after the first chunk only until ``until()`` is true.
         """
-        self.more = False
-        if self._still is not None:
+        self.has_more = False
+        if self._idle_stat is not None:
             # most reads of most logs find nothing and end here
-            if self._trusted and self._watch is not None and self._watch.quiet:
-                self._trusted -= 1
+            if self._trusted_reads_left and self._watch is not None and self._watch.is_unchanged:
+                self._trusted_reads_left -= 1
                 return
-            if self._is_still(*self._still):
+            if self._is_idle(*self._idle_stat):
                 return
-            self._move()
+            self._leave_idle()
         try:
-            chosen = self._choose()
+            chosen = self._choose_file()
         except OSError as error:
-            self._fail(error)
+            self._record_failure(error)
             return
         if chosen is None:
             return
@@ -165,41 +165,41 @@ class LogTail:
         self.size = facts.st_size
         self.mtime = facts.st_mtime
         written = _write_version(facts)
-        if not leaving and written == self._quiet and self._offset >= facts.st_size:
+        if not leaving and written == self._settled_version and self._offset >= facts.st_size:
             if self.problem is None:
-                self._still = os.fsencode(self.path), _file_identity(facts)
+                self._idle_stat = os.fsencode(self.path), _file_identity(facts)
             return
-        self._quiet = None
+        self._settled_version = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
         try:
             before = self.bytes_read
             # a replaced file is read until nothing more comes; for others the size gives the end without a read
-            at_end = yield from self._read(buffer, most_bytes, until, None if leaving else facts.st_size)
+            at_end = yield from self._read(buffer, most_bytes, should_stop, None if leaving else facts.st_size)
             if at_end and leaving:
-                rest = self.rest()
+                rest = self.pop_unfinished_record()
                 if rest:
                     # unfinished last record of the rotated file
                     buffer[: len(rest)] = rest
                     yield TailedRecords(buffer, len(rest), self._offset - len(rest))
-                self._quiet = written
+                self._settled_version = written
                 if rest or self.bytes_read > before:
-                    self.more = True
+                    self.has_more = True
                 else:
-                    yield from self.pieces(most_bytes, until)
+                    yield from self.read_chunks(most_bytes, should_stop)
             elif at_end and time.time() - facts.st_mtime > SETTLED_S:
-                self._quiet = written
+                self._settled_version = written
                 self._park()
         finally:
             if len(_spare) < SPARE_BUFFERS:
                 _spare.append(buffer)
 
-    def rest(self) -> bytes:
+    def pop_unfinished_record(self) -> bytes:
         """Return the unfinished record, once: for the last read after the writer has ended."""
         closed = self._fd < 0
-        if closed and self._offset > self._begin:
-            self._resume(self._stat())
-        rest = _pread(self._fd, self._offset - self._begin, self._begin)
-        self._begin += len(rest)
+        if closed and self._offset > self._record_start:
+            self._reopen(self._stat())
+        rest = _pread(self._fd, self._offset - self._record_start, self._record_start)
+        self._record_start += len(rest)
         if closed:
             self.close()
         return rest
@@ -212,15 +212,15 @@ class LogTail:
             return b""
         return b"" if shrunk else _pread(self._fd, size, offset)
 
-    def skip_older(self, moment: float | None) -> None:
-        """Skip present text if nothing was written since ``moment``: it is another job's log.
+    def skip_older(self, since: float | None) -> None:
+        """Skip present text if nothing was written since ``since``: it is another job's log.
 
         For an unread tail. The next byte begins a record, because the earlier writer has ended.
         """
         found = self._stat()
-        if moment is not None and found is not None and found.st_mtime < moment:
+        if since is not None and found is not None and found.st_mtime < since:
             self.start_at_end()
-            self._joining = False
+            self._is_mid_record = False
 
     def start_at_end(self) -> None:
         """Skip present text and the rest of an unfinished record. For an unread tail."""
@@ -231,27 +231,27 @@ class LogTail:
         """Begin with the first record that starts within the last ``most_bytes``. For an unread tail."""
         try:
             if self._stat() is not None and self._open(self.path):
-                self._join(most_bytes)
+                self._move_near_end(most_bytes)
         except OSError as error:
-            self._fail(error)
+            self._record_failure(error)
 
     def state(self) -> dict[str, Any]:
         """Return the position as JSON values for ``restore``. An unfinished record will be read again."""
         return {
-            "path": self._place,
+            "path": self._resolved_path,
             "inode": self._file[1] if self._file is not None else self._inode,
-            "offset": 0 if self._top else self._begin,
-            "read": 0 if self._top else self._offset,
-            "mark": "" if self._top else self._mark.hex(),
-            "joining": self._joining,
+            "offset": 0 if self._is_at_top else self._record_start,
+            "read": 0 if self._is_at_top else self._offset,
+            "mark": "" if self._is_at_top else self._mark.hex(),
+            "joining": self._is_mid_record,
             "generation": self.generation,
             "bytes_read": self.bytes_read,
         }
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any], wakeups: InotifyWatches | None = None) -> "LogTail":
+    def restore(cls, path: str, state: Mapping[str, Any], inotify: InotifyWatches | None = None) -> "LogTail":
         """Continue where another tail was; from the top if ``state`` is invalid."""
-        tail = cls(path, wakeups)
+        tail = cls(path, inotify)
         try:
             begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
             mark = bytes.fromhex(state["mark"])
@@ -261,52 +261,52 @@ class LogTail:
             inode = None if inode is None else int(inode)
         except (KeyError, TypeError, ValueError):
             return tail
-        tail.generation, tail.bytes_read, tail._place = generation, bytes_read, place
-        tail._inode, tail._begin, tail._offset, tail._mark = inode, begin, read, mark
-        tail._joining, tail._top = bool(state.get("joining")), read == 0
+        tail.generation, tail.bytes_read, tail._resolved_path = generation, bytes_read, place
+        tail._inode, tail._record_start, tail._offset, tail._mark = inode, begin, read, mark
+        tail._is_mid_record, tail._is_at_top = bool(state.get("joining")), read == 0
         return tail
 
     # -- idle files ----------------------------------------------------------------------------------
 
-    def _is_still(self, path: bytes, known: tuple[int, ...]) -> bool:
+    def _is_idle(self, path: bytes, known: tuple[int, ...]) -> bool:
         """Whether the file at the path is unchanged; if so, the next reads may trust a watch."""
         try:
             if _file_identity(os.stat(path)) != known:
                 return False
         except OSError:
             return False  # handled elsewhere
-        if self._watch is not None and self._watch.quiet:
-            self._trusted = TRUSTED_LOOKS  # watched since before the stat, so nothing is missed between the two
-        elif self._wakeups is not None:
-            self._trusted = 0
-            self._watch_in -= 1
-            if not self._watch_in:
-                self._watch, self._watch_in = self._wakeups.watch(self.path, known[0]), TRUSTED_LOOKS
+        if self._watch is not None and self._watch.is_unchanged:
+            self._trusted_reads_left = TRUSTED_READS  # watched since before the stat, so nothing is missed between the two
+        elif self._inotify is not None:
+            self._trusted_reads_left = 0
+            self._reads_until_watch -= 1
+            if not self._reads_until_watch:
+                self._watch, self._reads_until_watch = self._inotify.watch(self.path, known[0]), TRUSTED_READS
         return True
 
-    def _move(self) -> None:
+    def _leave_idle(self) -> None:
         """Leave the idle state."""
-        self._still, self._trusted, self._watch_in = None, 0, STILL_LOOKS
-        if self._watch is not None and self._wakeups is not None:
-            self._wakeups.drop(self._watch)
+        self._idle_stat, self._trusted_reads_left, self._reads_until_watch = None, 0, IDLE_READS
+        if self._watch is not None and self._inotify is not None:
+            self._inotify.drop(self._watch)
             self._watch = None
 
     # -- choice of file ------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[os.stat_result, bool] | None:
+    def _choose_file(self) -> tuple[os.stat_result, bool] | None:
         """Open the file to read now. Return its stat, and whether to leave it at its end."""
         self.problem = None
-        self._waiting = 0
+        self._waiting_bytes = 0
         found = self._stat()
         if self._parked is not None:
             if self.problem is not None:
                 return None
             if found is not None and _stable_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
-                self._still = os.fsencode(self.path), _file_identity(found)
+                self._idle_stat = os.fsencode(self.path), _file_identity(found)
                 return None
         if self._inode is not None:
-            self._resume(found)
+            self._reopen(found)
             if self._inode is not None:
                 return None  # out of reach for now
             if self._parked is not None:
@@ -319,32 +319,32 @@ class LogTail:
         if found is not None and (found.st_dev, found.st_ino) == self._file:
             return found, False
         old = os.fstat(self._fd)
-        if self._awaits(old, found):
-            if not self._is_gone(old, found):
+        if self._lacks_next_file(old, found):
+            if not self._is_deleted(old, found):
                 return old, False
-            if self._unread(old):
+            if self._has_unread(old):
                 return old, True
-            self._forget_file()
-            self._begin_anew()
+            self._drop_file()
+            self._restart_from_top()
             return None
         if found is None:  # the next file was moved away as well
-            return (old, True) if self._unread(old) else self._advance(old, None)
-        if not old.st_nlink and found.st_size >= old.st_size and self._adopt(found):
+            return (old, True) if self._has_unread(old) else self._switch_to_next(old, None)
+        if not old.st_nlink and found.st_size >= old.st_size and self._switch_to_copy(found):
             return os.fstat(self._fd), False
-        if self._unread(old):
-            self._waiting = found.st_size
+        if self._has_unread(old):
+            self._waiting_bytes = found.st_size
             return old, True
-        return self._advance(old, found)
+        return self._switch_to_next(old, found)
 
-    def _is_gone(self, old: os.stat_result, found: os.stat_result | None) -> bool:
-        """Whether the file was deleted and has had neither writes nor a successor for ``GONE_S``."""
+    def _is_deleted(self, old: os.stat_result, found: os.stat_result | None) -> bool:
+        """Whether the file was deleted and has had neither writes nor a successor for ``DELETED_S``."""
         if old.st_nlink or found is not None or self.problem is not None:
-            self._gone = None
+            self._deleted_since = None
             return False
         now, written = time.monotonic(), _write_version(old)
-        if self._gone is None or self._gone[1] != written:
-            self._gone = now, written
-        return now - self._gone[0] >= GONE_S
+        if self._deleted_since is None or self._deleted_since[1] != written:
+            self._deleted_since = now, written
+        return now - self._deleted_since[0] >= DELETED_S
 
     def _park(self) -> None:
         """Close a file whose whole text was skipped, unless it was written just now."""
@@ -359,15 +359,15 @@ class LogTail:
             self.close()
             self._parked = _stable_identity(found)
 
-    def _unread(self, old: os.stat_result) -> bool:
-        return _write_version(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
+    def _has_unread(self, old: os.stat_result) -> bool:
+        return _write_version(old) != self._settled_version or old.st_size != self._offset or self._offset > self._record_start
 
-    def _awaits(self, old: os.stat_result, found: os.stat_result | None) -> bool:
+    def _lacks_next_file(self, old: os.stat_result, found: os.stat_result | None) -> bool:
         """Whether the next file is missing or empty: a writer may use the old one until it opens that."""
         if found is None or found.st_size:
             return found is None and self._next_fd < 0
         if self._next_fd < 0:
-            self._next_fd = self._descriptor(self._successor(old, found) or self.path)
+            self._next_fd = self._open_descriptor(self._successor(old, found) or self.path)
         return self._next_fd < 0 or os.path.samestat(os.fstat(self._next_fd), found)
 
     def _stat(self) -> os.stat_result | None:
@@ -380,39 +380,39 @@ class LogTail:
             self.problem = getattr(error, "strerror", None) or str(error)
             return None
         if not stat.S_ISREG(found.st_mode):
-            self.problem = KINDS.get(stat.S_IFMT(found.st_mode), "is not a regular file")
+            self.problem = FILE_KINDS.get(stat.S_IFMT(found.st_mode), "is not a regular file")
             return None
         return found
 
-    def _resume(self, found: os.stat_result | None) -> None:
+    def _reopen(self, found: os.stat_result | None) -> None:
         """Reopen the file that was read before: by its inode at the path, or in its old directory."""
-        place = self.path if found is not None and found.st_ino == self._inode else self._search()
+        place = self.path if found is not None and found.st_ino == self._inode else self._find_renamed()
         if self.problem is not None or (place is not None and not self._open(place)):
             return  # out of reach for now
         self._inode = None
-        if place is not None and self._agrees(self._fd):
+        if place is not None and self._has_same_text(self._fd):
             return
-        if place is None or not (place == self.path or self._rotation(os.path.basename(place))):
-            self._forget_file()  # another file that reused the inode
-            if found is not None and self._adopt(found):
+        if place is None or not (place == self.path or self._split_rotated_name(os.path.basename(place))):
+            self._drop_file()  # another file that reused the inode
+            if found is not None and self._switch_to_copy(found):
                 return
         if self._offset:
-            self._begin_anew()
+            self._restart_from_top()
             self.problem = "its earlier content is gone: it is read from the top"
 
-    def _forget_file(self) -> None:
+    def _drop_file(self) -> None:
         self.close()
         self._file, self._inode, self.size = None, None, 0
 
-    def _agrees(self, fd: int) -> bool:
+    def _has_same_text(self, fd: int) -> bool:
         """Whether this file has the text read before our position."""
         return _pread(fd, len(self._mark), self._offset - len(self._mark)) == self._mark
 
-    def _begin_anew(self) -> None:
+    def _restart_from_top(self) -> None:
         self._reset()
         self.generation += 1
 
-    def _descriptor(self, path: str) -> int:
+    def _open_descriptor(self, path: str) -> int:
         """Open a regular file for reading; -1 on failure."""
         try:
             # a FIFO that just appeared at this path must not block
@@ -432,23 +432,23 @@ class LogTail:
 
     def _open(self, path: str) -> bool:
         """Make this the current file; the position stays."""
-        fd = self._descriptor(path)
+        fd = self._open_descriptor(path)
         if fd < 0:
             return False
-        self._take(fd, os.path.realpath(path))
+        self._switch_to(fd, os.path.realpath(path))
         return True
 
-    def _take(self, fd: int, place: str) -> None:
+    def _switch_to(self, fd: int, path: str) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         facts = os.fstat(fd)
-        self._fd, self._file, self._place = fd, (facts.st_dev, facts.st_ino), place
-        self._quiet = self._gone = None
+        self._fd, self._file, self._resolved_path = fd, (facts.st_dev, facts.st_ino), path
+        self._settled_version = self._deleted_since = None
 
-    def _search(self) -> str | None:
+    def _find_renamed(self) -> str | None:
         """Find the current file by its inode in its directory."""
         inode = self._inode if self._file is None else self._file[1]
-        directory = os.path.dirname(self._place)
+        directory = os.path.dirname(self._resolved_path)
         try:
             with os.scandir(directory or ".") as entries:
                 for entry in entries:
@@ -460,32 +460,32 @@ class LogTail:
             self.problem = error.strerror
         return None
 
-    def _adopt(self, found: os.stat_result) -> bool:
+    def _switch_to_copy(self, found: os.stat_result) -> bool:
         """Continue in the file at the path if it is a copy of the one that was read."""
         if len(self._mark) < COPY_MARK_BYTES or found.st_size < self._offset:
             return False
-        fd = self._descriptor(self.path)
+        fd = self._open_descriptor(self.path)
         if fd < 0:
             return False
-        if not self._agrees(fd):
+        if not self._has_same_text(fd):
             os.close(fd)
             return False
-        self._take(fd, os.path.realpath(self.path))
+        self._switch_to(fd, os.path.realpath(self.path))
         return True
 
-    def _advance(self, old: os.stat_result, found: os.stat_result | None) -> tuple[os.stat_result, bool] | None:
+    def _switch_to_next(self, old: os.stat_result, found: os.stat_result | None) -> tuple[os.stat_result, bool] | None:
         """Move from a file read to its end to the next one."""
         if self._next_fd >= 0:
-            self._take(self._next_fd, os.path.realpath(self.path))
+            self._switch_to(self._next_fd, os.path.realpath(self.path))
             self._next_fd = -1
         else:
             following = self._successor(old, found) if found is not None else None
             if not (following is not None and self._open(following)) and not self._open(self.path):
                 return None
-        self._begin_anew()
+        self._restart_from_top()
         now = os.fstat(self._fd)
         leaving = found is not None and not os.path.samestat(now, found)
-        self._waiting = found.st_size if found is not None and leaving else 0
+        self._waiting_bytes = found.st_size if found is not None and leaving else 0
         return now, leaving
 
     def _successor(self, old: os.stat_result, found: os.stat_result) -> str | None:
@@ -494,11 +494,11 @@ class LogTail:
         ``x.log.1`` follows ``x.log.2`` (or ``x.log.3`` does, if the times show that). Dates, at the end of the name or
         before its extension, follow their order.
         """
-        place = self._search()
+        place = self._find_renamed()
         if place is None:
             return None
         directory, name = os.path.split(place)
-        rotation = self._rotation(name)
+        rotation = self._split_rotated_name(name)
         if rotation is None:
             return None
         head, middle, tail = rotation
@@ -507,7 +507,7 @@ class LogTail:
         try:
             with os.scandir(directory or ".") as entries:
                 for entry in entries:
-                    other = _between(entry.name, head, tail)
+                    other = _rotation_part(entry.name, head, tail)
                     if other is None or other == middle:
                         continue
                     if number is None:
@@ -532,59 +532,59 @@ class LogTail:
             return None
         return min(ranked)[-1] if ranked else None
 
-    def _rotation(self, name: str) -> tuple[str, str, str] | None:
+    def _split_rotated_name(self, name: str) -> tuple[str, str, str] | None:
         """Split a name that rotation gave this log around the number or date; None for other names."""
         base = os.path.basename(os.path.realpath(self.path))
         for head, tail in ((base, ""), os.path.splitext(base)):
-            if middle := _between(name, head, tail):
+            if middle := _rotation_part(name, head, tail):
                 return head, middle, tail
         return None
 
     # -- reading it ------------------------------------------------------------------------------
 
-    def _fail(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         """Record a stale handle or a failing disk; the next read reopens the file and continues."""
         self.problem = error.strerror or str(error)
         self.close()
-        self._quiet = None
+        self._settled_version = None
 
-    def _join(self, most_bytes: int) -> None:
+    def _move_near_end(self, most_bytes: int) -> None:
         """Move to near the end of the open file."""
         self.size = os.fstat(self._fd).st_size
-        self._begin = self._offset = max(0, self.size - most_bytes)
+        self._record_start = self._offset = max(0, self.size - most_bytes)
         start = max(0, self._offset - MARK_BYTES)
         self._mark = _pread(self._fd, self._offset - start, start)
-        self._joining = not self._mark.endswith((b"\n", b"\r")) and self._offset > 0
-        self._top = self._offset == 0
+        self._is_mid_record = not self._mark.endswith((b"\n", b"\r")) and self._offset > 0
+        self._is_at_top = self._offset == 0
 
     def _read(
-        self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None, enough: int | None
+        self, buffer: bytearray, most_bytes: int, should_stop: Callable[[], bool] | None, end_offset: int | None
     ) -> Generator[TailedRecords, None, bool]:
-        """Yield pieces of the open file, up to its end or at least to ``enough``. Return whether that was reached."""
-        view, held, left = memoryview(buffer), self._offset - self._begin, most_bytes
+        """Yield pieces of the open file, up to its end or at least to ``end_offset``. Return whether that was reached."""
+        view, held, left = memoryview(buffer), self._offset - self._record_start, most_bytes
         back = max(0, len(self._mark) - held)
         before = bytearray(back)
         try:
             # read the text before our position and the unfinished record again, with the new text
             most = min(CHUNK_BYTES, held + left)
-            filled = os.preadv(self._fd, [before, view[:most]], self._begin - back) - back
+            filled = os.preadv(self._fd, [before, view[:most]], self._record_start - back) - back
             mark = before if not held else before + view[max(0, held - len(self._mark)) : held]
             if filled < held or mark != self._mark:
-                self._begin_anew()
+                self._restart_from_top()
                 held, filled = 0, os.preadv(self._fd, [view[: min(CHUNK_BYTES, left)]], 0)
             while filled > held:
                 if buffer[filled - 1] == RETURN:
-                    filled += os.preadv(self._fd, [view[filled : filled + 1]], self._begin + filled)
+                    filled += os.preadv(self._fd, [view[filled : filled + 1]], self._record_start + filled)
                 self.bytes_read += filled - held
                 left -= filled - held
                 mark = buffer[max(held, filled - MARK_BYTES) : filled]
                 self._mark = bytes(mark if len(mark) == MARK_BYTES else self._mark + mark)[-MARK_BYTES:]
-                self._offset = self._begin + filled
-                if (self._top or self._joining) and (dropped := self._unwanted(buffer, filled)):
+                self._offset = self._record_start + filled
+                if (self._is_at_top or self._is_mid_record) and (dropped := self._count_unwanted(buffer, filled)):
                     filled, held = filled - dropped, max(0, held - dropped)
                     view[:filled] = view[dropped : dropped + filled]
-                    self._begin += dropped
-                    if self._top:
+                    self._record_start += dropped
+                    if self._is_at_top:
                         self._skip_hole()
                 end = buffer.rfind(b"\n", held, filled) + 1
                 end = max(end, buffer.rfind(b"\r", max(end, held), filled) + 1)
@@ -592,32 +592,32 @@ class LogTail:
                     end = filled
                 held = filled - end
                 if end:
-                    self._begin += end
-                    yield TailedRecords(buffer, end, self._begin - end)
+                    self._record_start += end
+                    yield TailedRecords(buffer, end, self._record_start - end)
                     if held:
                         view[:held] = view[end:filled]
-                if enough is not None and self._offset >= enough:
+                if end_offset is not None and self._offset >= end_offset:
                     return True  # at the end, in one read
-                if left <= 0 or (until is not None and until()):
+                if left <= 0 or (should_stop is not None and should_stop()):
                     return False
                 filled = held + os.preadv(self._fd, [view[held : min(CHUNK_BYTES, held + left)]], self._offset)
         except OSError as error:
-            self._fail(error)
+            self._record_failure(error)
             return False
         return True
 
-    def _unwanted(self, buffer: bytearray, filled: int) -> int:
+    def _count_unwanted(self, buffer: bytearray, filled: int) -> int:
         """Count bytes at the head of the buffer that are not ours.
 
         At the top of a file these are NULs: a writer that keeps its position after truncation leaves a hole. If reading
         began inside a record, they are its rest.
         """
-        if self._top:
+        if self._is_at_top:
             unwanted = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
-            self._top = unwanted == filled
+            self._is_at_top = unwanted == filled
             return unwanted
         ends = [place for end in (b"\n", b"\r") if (place := buffer.find(end, 0, filled)) >= 0]
-        self._joining = not ends
+        self._is_mid_record = not ends
         return min(ends) + 1 if ends else filled
 
     def _skip_hole(self) -> None:
@@ -627,7 +627,7 @@ class LogTail:
         except OSError:
             return  # no data up to the end, or not supported: NUL is read until there is more
         self._mark = (self._mark + bytes(min(MARK_BYTES, place - self._offset)))[-MARK_BYTES:]
-        self._begin = self._offset = place
+        self._record_start = self._offset = place
 
 
 def rotated_from(name: str) -> Iterator[str]:
@@ -645,7 +645,7 @@ def rotated_from(name: str) -> Iterator[str]:
                 yield head[:place] + tail
 
 
-def _between(name: str, head: str, tail: str) -> str | None:
+def _rotation_part(name: str, head: str, tail: str) -> str | None:
     """The number or date that rotation inserted into a name, or None."""
     middle = name[len(head) : len(name) - len(tail)]
     known = name.startswith(head) and name.endswith(tail) and ROTATED.fullmatch(middle)

@@ -39,7 +39,7 @@ _REST = b":" + _SECOND + _ZONE
 
 # Most common formats first. Group `minute` is the text under which a minute is cached; formats without it are computed
 # each time. The last one is a bare number, allowed only after a bracket or field name, or in JSON.
-_WAYS = (
+_FORMATS = (
     rb"(?P<minute>%b(?P<sep>[-/])%b(?P=sep)%b(?:[T_]|[ ]{1,2})%b)%b" % (_YEAR, _MONTH, _DAY, _CLOCK, _REST),
     rb"(?P<minute>%b/%b/%b[ -]%b)%b" % (_MONTH, _DAY, _YEAR, _CLOCK, _REST),
     rb"(?P<minute>%b[-/]%b[ ]%b)%b" % (_MONTH, _DAY, _CLOCK, _REST),
@@ -53,8 +53,8 @@ _WAYS = (
     rb"""(?<=[\[=:"' ])(?P<number>\d{10}(?:\d{3}|\d{6}|\d{9})?(?:\.\d{1,9})?)(?![\w.:])""",
 )
 _NUMBER_BEFORE = rb"(?<=[\[=])"
-_PLAIN = tuple(re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _WAYS)
-_IN_JSON = tuple(re.compile(rb"(?xs)" + _JSON + way) for way in _WAYS)
+_PLAIN = tuple(re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _FORMATS)
+_IN_JSON = tuple(re.compile(rb"(?xs)" + _JSON + way) for way in _FORMATS)
 _JSON_BEGINS = (b"{", b":::MLLOG")
 
 
@@ -69,24 +69,24 @@ def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float | 
     return float((days - 719_163) * DAY_S + hour * 3600 + minute * 60)
 
 
-def _minute_of(found: re.Match[bytes], near: float | None) -> float | None:
-    """Minute of a match; without its year or day, the one nearest to ``near``."""
+def _match_minute(found: re.Match[bytes], reference: float | None) -> float | None:
+    """Minute of a match; without its year or day, the one nearest to ``reference``."""
     part = found.groupdict()
     hour, minute = int(part["hour"]), int(part["least"])
     if "day" not in part:
-        if near is None or hour > 23 or minute > 59:
+        if reference is None or hour > 23 or minute > 59:
             return None
-        moment = near // DAY_S * DAY_S + hour * 3600 + minute * 60
-        return moment + DAY_S * round((near - moment) / DAY_S)
+        moment = reference // DAY_S * DAY_S + hour * 3600 + minute * 60
+        return moment + DAY_S * round((reference - moment) / DAY_S)
     month = _MONTHS.index(part["name"]) + 1 if "name" in part else int(part["month"])
     day = int(part["day"])
     if part.get("year"):
         return _minute(int(part["year"]), month, day, hour, minute)
-    if near is None:
+    if reference is None:
         return None
-    year = 1970 + int(near // YEAR_S)
+    year = 1970 + int(reference // YEAR_S)
     found_in = (_minute(y, month, day, hour, minute) for y in (year - 1, year, year + 1))
-    return min((moment for moment in found_in if moment is not None), key=lambda it: abs(it - near), default=None)
+    return min((moment for moment in found_in if moment is not None), key=lambda it: abs(it - reference), default=None)
 
 
 @lru_cache(64)
@@ -99,7 +99,7 @@ def _zone_s(zone: bytes) -> int:
     return -ahead if digits[:1] == b"-" else ahead
 
 
-def _epoch(number: bytes) -> float | None:
+def _parse_epoch(number: bytes) -> float | None:
     """Epoch seconds of a bare number in seconds, milli-, micro- or nanoseconds, according to its length."""
     moment = float(number) / 10 ** (len(number.partition(b".")[0]) - 10)
     return moment if EPOCH_LEAST <= moment <= EPOCH_MOST else None
@@ -114,28 +114,28 @@ class TimestampReader:
 
     def __init__(self, reference: float | None = None) -> None:
         self.reference = reference
-        self._last = _PLAIN[0]
+        self._last_format = _PLAIN[0]
         self._minutes: dict[bytes, float | None] = {}
         self._day: float | None = None
-        self._same = b""  # start of the last record with an absolute time, including the time and a possible zone
-        self._told = 0.0  # that time
+        self._last_head = b""  # start of the last record with an absolute time, including the time and a possible zone
+        self._last_time = 0.0  # that time
 
     def read(self, head: bytes) -> float | None:
         """Epoch seconds, as if the log's clock were UTC unless the record names its zone; None without a time.
 
         ``head`` is the beginning of a record, or all of it. An impossible time, such as 30 February, is None.
         """
-        if self._same and head.startswith(self._same):
-            return self._told  # many lines share one time
+        if self._last_head and head.startswith(self._last_head):
+            return self._last_time  # many lines share one time
         if b"\x1b" in head:
             head = _ESCAPE.sub(b"", head[: 2 * HEAD_BYTES])
-        found = self._last.match(head)
+        found = self._last_format.match(head)
         if found is None:
             found = self._search(head)
             if found is None:
                 return None
         if "second" not in found.re.groupindex:
-            return _epoch(found["number"])
+            return _parse_epoch(found["number"])
         second, zone = found.group("second", "zone")
         part = float(second.replace(b",", b"."))
         minute = self._minute(found)
@@ -144,14 +144,14 @@ class TimestampReader:
         told = minute + part if zone is None else minute + part - _zone_s(zone)
         # the same text, including a possible zone, gives the same time unless that depends on the reference
         end = found.end() + ZONE_BYTES
-        self._same = head[:end] if len(head) >= end and "year" in found.re.groupindex and found["year"] else b""
-        self._told = told
+        self._last_head = head[:end] if len(head) >= end and "year" in found.re.groupindex and found["year"] else b""
+        self._last_time = told
         return told
 
     def _minute(self, found: re.Match[bytes]) -> float | None:
         near = self.reference
         if "minute" not in found.re.groupindex:
-            moment = _minute_of(found, near)
+            moment = _match_minute(found, near)
             if moment is not None and near is not None and "day" not in found.re.groupindex:
                 self.reference = moment
             return moment
@@ -163,7 +163,7 @@ class TimestampReader:
         try:
             return self._minutes[text]
         except KeyError:
-            moment = self._minutes[text] = _minute_of(found, near)
+            moment = self._minutes[text] = _match_minute(found, near)
             return moment
 
     def _search(self, head: bytes) -> re.Match[bytes] | None:
@@ -172,7 +172,7 @@ class TimestampReader:
             return None
         for regex in _IN_JSON if head.lstrip().startswith(_JSON_BEGINS) else _PLAIN:
             if (found := regex.match(head)) is not None:
-                self._last = regex
+                self._last_format = regex
                 return found
         return None
 

@@ -1,7 +1,7 @@
 """Memory of cgroups, v1 and v2 (cgroups(7); kernel documents cgroup-v1/memory and cgroup-v2).
 
 Files stay open between reads. The place of a cgroup comes only from ``mountinfo`` and ``/proc/PID/cgroup``
-(``oom_kills.memory_cgroup_places``). A removed cgroup fails with ENODEV on an open descriptor.
+(``oom_kills.memory_cgroup_candidates``). A removed cgroup fails with ENODEV on an open descriptor.
 """
 
 import os
@@ -42,7 +42,7 @@ class MemoryCgroup:
         """Path in the file system."""
         return self.mount + self.path
 
-    def upwards(self) -> Iterator["MemoryCgroup"]:
+    def with_ancestors(self) -> Iterator["MemoryCgroup"]:
         """Yield it and its ancestors, up to the mount."""
         path = self.path
         while path:
@@ -67,8 +67,8 @@ class CgroupMemory:
 
 def common_ancestor(first: MemoryCgroup, second: MemoryCgroup) -> MemoryCgroup:
     """Return the nearest cgroup that contains both; they must share a mount."""
-    below = {cgroup.path for cgroup in second.upwards()}
-    return next(cgroup for cgroup in first.upwards() if cgroup.path in below)
+    below = {cgroup.path for cgroup in second.with_ancestors()}
+    return next(cgroup for cgroup in first.with_ancestors() if cgroup.path in below)
 
 
 def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: int | None = None) -> MemoryCgroup | None:
@@ -77,8 +77,8 @@ def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: in
     In v2 it is the nearest ancestor with the memory controller, else the mount. An exiting process is in no v1 cgroup,
     although proc shows "/". With ``start_ticks``, the process must have this start time.
     """
-    places = oom_kills.memory_cgroup_places(pid, root)
-    found = next((cgroup for cgroup in (_effective(*place) for place in places) if cgroup is not None), None)
+    places = oom_kills.memory_cgroup_candidates(pid, root)
+    found = next((cgroup for cgroup in (_find_memory_cgroup(*place) for place in places) if cgroup is not None), None)
     if found is None or pid == "self":
         return found
     try:
@@ -92,11 +92,11 @@ def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: in
     return found
 
 
-def _effective(version: int, mount: str, path: str) -> MemoryCgroup | None:
+def _find_memory_cgroup(version: int, mount: str, path: str) -> MemoryCgroup | None:
     own = MemoryCgroup(version, mount, path)
     if version == 1:
         return own if os.path.isdir(own.directory) else None
-    for cgroup in own.upwards():
+    for cgroup in own.with_ancestors():
         if not cgroup.path or os.path.exists(f"{cgroup.directory}/memory.current"):
             return cgroup
     return None
@@ -140,8 +140,8 @@ class MemoryCgroupReader:
         self.cgroup = cgroup
         self._files = {key: OpenCgroupFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
         # only the root has release_agent in v1, and only the root lacks memory.current in v2
-        self._whole_machine = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
-        above = () if cgroup.version == 1 else tuple(cgroup.upwards())
+        self._is_root = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
+        above = () if cgroup.version == 1 else tuple(cgroup.with_ancestors())
         self._limits = [
             OpenCgroupFile(f"{holder.directory}/{name}") for holder in above for name in ("memory.max", "memory.high")
         ]
@@ -154,7 +154,7 @@ class MemoryCgroupReader:
     def read(self) -> CgroupMemory | None:
         """Read once; None if the cgroup is gone, denied, or the whole machine."""
         used = parse_cgroup_number(self._files["used"].read())
-        if used is None or self._whole_machine:
+        if used is None or self._is_root:
             return None
         stat = parse_memory_stat(self._files["stat"].read())
         if self.cgroup.version == 1:

@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 HEAD = struct.Struct("=IIB")  # message header: length of the body, number of the watch, kind
 # kinds: helper is up; resolved directory; result; OSError; other exception
-READY, PLACE, ANSWER, ERROR, FAILURE = range(5)
+READY, DIRECTORY, ANSWER, ERROR, FAILURE = range(5)
 PR_SET_PDEATHSIG = 1
 
-Tell = Callable[[int, Any], None]
+SendMessage = Callable[[int, Any], None]
 
 
 class FileWatch(Protocol):
     """A watch, created and read on one thread, which may wait forever."""
 
-    def look(self, now: float, /) -> Any:
+    def poll(self, now: float, /) -> Any:
         """Read the present state at ``now`` (epoch seconds), as a value that can be pickled."""
         ...
 
@@ -44,41 +44,41 @@ def watched_directory(make: Callable[[], FileWatch]) -> str | None:
 class WatchThread:
     """One watch on its own thread, started by the first read."""
 
-    def __init__(self, name: str, make: Callable[[], Callable[[], FileWatch]], tell: Tell) -> None:
-        """``make`` returns the maker of the watch; ``tell`` is called on the watch's thread."""
-        self._name, self._make, self._tell = name, make, tell
-        self._asked: SimpleQueue[float | None] = SimpleQueue()
+    def __init__(self, name: str, make: Callable[[], Callable[[], FileWatch]], send: SendMessage) -> None:
+        """``make`` returns the maker of the watch; ``send`` is called on the watch's thread."""
+        self._name, self._make, self._send = name, make, send
+        self._requests: SimpleQueue[float | None] = SimpleQueue()
         self._started = False
 
-    def look(self, now: float) -> None:
+    def request(self, now: float) -> None:
         """Start a read."""
-        self._asked.put(now)
+        self._requests.put(now)
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name=f"look-{self._name}", daemon=True).start()
 
     def end(self) -> None:
         """End the thread when it is idle."""
-        self._asked.put(None)
+        self._requests.put(None)
 
     def _run(self) -> None:
         watch: FileWatch | None = None
-        while (now := self._asked.get()) is not None:
+        while (now := self._requests.get()) is not None:
             try:
                 if watch is None:
                     make = self._make()
                     place = watched_directory(make)
                     if place is not None:
-                        self._tell(PLACE, os.path.realpath(place))
+                        self._send(DIRECTORY, os.path.realpath(place))
                     watch = make()
-                self._tell(ANSWER, watch.look(now))
+                self._send(ANSWER, watch.poll(now))
             except OSError as error:
-                self._tell(ERROR, _plain(error))
+                self._send(ERROR, _error_arguments(error))
             except Exception as error:  # noqa: BLE001 - whatever fails in a watch costs that watch alone
-                self._tell(FAILURE, f"{type(error).__name__}: {error}{_innermost_line(error)}")
+                self._send(FAILURE, f"{type(error).__name__}: {error}{_innermost_line(error)}")
 
 
-def _plain(error: OSError) -> tuple[Any, ...]:
+def _error_arguments(error: OSError) -> tuple[Any, ...]:
     """Arguments to rebuild an OSError, of types that can be pickled."""
     if error.errno is None:
         return tuple(str(word) for word in error.args)
@@ -103,8 +103,8 @@ class _HelperServer:
 
     def __init__(self, link: int) -> None:
         self._link = link
-        self._sending = threading.Lock()
-        self._lookers: dict[int, WatchThread] = {}
+        self._send_lock = threading.Lock()
+        self._threads: dict[int, WatchThread] = {}
 
     def run(self) -> None:
         """Serve until the other end closes."""
@@ -115,19 +115,19 @@ class _HelperServer:
             if body is None:
                 return
             name, now, make = pickle.loads(body)  # noqa: S301 - from the sidecar that started this
-            looker = self._lookers.get(number)
+            looker = self._threads.get(number)
             if looker is None:
-                looker = self._lookers[number] = WatchThread(name, _unpickled(make), self._teller(number))
-            looker.look(now)
+                looker = self._threads[number] = WatchThread(name, _make_loader(make), self._sender(number))
+            looker.request(now)
 
-    def _teller(self, number: int) -> Tell:
+    def _sender(self, number: int) -> SendMessage:
         def tell(kind: int, value: Any) -> None:
             self._send(kind, number, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
         return tell
 
     def _send(self, kind: int, number: int, body: bytes) -> None:
-        with self._sending:
+        with self._send_lock:
             try:
                 message = memoryview(HEAD.pack(len(body), number, kind) + body)
                 while message:
@@ -136,7 +136,7 @@ class _HelperServer:
                 os.kill(os.getpid(), signal.SIGKILL)  # the sidecar is gone
 
 
-def _unpickled(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
+def _make_loader(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
     def loaded() -> Callable[[], FileWatch]:
         found: Callable[[], FileWatch] = pickle.loads(make)  # noqa: S301 - see above
         return found

@@ -19,10 +19,10 @@ from typing import Any
 from exporter.contract.clock import Clock
 from exporter.machine.file_helper import (
     ANSWER,
+    DIRECTORY,
     ERROR,
     FAILURE,
     HEAD,
-    PLACE,
     READY,
     FileWatch,
     WatchThread,
@@ -30,9 +30,9 @@ from exporter.machine.file_helper import (
     watched_directory,
 )
 from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, mount_table
-from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_process_stat
+from exporter.machine.procfs import ENDED_STATES, READ_FLAGS, STAT_BYTES, parse_process_stat
 
-LOOK_WAIT_S = 1.0  # time that a collector waits for all of its watches together
+POLL_WAIT_S = 1.0  # time that a collector waits for all of its watches together
 START_S = 5.0  # time for the helper to start before reads fail
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is restarted; doubled each time it ends soon
 SOON_S = 60.0
@@ -67,11 +67,11 @@ class WatchHandle:
         self._directory = directory
         self._host = host
         self._changed = threading.Condition()
-        self._begun: float | None = None
+        self._requested_at: float | None = None
         self.generation = 0  # number of the last requested read
         self._answer: tuple[int, Any] | None = None
-        self._late = False
-        self._place: str | None = None
+        self._is_overdue = False
+        self._resolved_directory: str | None = None
 
     def request(self, now: float) -> None:
         """Start a read, unless one is in progress or its result was not taken; ``now`` in epoch seconds.
@@ -79,11 +79,11 @@ class WatchHandle:
         Only the first call waits, for the helper to start.
         """
         with self._changed:
-            if self._begun is not None:
+            if self._requested_at is not None:
                 return
-            self._begun = self._host.clock.monotonic()
+            self._requested_at = self._host.clock.monotonic()
             self.generation += 1
-        self._host.begin(self, now)
+        self._host.start_read(self, now)
 
     def result(self, wait_s: float) -> Any:
         """Return the result of the requested read.
@@ -92,16 +92,16 @@ class WatchHandle:
         helper, and WatchFailed for any other exception of the read.
         """
         with self._changed:
-            if self._begun is None:
+            if self._requested_at is None:
                 raise RuntimeError(f"{self.name}: no look was asked for")
-            begun = self._begun
+            begun = self._requested_at
             if not self._changed.wait_for(lambda: self._answer is not None, wait_s):
-                self._late = True
+                self._is_overdue = True
             answer, self._answer = self._answer, None
             if answer is not None:
-                self._begun, self._late = None, False
+                self._requested_at, self._is_overdue = None, False
         if answer is None:
-            self._host.check()
+            self._host.check_alive()
             raise WatchHanging(begun, self.mount)
         kind, value = answer
         if isinstance(value, bytes):
@@ -117,12 +117,12 @@ class WatchHandle:
     @property
     def responding(self) -> bool:
         """False while a read is in progress that a caller has waited for in vain."""
-        return not self._late
+        return not self._is_overdue
 
     @property
     def filesystem(self) -> MountPoint | None:
         """Mount of the directory, with links followed if a read has resolved them; touches no file."""
-        place = self._place or self._directory
+        place = self._resolved_directory or self._directory
         return None if place is None else mount_of(place, self._host.mounts.current())
 
     @property
@@ -131,39 +131,39 @@ class WatchHandle:
         found = self.filesystem
         return None if found is None else found.point
 
-    def tell(self, kind: int, value: Any, generation: int | None = None) -> None:
+    def receive(self, kind: int, value: Any, generation: int | None = None) -> None:
         """Take a message of a watch thread or the helper, on their thread; ignore one of an earlier read."""
-        if kind == PLACE:
-            self._place = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
+        if kind == DIRECTORY:
+            self._resolved_directory = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
             return
         with self._changed:
             is_it = generation is None or generation == self.generation
-            if is_it and self._begun is not None and self._answer is None:
-                self._answer, self._late = (kind, value), False
+            if is_it and self._requested_at is not None and self._answer is None:
+                self._answer, self._is_overdue = (kind, value), False
                 self._changed.notify_all()
 
 
 class FileWatchHost:
     """Watches of one sidecar, for several collectors with their own threads."""
 
-    def __init__(self, clock: Clock, process: bool | None = None, proc: str = "/proc") -> None:
-        """``process``: whether to use a helper process. None: if any mount is remote or mounts are unknown."""
+    def __init__(self, clock: Clock, use_helper: bool | None = None, proc: str = "/proc") -> None:
+        """``use_helper``: whether to use a helper process. None: if any mount is remote or mounts are unknown."""
         self.clock = clock
         self.mounts = mount_table(proc)
-        if process is None:
+        if use_helper is None:
             mounts = self.mounts.current()
-            process = has_remote_mount(mounts) or not mounts
-        self._side: _ThreadHost | _ProcessHost = _ProcessHost(clock) if process else _ThreadHost()
+            use_helper = has_remote_mount(mounts) or not mounts
+        self._host: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
 
     @property
-    def process(self) -> bool:
+    def uses_helper(self) -> bool:
         """Whether a helper process reads the files."""
-        return isinstance(self._side, _ProcessHost)
+        return isinstance(self._host, _ProcessHost)
 
     @property
     def pid(self) -> int | None:
         """Pid of the helper while it runs."""
-        return self._side.pid if isinstance(self._side, _ProcessHost) else None
+        return self._host.pid if isinstance(self._host, _ProcessHost) else None
 
     def watch(self, name: str, make: Callable[[], FileWatch]) -> WatchHandle:
         """Create a watch; ``make`` runs on its own thread at the first read.
@@ -172,10 +172,10 @@ class FileWatchHost:
         absolute path among them is the watch's directory.
         """
         watched = WatchHandle(name, watched_directory(make), self)
-        self._side.add(watched, make)
+        self._host.add(watched, make)
         return watched
 
-    def look(self, watches: Sequence[WatchHandle], now: float, wait_s: float = LOOK_WAIT_S) -> list[Any]:
+    def poll(self, watches: Sequence[WatchHandle], now: float, wait_s: float = POLL_WAIT_S) -> list[Any]:
         """Read all watches within ``wait_s`` in total. Return for each its result, or the exception of ``result``.
 
         A watch that was already hanging is not waited for.
@@ -191,17 +191,17 @@ class FileWatchHost:
                 found.append(error)
         return found
 
-    def begin(self, watched: WatchHandle, now: float) -> None:
+    def start_read(self, watched: WatchHandle, now: float) -> None:
         """Start a read; for ``WatchHandle``."""
-        self._side.begin(watched, now)
+        self._host.start_read(watched, now)
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Check that the readers still run; for ``WatchHandle``."""
-        self._side.check()
+        self._host.check_alive()
 
     def close(self) -> None:
         """End all readers without waiting."""
-        self._side.close()
+        self._host.close()
         self.mounts.close()
 
 
@@ -209,19 +209,19 @@ class _ThreadHost:
     """Reads on threads of this process."""
 
     def __init__(self) -> None:
-        self._lookers: dict[WatchHandle, WatchThread] = {}
+        self._threads: dict[WatchHandle, WatchThread] = {}
 
     def add(self, watched: WatchHandle, make: Callable[[], FileWatch]) -> None:
-        self._lookers[watched] = WatchThread(watched.name, lambda: make, watched.tell)
+        self._threads[watched] = WatchThread(watched.name, lambda: make, watched.receive)
 
-    def begin(self, watched: WatchHandle, now: float) -> None:
-        self._lookers[watched].look(now)
+    def start_read(self, watched: WatchHandle, now: float) -> None:
+        self._threads[watched].request(now)
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Do nothing: threads do not end."""
 
     def close(self) -> None:
-        for looker in self._lookers.values():
+        for looker in self._threads.values():
             looker.end()
 
 
@@ -236,7 +236,7 @@ class _ProcessHost:
         self._helper: _HelperProcess | None = None
         self._closed = False
         self._delay_s = LEAST_DELAY_S
-        self._not_before = float("-inf")
+        self._next_start_at = float("-inf")
 
     @property
     def pid(self) -> int | None:
@@ -249,51 +249,51 @@ class _ProcessHost:
             self._numbers[watched] = len(self._numbers) + 1
             self._makers[watched] = body
 
-    def begin(self, watched: WatchHandle, now: float) -> None:
-        helper = self._running()
+    def start_read(self, watched: WatchHandle, now: float) -> None:
+        helper = self._running_helper()
         if helper is None or not helper.is_up():
-            watched.tell(READY, "the process that reads files is not running")
+            watched.receive(READY, "the process that reads files is not running")
             return
         number = self._numbers[watched]
-        known = helper.known.get(number)
-        helper.known[number] = (watched, watched.generation)
+        known = helper.last_reads.get(number)
+        helper.last_reads[number] = (watched, watched.generation)
         body = pickle.dumps((watched.name, now, None if known else self._makers[watched]))
         if not helper.send(HEAD.pack(len(body), number, ANSWER) + body):
-            self._lost(helper)
-            watched.tell(READY, "the process that reads files has ended")
+            self._drop_helper(helper)
+            watched.receive(READY, "the process that reads files has ended")
 
-    def _running(self) -> "_HelperProcess | None":
+    def _running_helper(self) -> "_HelperProcess | None":
         with self._lock:
-            if self._helper is None and not self._closed and self._clock.monotonic() >= self._not_before:
-                self._helper = _HelperProcess(self._clock.monotonic(), self._lost)
+            if self._helper is None and not self._closed and self._clock.monotonic() >= self._next_start_at:
+                self._helper = _HelperProcess(self._clock.monotonic(), self._drop_helper)
             return self._helper
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Detect a killed helper: if one of its threads hangs, it is a zombie that keeps its socket open."""
         helper = self._helper
-        if helper is not None and helper.is_dead():
-            self._lost(helper)
+        if helper is not None and helper.has_ended():
+            self._drop_helper(helper)
 
-    def _lost(self, helper: "_HelperProcess") -> None:
+    def _drop_helper(self, helper: "_HelperProcess") -> None:
         """Drop a helper, so that the next one makes all watches again."""
         with self._lock:
             if self._helper is not helper:
                 return
             self._helper = None
             now = self._clock.monotonic()
-            soon = now - helper.started < SOON_S
+            soon = now - helper.started_at < SOON_S
             if not soon:
                 self._delay_s = LEAST_DELAY_S
-            again, self._not_before = soon and self._delay_s > LEAST_DELAY_S, now + self._delay_s
+            again, self._next_start_at = soon and self._delay_s > LEAST_DELAY_S, now + self._delay_s
             self._delay_s = min(2 * self._delay_s, MOST_DELAY_S)
         helper.end()
         log.log(
             logging.DEBUG if again else logging.WARNING,
             "the process that reads files has ended (%s): it is restarted",
-            helper.how_it_ended(),
+            helper.end_text(),
         )
-        for watched, generation in list(helper.known.values()):
-            watched.tell(READY, "the process that reads files has ended", generation)
+        for watched, generation in list(helper.last_reads.values()):
+            watched.receive(READY, "the process that reads files has ended", generation)
 
     def close(self) -> None:
         with self._lock:
@@ -308,54 +308,54 @@ class _HelperProcess:
     The thread must live as long as the process: the kernel ends the process with the thread that started it.
     """
 
-    def __init__(self, started: float, on_end: Callable[["_HelperProcess"], None]) -> None:
-        self.started = started
-        self.known: dict[int, tuple[WatchHandle, int]] = {}  # by number: the watch, and its last requested read
+    def __init__(self, started_at: float, on_end: Callable[["_HelperProcess"], None]) -> None:
+        self.started_at = started_at
+        self.last_reads: dict[int, tuple[WatchHandle, int]] = {}  # by number: the watch, and its last requested read
         self.process: subprocess.Popen[bytes] | None = None
         self._on_end = on_end
-        self._why = ""
-        self._link, self._theirs = socket.socketpair()
-        self._sending = threading.Lock()
+        self._error_text = ""
+        self._link, self._child_link = socket.socketpair()
+        self._send_lock = threading.Lock()
         self._up = False
-        self._decided = threading.Event()  # set when it is up, or will never be
-        self._patience_ends = time.monotonic() + START_S
+        self._start_finished = threading.Event()  # set when it is up, or will never be
+        self._start_deadline = time.monotonic() + START_S
         threading.Thread(target=self._run, name="file-helper", daemon=True).start()
 
     def is_up(self) -> bool:
         """Whether it accepts reads; waits while it is starting."""
-        self._decided.wait(max(0.0, self._patience_ends - time.monotonic()))
+        self._start_finished.wait(max(0.0, self._start_deadline - time.monotonic()))
         return self._up
 
     def send(self, message: bytes) -> bool:
         """Send a message without waiting; False if that fails."""
-        with self._sending:
+        with self._send_lock:
             try:
                 return self._link.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(message)
             except OSError:
                 return False
 
-    def is_dead(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its main thread has ended, even if others hang."""
         if self.process is None:
             return False
         try:
-            fd = os.open(f"/proc/{self.process.pid}/stat", READ)
+            fd = os.open(f"/proc/{self.process.pid}/stat", READ_FLAGS)
         except FileNotFoundError:
             return True
         except OSError:
             return False
         try:
-            return parse_process_stat(os.read(fd, STAT_BYTES)).state in ENDED
+            return parse_process_stat(os.read(fd, STAT_BYTES)).state in ENDED_STATES
         except OSError:
             return True
         finally:
             os.close(fd)
 
-    def how_it_ended(self) -> str:
+    def end_text(self) -> str:
         """Text for the log."""
         status = None if self.process is None else self.process.poll()
         if status is None:
-            return self._why or "while one of its reads hangs"
+            return self._error_text or "while one of its reads hangs"
         return f"signal {-status}" if status < 0 else f"status {status}"
 
     def end(self) -> None:
@@ -372,13 +372,13 @@ class _HelperProcess:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-m", "exporter.machine.file_helper"],
-                stdin=self._theirs.fileno(),
+                stdin=self._child_link.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # a reader of the sidecar's stderr would wait for a hanging helper
                 cwd="/",
                 env={**os.environ, "MALLOC_ARENA_MAX": "1"},
             )
-            self._theirs.close()
+            self._child_link.close()
             while (head := read_exactly(self._link.fileno(), HEAD.size)) is not None:
                 length, number, kind = HEAD.unpack(head)
                 body = read_exactly(self._link.fileno(), length)
@@ -386,15 +386,15 @@ class _HelperProcess:
                     break
                 if kind == READY:
                     self._up = True
-                    self._decided.set()
-                elif (known := self.known.get(number)) is not None:
+                    self._start_finished.set()
+                elif (known := self.last_reads.get(number)) is not None:
                     watched, generation = known
-                    watched.tell(kind, body, generation)
+                    watched.receive(kind, body, generation)
         except OSError as error:
-            self._why = str(error)
-        self._theirs.close()
+            self._error_text = str(error)
+        self._child_link.close()
         self._up = False
-        self._decided.set()
+        self._start_finished.set()
         if self.process is not None:
             try:
                 self.process.wait(1.0)
@@ -406,7 +406,7 @@ class _HelperProcess:
 
 __all__ = [
     "FAILURE",
-    "LOOK_WAIT_S",
+    "POLL_WAIT_S",
     "FileHelperEnded",
     "FileWatch",
     "FileWatchHost",

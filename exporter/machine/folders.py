@@ -49,7 +49,7 @@ def read_mtime(path: Path) -> float | None:
 
 
 RECENT_S = 5.0  # time after a change of the folder during which every check reports news: clocks and mtimes are coarse
-LOOK_ANYWAY_EVERY = 5
+FORCED_CHECK_EVERY = 5
 
 
 class FolderChangeCheck:
@@ -61,12 +61,12 @@ class FolderChangeCheck:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        self._before: float | None = None
-        self._looks = 0
+        self._last_mtime: float | None = None
+        self._checks = 0
 
-    def has_news(self, now: float) -> bool:
+    def may_have_changed(self, now: float) -> bool:
         """Whether names may be new since the last check; ``now`` in epoch seconds. True for a missing folder."""
-        before, self._before = self._before, read_mtime(self._folder)
-        self._looks += 1
-        recent = self._before is None or abs(now - self._before) < RECENT_S
-        return recent or self._before != before or self._looks % LOOK_ANYWAY_EVERY == 0
+        before, self._last_mtime = self._last_mtime, read_mtime(self._folder)
+        self._checks += 1
+        recent = self._last_mtime is None or abs(now - self._last_mtime) < RECENT_S
+        return recent or self._last_mtime != before or self._checks % FORCED_CHECK_EVERY == 0

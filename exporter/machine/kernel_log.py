@@ -14,8 +14,8 @@ from exporter.contract.clock import Clock
 
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # inode of the host's pid namespace (the kernel's PROC_PID_INIT_INO)
 LARGEST_RECORD = 8192
-RECORDS_PER_LOOK = 10_000
-KEPT = 1000
+RECORDS_PER_READ = 10_000
+MOST_EVENTS = 1000
 
 _LINE = re.compile(rb"(\d+),\d+,(\d+),[^;]*;([^\n]*)")
 _OOM_KILL = re.compile(r"oom-kill:constraint=.*,task_memcg=(.*),task=.*,pid=(\d+),uid=\d+")
@@ -58,7 +58,7 @@ class KernelEvent:
     """An event and its time in epoch seconds."""
 
     time: float
-    what: OomVictim | KernelXid
+    detail: OomVictim | KernelXid
 
 
 def parse_line(record: bytes) -> KernelLine | None:
@@ -98,19 +98,19 @@ class KernelLog:
         self._clock = clock
         self._since = since
         self._fd = -1
-        self._last_look: float | None = None
+        self._last_read_at: float | None = None
         self._lock = threading.Lock()
         self.events: tuple[KernelEvent, ...] = ()  # the latest ones, oldest first
-        self.unavailable: str | None = None  # why it cannot be read; None if it can
+        self.unavailable_reason: str | None = None  # why it cannot be read; None if it can
         try:
             if os.stat(f"{proc}/self/ns/pid").st_ino != FIRST_PID_NAMESPACE:
-                self.unavailable = "running in a separate pid namespace"
+                self.unavailable_reason = "running in a separate pid namespace"
                 return
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             if since is None:
                 os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as error:
-            self.unavailable = str(error.strerror)
+            self.unavailable_reason = str(error.strerror)
 
     def read(self) -> None:
         """Add new events of the kernel. Thread-safe."""
@@ -120,7 +120,7 @@ class KernelLog:
 
     def _read(self) -> None:
         now, uptime_s = self._clock.time(), self._clock.monotonic()
-        for _ in range(RECORDS_PER_LOOK):
+        for _ in range(RECORDS_PER_READ):
             try:
                 record = os.read(self._fd, LARGEST_RECORD)
             except BlockingIOError:
@@ -128,30 +128,30 @@ class KernelLog:
             except OSError as error:
                 if error.errno == errno.EPIPE:
                     continue  # the next record was overwritten; continue after the gap
-                self.unavailable = str(error.strerror)
+                self.unavailable_reason = str(error.strerror)
                 self._close()
                 return
             if not record:
                 break
             if any(mark in record for mark in _MARKS):
-                self._note(record, now - uptime_s, now)
+                self._add_event(record, now - uptime_s, now)
         else:
             return  # not at the end yet: the next lines may be older than this read
-        self._last_look = now
+        self._last_read_at = now
 
-    def _note(self, record: bytes, boot: float, now: float) -> None:
+    def _add_event(self, record: bytes, boot_time: float, now: float) -> None:
         line = parse_line(record)
         event = None if line is None else parse_event(line.text)
         if line is None or event is None:
             return
         # The log's clock drifts from the uptime. A line that is new since the last read is later than that read,
         # whatever its own time.
-        moment = min(boot + line.uptime_s, now)
-        if self._last_look is not None:
-            moment = max(moment, self._last_look)
+        moment = min(boot_time + line.uptime_s, now)
+        if self._last_read_at is not None:
+            moment = max(moment, self._last_read_at)
         elif self._since is not None and moment < self._since:
             return
-        self.events = (*self.events, KernelEvent(moment, event))[-KEPT:]
+        self.events = (*self.events, KernelEvent(moment, event))[-MOST_EVENTS:]
 
     def _close(self) -> None:
         os.close(self._fd)

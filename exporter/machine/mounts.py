@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 # file systems served by another machine or process, like all of type `fuse.NAME`
-NETWORK = frozenset((
+NETWORK_FILE_SYSTEMS = frozenset((
     "9p", "acfs", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "cvfs", "davfs", "dvs", "fuse", "fuseblk", "gfs",
     "gfs2", "gpfs", "kafs", "lustre", "mmfs", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs",
     "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs", "yas",
 ))  # fmt: skip
-_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")  # below these no job stores files
+_KERNEL_DIRECTORIES = ("/proc/", "/sys/", "/dev/")  # below these no job stores files
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -30,7 +30,7 @@ class MountPoint(NamedTuple):
     @property
     def remote(self) -> bool:
         """Whether its reads may hang although this machine is healthy."""
-        return self.fstype in NETWORK or self.fstype.startswith("fuse.")
+        return self.fstype in NETWORK_FILE_SYSTEMS or self.fstype.startswith("fuse.")
 
 
 def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
@@ -44,11 +44,11 @@ def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
             device = os.makedev(*map(int, fields[2].split(":")))
         except (ValueError, IndexError, TypeError):
             continue
-        found.append(MountPoint(_plain(point), _plain(fstype), _plain(source), device))
+        found.append(MountPoint(_unescape(point), _unescape(fstype), _unescape(source), device))
     return tuple(found)
 
 
-def _plain(field: str) -> str:
+def _unescape(field: str) -> str:
     """Decode the octal escapes of space, tab, newline, backslash and number sign."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
 
@@ -70,7 +70,7 @@ def mount_of(path: str, mounts: Sequence[MountPoint]) -> MountPoint | None:
 
 def has_remote_mount(mounts: Sequence[MountPoint]) -> bool:
     """Whether any file system that a job could write to is remote."""
-    return any(mount.remote and not f"{mount.point}/".startswith(_KERNELS_OWN) for mount in mounts)
+    return any(mount.remote and not f"{mount.point}/".startswith(_KERNEL_DIRECTORIES) for mount in mounts)
 
 
 def is_node_local(mount: MountPoint | None, shared: MountPoint | None) -> bool:
@@ -99,7 +99,7 @@ class MountTable:
                     self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
                 elif not self._changed():
                     return self._mounts
-                self._mounts = parse_mountinfo(self._text())
+                self._mounts = parse_mountinfo(self._read_text())
             except OSError:
                 pass
             return self._mounts
@@ -109,7 +109,7 @@ class MountTable:
         poll.register(self._fd, select.POLLPRI)  # POLLERR needs no request
         return any(events & (select.POLLPRI | select.POLLERR) for _, events in poll.poll(0))
 
-    def _text(self) -> str:
+    def _read_text(self) -> str:
         pieces, offset = [], 0
         while piece := os.pread(self._fd, 1 << 16, offset):
             pieces.append(piece)

@@ -28,7 +28,7 @@ class ProcessEnd:
 
     pid: int
     start_ticks: int | None  # as passed to `watch`
-    moment: float
+    time: float
     status: int | None  # wait status for `os.waitstatus_to_exitcode`; None while unknown
     source: Literal["pidfd", "zombie"] | None
 
@@ -37,7 +37,7 @@ class ProcessEnd:
 class _WatchedExit:
     fd: int
     start_ticks: int
-    ending: ProcessEnd | None = None
+    end: ProcessEnd | None = None
 
 
 _Key = tuple[int, int | None]
@@ -77,7 +77,7 @@ class ProcessExitWatch:
             if key in self._watched:
                 return True
             try:
-                fd = _open(pid)
+                fd = _open_pidfd(pid)
             except OSError as error:
                 if error.errno in _GONE:
                     raise ProcessLookupError(f"process {pid} is not there") from error
@@ -109,22 +109,22 @@ class ProcessExitWatch:
                 self._epoll.unregister(fd)
                 key = self._keys.pop(fd)
                 watched = self._watched[key]
-                watched.ending = ProcessEnd(*key, self._clock.time(), None, None)
-                self._complete(watched)
-                endings.append(watched.ending)
+                watched.end = ProcessEnd(*key, self._clock.time(), None, None)
+                self._add_status(watched)
+                endings.append(watched.end)
         if self.on_exit is not None:
             for ending in endings:
                 self.on_exit(ending)
         return tuple(endings)
 
-    def ended(self, pid: int, start_ticks: int | None) -> ProcessEnd | None:
+    def find_end(self, pid: int, start_ticks: int | None) -> ProcessEnd | None:
         """Return the end of a watched process that ``dispatch`` has reported; None before."""
         with self._lock:
             watched = self._watched.get((pid, start_ticks))
-            if watched is None or watched.ending is None:
+            if watched is None or watched.end is None:
                 return None
-            self._complete(watched)
-            return watched.ending
+            self._add_status(watched)
+            return watched.end
 
     def status(self, pid: int, start_ticks: int | None) -> int | None:
         """Wait status of an ended process, read again while it is unknown.
@@ -134,13 +134,13 @@ class ProcessExitWatch:
         with self._lock:
             watched = self._watched.get((pid, start_ticks))
             if watched is not None:
-                if watched.ending is None:
+                if watched.end is None:
                     return _read_wait_status(pid, watched, self._proc)[0]
-                self._complete(watched)
-                return watched.ending.status
+                self._add_status(watched)
+                return watched.end.status
         return None if start_ticks is None else read_zombie_status(pid, start_ticks, self._proc)
 
-    def forget(self, pid: int, start_ticks: int | None) -> None:
+    def drop(self, pid: int, start_ticks: int | None) -> None:
         """Stop watching a process and forget its end."""
         with self._lock:
             watched = self._watched.pop((pid, start_ticks), None)
@@ -163,12 +163,12 @@ class ProcessExitWatch:
             os.close(watched.fd)
             watched.fd = -1
 
-    def _complete(self, watched: _WatchedExit) -> None:
+    def _add_status(self, watched: _WatchedExit) -> None:
         """Add the status to an end, and close the descriptor when it is known."""
-        if watched.ending is not None and watched.ending.status is None:
-            status, source = _read_wait_status(watched.ending.pid, watched, self._proc)
+        if watched.end is not None and watched.end.status is None:
+            status, source = _read_wait_status(watched.end.pid, watched, self._proc)
             if status is not None:
-                watched.ending = replace(watched.ending, status=status, source=source)
+                watched.end = replace(watched.end, status=status, source=source)
                 self._close(watched)
 
 
@@ -186,7 +186,7 @@ def _read_wait_status(
     return status, None if status is None else "pidfd"
 
 
-def _open(pid: int) -> int:
+def _open_pidfd(pid: int) -> int:
     """Call ``os.pidfd_open``, which is missing in interpreters built on old systems."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)

@@ -16,10 +16,10 @@ from itertools import islice
 
 from exporter.machine.procfs import (
     CLOCK_TICKS,
-    ENDED,
+    ENDED_STATES,
     IO_BYTES,
     PAGE_SIZE,
-    READ,
+    READ_FLAGS,
     STAT_BYTES,
     ProcessStat,
     parse_process_io,
@@ -30,13 +30,13 @@ from exporter.machine.procfs import (
 )
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_NOT_KEPT, _DENIED = -1, -2  # in place of a descriptor
+_NOT_OPEN, _DENIED = -1, -2  # in place of a descriptor
 
-MOST_PROCESSES = 64  # of one worker, read by `details`
-MOST_LINKS = 200  # open files whose names `details` reads; at most half of them for the worker itself
+MOST_PROCESSES = 64  # of one worker, read by `read_details`
+MOST_LINKS = 200  # open files whose names `read_details` reads; at most half of them for the worker itself
 MOST_PATHS = 100
 MOST_PSS_S = 0.3  # CPU time after which a sum of PSS is abandoned
-PSS_REST = 2000  # rest after a PSS read, as a multiple of its cost: a read takes 17 ms per GiB
+PSS_REST_FACTOR = 2000  # rest after a PSS read, as a multiple of its cost: a read takes 17 ms per GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ def _may_stay_open(fd: int) -> bool:
 
 
 def _open_to_keep(path: str) -> int:
-    """Open a file to keep. Return ``_NOT_KEPT`` if descriptors are scarce, ``_DENIED`` on other errors."""
+    """Open a file to keep. Return ``_NOT_OPEN`` if descriptors are scarce, ``_DENIED`` on other errors."""
     try:
-        fd = os.open(path, READ)
+        fd = os.open(path, READ_FLAGS)
     except OSError as error:
-        return _NOT_KEPT if error.errno in _OUT_OF_DESCRIPTORS else _DENIED
+        return _NOT_OPEN if error.errno in _OUT_OF_DESCRIPTORS else _DENIED
     if _may_stay_open(fd):
         return fd
     os.close(fd)
-    return _NOT_KEPT
+    return _NOT_OPEN
 
 
 class _OpenProcess:
@@ -114,7 +114,7 @@ class _OpenProcess:
         """``keep`` keeps ``stat`` open even if descriptors are scarce."""
         self.pid = pid
         self.folder = f"{proc}/{pid}"
-        self.stat_fd = os.open(f"{self.folder}/stat", READ)
+        self.stat_fd = os.open(f"{self.folder}/stat", READ_FLAGS)
         try:
             stat = parse_process_stat(os.pread(self.stat_fd, STAT_BYTES, 0))
         except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ class _OpenProcess:
             raise ProcessLookupError(f"process {pid} is not there") from error
         if not keep and not _may_stay_open(self.stat_fd):
             os.close(self.stat_fd)
-            self.stat_fd = _NOT_KEPT
+            self.stat_fd = _NOT_OPEN
         self.io_fd = _open_to_keep(f"{self.folder}/io")
         self.start_ticks, self.parent = stat.start_ticks, stat.parent
         self.state = stat.state
@@ -154,7 +154,7 @@ class _OpenProcess:
             return os.pread(self.io_fd, IO_BYTES, 0)
         return b"" if self.io_fd == _DENIED else read_proc_file(f"{self.folder}/io", IO_BYTES)
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether it has not been reaped, so that its pid cannot have been reused."""
         try:
             self.read_stat()
@@ -162,7 +162,7 @@ class _OpenProcess:
             return False
         return True
 
-    def living(self, stat: ProcessStat) -> ProcessStat:
+    def with_live_thread(self, stat: ProcessStat) -> ProcessStat:
         """Replace state and memory by those of a live thread, if only the first thread has ended."""
         if stat.state != "zombie" or stat.threads < 2:
             return stat
@@ -171,7 +171,7 @@ class _OpenProcess:
                 other = parse_process_stat(read_proc_file(f"{self.folder}/task/{thread}/stat", STAT_BYTES))
             except (OSError, ValueError):
                 continue
-            if other.state not in ENDED:
+            if other.state not in ENDED_STATES:
                 return stat._replace(state=other.state, rss_pages=other.rss_pages)
         return stat
 
@@ -191,10 +191,10 @@ class _ChildrenOfAll:
         self._children: dict[int, list[int]] = {}
         self._read_at = -1.0
 
-    def children(self, newest: float) -> Mapping[int, list[int]]:
-        """Children as of ``newest`` (monotonic) or later. The caller must check their present parent."""
+    def children(self, min_read_time: float) -> Mapping[int, list[int]]:
+        """Children as of ``min_read_time`` (monotonic) or later. The caller must check their present parent."""
         with self._lock:
-            if self._read_at < newest:
+            if self._read_at < min_read_time:
                 self._read_at = time.monotonic()
                 self._read()
             return self._children
@@ -219,7 +219,7 @@ class _ChildrenOfAll:
         self._children = children
 
 
-_machine = functools.lru_cache(maxsize=4)(_ChildrenOfAll)
+_children_of_all = functools.lru_cache(maxsize=4)(_ChildrenOfAll)
 
 
 class ProcessTree:
@@ -232,14 +232,14 @@ class ProcessTree:
 
     # Reads from one full read to the next. A full read searches all processes for descendants and reads everyone's IO;
     # others read only the worker's own children, and IO of those that used CPU
-    WHOLE_TREE_EVERY = 5
+    FULL_READ_EVERY = 5
     SHARED_S = 0.5  # reads this close together, as for all workers of a node, share a search
 
     def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
         self._proc = proc
         self.pid = pid
         self._processes: dict[int, _OpenProcess] = {}  # the worker first, and parents before children: see `read`
-        self._children_fd = _NOT_KEPT
+        self._children_fd = _NOT_OPEN
         self._children_text = b""
         try:
             worker = _OpenProcess(pid, proc, keep=True)
@@ -255,11 +255,11 @@ class ProcessTree:
         self._children_fd = _open_to_keep(f"{proc}/{pid}/task/{pid}/children")
         self._ticks = self._read_bytes = self._write_bytes = 0
         self._rss_pages = self._threads = 0
-        self._io_known = False
+        self._has_io = False
         self._claims: dict[int, list[int]] = {}
         self._switches: tuple[int, int] | None = None
         self._pss: tuple[int | None, float] = (None, 0.0)  # last value, and when (monotonic) it may be read again
-        self._looks = 0
+        self._reads = 0
 
     @property
     def pids(self) -> frozenset[int]:
@@ -273,7 +273,7 @@ class ProcessTree:
         self._processes = {}
         if self._children_fd >= 0:
             os.close(self._children_fd)
-            self._children_fd = _NOT_KEPT
+            self._children_fd = _NOT_OPEN
 
     def read(self) -> ProcessTreeSample | None:
         """Read once; None if the worker was reaped. Its descendants then stay watched.
@@ -282,9 +282,9 @@ class ProcessTree:
         """
         if not self._processes:
             return None
-        whole = self._looks % self.WHOLE_TREE_EVERY == 0
+        whole = self._reads % self.FULL_READ_EVERY == 0
         self._find_descendants(time.monotonic() - self.SHARED_S if whole else None)
-        self._looks += 1
+        self._reads += 1
         worker = self._processes[self.pid]
         ended: list[_OpenProcess] = []
         growth: dict[int, list[int]] = {}
@@ -306,11 +306,11 @@ class ProcessTree:
                 reaped_ticks = 0
             else:
                 stat = parse_process_stat(text)
-                if stat.state in ENDED:
+                if stat.state in ENDED_STATES:
                     if stat.state == "dead" and watched is not worker:
                         ended.append(watched)  # its parent already has its use
                         continue
-                    stat = watched.living(stat)
+                    stat = watched.with_live_thread(stat)
                 watched.stat_text = text
                 watched.state, watched.parent = stat.state, stat.parent
                 self._ticks += max(0, stat.own_ticks - watched.own_ticks)
@@ -329,21 +329,21 @@ class ProcessTree:
                 read, write = parse_process_io(text)
                 read_bytes, watched.read_bytes = read - watched.read_bytes, read
                 write_bytes, watched.write_bytes = write - watched.write_bytes, write
-                self._io_known = True
+                self._has_io = True
             if reaped_ticks or read_bytes or write_bytes:
                 growth[watched.pid] = [max(0, reaped_ticks), max(0, read_bytes), max(0, write_bytes)]
-        self._settle(growth, ended)
+        self._add_growth(growth, ended)
         return ProcessTreeSample(
             state=worker.state,
             cpu_s=self._ticks / CLOCK_TICKS,
             rss_bytes=self._rss_pages * PAGE_SIZE,
             threads=self._threads,
             children=len(self._processes) - 1,
-            io_read_bytes=self._read_bytes if self._io_known else None,
-            io_write_bytes=self._write_bytes if self._io_known else None,
+            io_read_bytes=self._read_bytes if self._has_io else None,
+            io_write_bytes=self._write_bytes if self._has_io else None,
         )
 
-    def _settle(self, growth: Mapping[int, list[int]], ended: Iterable[_OpenProcess]) -> None:
+    def _add_growth(self, growth: Mapping[int, list[int]], ended: Iterable[_OpenProcess]) -> None:
         """Add reaped CPU time and IO growth, less what was counted before.
 
         When a process is gone, the kernel credits its parent with all its use, once the parent waits for it. So what
@@ -378,15 +378,15 @@ class ProcessTree:
             self._read_bytes += read_bytes
             self._write_bytes += write_bytes
 
-    def _find_descendants(self, newest: float | None) -> None:
+    def _find_descendants(self, min_read_time: float | None) -> None:
         """Find new descendants of the worker; a reparented orphan stays watched until its end.
 
-        With ``newest``, also search children of all descendants, as of that time (monotonic) or later.
+        With ``min_read_time``, also search children of all descendants, as of that time (monotonic) or later.
         """
         pending = self._new_children()
         children: Mapping[int, list[int]] = {}
-        if newest is not None:
-            children = _machine(self._proc).children(newest)
+        if min_read_time is not None:
+            children = _children_of_all(self._proc).children(min_read_time)
             for pid in self._processes:
                 pending.extend(children.get(pid, ()))
         while pending:
@@ -426,14 +426,14 @@ class ProcessTree:
         living = []
         for watched in islice(self._processes.values(), 1, None):
             try:
-                stat = watched.living(parse_process_stat(watched.read_stat()))
+                stat = watched.with_live_thread(parse_process_stat(watched.read_stat()))
             except OSError:
                 continue
-            if stat.state not in ENDED:
+            if stat.state not in ENDED_STATES:
                 living.append(watched.pid)
         return tuple(living)
 
-    def details(self) -> ProcessTreeDetails:
+    def read_details(self) -> ProcessTreeDetails:
         """Read the costlier facts; takes milliseconds, so call it less often."""
         looked_at = list(islice(self._processes.values(), MOST_PROCESSES))
         open_files: int | None = None
@@ -441,16 +441,16 @@ class ProcessTree:
         devices: set[str] = set()
         links = MOST_LINKS
         for watched in looked_at:
-            count, targets = _open_files(watched.folder, links // 2 if watched.pid == self.pid else links)
-            switches = _switches(watched.folder)
-            if not watched.is_there():
+            count, targets = _read_open_files(watched.folder, links // 2 if watched.pid == self.pid else links)
+            switches = _read_switches(watched.folder)
+            if not watched.exists():
                 continue  # the values may be those of another process
             if count is not None:
                 open_files = (open_files or 0) + count
                 links -= len(targets)
                 devices.update(target for target in targets if target.startswith("/dev/nvidia"))
                 if watched.pid == self.pid:
-                    paths = [target for target in targets if _is_ordinary(target)]
+                    paths = [target for target in targets if _is_data_file(target)]
             if switches is not None:
                 grown = [max(0, now - last) for now, last in zip(switches, watched.switches, strict=True)]
                 voluntary, involuntary = self._switches or (0, 0)
@@ -466,7 +466,7 @@ class ProcessTree:
             devices=tuple(sorted(devices)),
         )
 
-    def _read_pss(self, looked_at: Iterable[_OpenProcess]) -> int | None:
+    def _read_pss(self, processes: Iterable[_OpenProcess]) -> int | None:
         """Sum the PSS of these processes, or return the last value: the kernel walks all pages, so large workers must
         rest.
         """
@@ -475,18 +475,18 @@ class ProcessTree:
             return pss_bytes
         start = time.thread_time()
         pss_bytes = None
-        for watched in looked_at:
-            size = _pss_bytes(watched.folder)
-            if size is not None and watched.is_there():
+        for watched in processes:
+            size = _read_pss_bytes(watched.folder)
+            if size is not None and watched.exists():
                 pss_bytes = (pss_bytes or 0) + size
             if time.thread_time() - start > MOST_PSS_S:
                 pss_bytes = None  # a partial sum is useless, and ends of workers are watched on this thread too
                 break
-        self._pss = pss_bytes, time.monotonic() + PSS_REST * (time.thread_time() - start)
+        self._pss = pss_bytes, time.monotonic() + PSS_REST_FACTOR * (time.thread_time() - start)
         return pss_bytes
 
 
-def _open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
+def _read_open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
     """Number of open files (None if denied), and targets of the first ones."""
     targets = []
     try:
@@ -503,7 +503,7 @@ def _open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
     return count or len(names), targets
 
 
-def _is_ordinary(target: str) -> bool:
+def _is_data_file(target: str) -> bool:
     """Whether a descriptor's target looks like a regular data file."""
     return (
         target.startswith("/")
@@ -512,7 +512,7 @@ def _is_ordinary(target: str) -> bool:
     )
 
 
-def _numbers(path: str, size: int, *names: bytes) -> list[int] | None:
+def _read_numbers(path: str, size: int, *names: bytes) -> list[int] | None:
     """Values of the lines ``Name: value`` in a ``/proc`` file; None unless all are present."""
     try:
         lines = read_proc_file(path, size).splitlines()
@@ -522,11 +522,11 @@ def _numbers(path: str, size: int, *names: bytes) -> list[int] | None:
     return [found[name] for name in names] if len(found) == len(names) else None
 
 
-def _switches(folder: str) -> tuple[int, int] | None:
-    found = _numbers(f"{folder}/status", 8192, b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
+def _read_switches(folder: str) -> tuple[int, int] | None:
+    found = _read_numbers(f"{folder}/status", 8192, b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
     return None if found is None else (found[0], found[1])
 
 
-def _pss_bytes(folder: str) -> int | None:
-    found = _numbers(f"{folder}/smaps_rollup", 4096, b"Pss")
+def _read_pss_bytes(folder: str) -> int | None:
+    found = _read_numbers(f"{folder}/smaps_rollup", 4096, b"Pss")
     return None if found is None else found[0] * 1024

@@ -21,8 +21,8 @@ STATES = {
     "W": "sleeping",
     "P": "sleeping",
 }
-ENDED = ("zombie", "dead")
-READ = os.O_RDONLY | os.O_CLOEXEC
+ENDED_STATES = ("zombie", "dead")
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 STAT_BYTES, IO_BYTES = 1024, 512
 MOST_ENVIRONMENT_BYTES = 2 << 20
 
@@ -61,7 +61,7 @@ def parse_process_io(text: bytes) -> tuple[int, int]:
 
 def read_proc_file(path: str, size: int) -> bytes:
     """Read the first ``size`` bytes of a file; raises OSError."""
-    fd = os.open(path, READ)
+    fd = os.open(path, READ_FLAGS)
     try:
         return os.read(fd, size)
     finally:
@@ -81,7 +81,7 @@ def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -
     children: list[int] = []
     for thread in read_proc_names(f"{proc}/{pid}/task") if every_thread else [str(pid)]:
         try:
-            fd = os.open(f"{proc}/{pid}/task/{thread}/children", READ)
+            fd = os.open(f"{proc}/{pid}/task/{thread}/children", READ_FLAGS)
         except OSError:
             continue
         try:
@@ -125,7 +125,7 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
     found: dict[str, str] = {}
     text = b""
     try:
-        fd = os.open(f"{proc}/{pid}/environ", READ)
+        fd = os.open(f"{proc}/{pid}/environ", READ_FLAGS)
         try:
             while len(text) < MOST_ENVIRONMENT_BYTES and (chunk := os.read(fd, 65536)):
                 text += chunk
@@ -146,7 +146,7 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
 def is_zombie(pid: int, proc: str = "/proc") -> bool:
     """Whether a process has ended and was not waited for yet."""
     try:
-        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED
+        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED_STATES
     except (OSError, ValueError):
         return False
 
@@ -168,6 +168,6 @@ def read_zombie_status(pid: int, start_ticks: int | None, proc: str = "/proc") -
         stat, status = parse_process_stat(text), int(text[text.rindex(b")") + 2 :].split()[49])
     except (OSError, ValueError):
         return None
-    if stat.state not in ENDED or stat.threads > 1 or start_ticks not in (None, stat.start_ticks):
+    if stat.state not in ENDED_STATES or stat.threads > 1 or start_ticks not in (None, stat.start_ticks):
         return None
     return status if status or permitted else None

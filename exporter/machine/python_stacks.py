@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.machine.procfs import read_children
 
 MOST_BYTES = 32 * 1024
-AT_ONCE = 4
+MOST_PARALLEL = 4
 MOST_DESCENDANTS = 200
 
 
@@ -55,7 +55,7 @@ def read_stacks(pids: Sequence[int], timeout_s: float = 2.0, most: int = 8) -> d
         return dict.fromkeys(wanted, "no stack: py-spy is not installed")
     if not wanted:
         return {}
-    with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
+    with ThreadPoolExecutor(min(MOST_PARALLEL, len(wanted))) as pool:
         return dict(zip(wanted, pool.map(lambda pid: _dump(program, pid, timeout_s), wanted), strict=True))
 
 
@@ -80,7 +80,7 @@ def _dump(program: str, pid: int, timeout_s: float) -> str:
         why = f"no more than {MOST_BYTES} bytes are taken" if len(text) >= MOST_BYTES else f"no end in {timeout_s:g} s"
         return f"{shown}\n... ({why})" if shown else f"no stack: no answer from py-spy in {timeout_s:g} s"
     if status:
-        return _failure(shown, status)
+        return _failure_text(shown, status)
     return shown or "no stack: no answer from py-spy"
 
 
@@ -110,12 +110,12 @@ def _end(process: "subprocess.Popen[bytes]", deadline: float) -> int | None:
     return None
 
 
-def _failure(said: str, status: int) -> str:
-    """Explain a missing stack; ``said`` is the output of py-spy."""
-    if "ermission" in said or "EPERM" in said or "not permitted" in said:
+def _failure_text(output: str, status: int) -> str:
+    """Explain a missing stack; ``output`` is the output of py-spy."""
+    if "ermission" in output or "EPERM" in output or "not permitted" in output:
         return (
             "no stack: the kernel does not let this process read others of its user "
             "(kernel.yama.ptrace_scope, or a container without SYS_PTRACE)"
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f"no stack: py-spy ended with {status}: {'; '.join(lines[:3])[:300]}"

@@ -21,11 +21,11 @@ from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.places_reader import LogFinder, log_paths, progress_path
+from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
 from exporter.progress.earlier_attempt_reader import read_earlier_attempts
-from exporter.progress.eta import RunPrior, median_peer_pace
+from exporter.progress.eta import RunPrior, median_seconds_per_item
 from exporter.progress.history_reader import RunHistory, read_run_history
 from exporter.progress.phases import job_phase
 from exporter.progress.resumes import EarlierProgress, earlier_positions
@@ -102,8 +102,8 @@ COMMON_ERRORS = frozenset(
     )
 )
 SAVE_INTERVAL_S = 30.0  # text read after the last save is read again after a restart, and nothing counts twice
-HISTORY_S = 2.0  # limit for reading earlier runs, which help only in the first minutes
-LOOK_S = 2.0  # time of one poll; the rest of the text waits for the next
+HISTORY_TIMEOUT_S = 2.0  # limit for reading earlier runs, which help only in the first minutes
+POLL_S = 2.0  # time of one poll; the rest of the text waits for the next
 
 log = logging.getLogger("gpujob.logs")
 
@@ -113,7 +113,7 @@ class LogsSnapshot:
     """Progress of all workers at one read."""
 
     workers: tuple[WorkerLogFacts, ...]
-    pace: job_eta.JobOutlook
+    outlook: job_eta.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()  # messages for the user about the patterns
 
@@ -133,84 +133,86 @@ class LogsCollector:
         manifest = context.manifest
         self._context = context
         self.interval_s = manifest.check_interval_s
-        self._from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
+        self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
         self._finder = _extra_log_finder(manifest)
         self._deadline = job_deadline(context)
-        self._records = manifest.run_dir / run_files.WORKERS_DIR
-        self._news = FolderChangeCheck(self._records)
-        self._progress = manifest.run_dir / run_files.PROGRESS_DIR
-        self._progress_news = FolderChangeCheck(self._progress)
+        self._records_dir = manifest.run_dir / run_files.WORKERS_DIR
+        self._records_check = FolderChangeCheck(self._records_dir)
+        self._progress_dir = manifest.run_dir / run_files.PROGRESS_DIR
+        self._progress_check = FolderChangeCheck(self._progress_dir)
         self._stale: set[int] = set()  # indexes of workers that may have new records or progress files
-        self._wakeups = InotifyWatches()
+        self._inotify = InotifyWatches()
         self._lexicon: Lexicon | None = None
         # Created at the first read, like the lexicon, since that reads files which may hang.
         self._workers: list[WorkerLogs] = []
         self._priors: dict[str, RunPrior] = {}
-        self._earlier: dict[int, EarlierProgress] = {}
-        self._restored: set[int] = set()  # ranks with a restored state that has not been tried yet
-        self._next = 0  # worker at which the next poll starts, so that all get their turn
+        self._earlier_progress: dict[int, EarlierProgress] = {}
+        self._untested_ranks: set[int] = set()  # ranks with a restored state that has not been tried yet
+        self._next_worker = 0  # worker at which the next poll starts, so that all get their turn
         identity = context.identity
-        self._place = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._saved_state_key = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         self._saved_at = context.clock.monotonic()
-        self._unsaved: str | None = None  # why the last state could not be saved
+        self._save_problem: str | None = None  # why the last state could not be saved
 
-    def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
+    def _create_workers(self, lexicon: Lexicon) -> list[WorkerLogs]:
         """The workers of this node, restored from the state of an earlier sidecar."""
         context, manifest = self._context, self._context.manifest
-        saved = load_saved_state(*self._place, kind="logs") or {}
+        saved = load_saved_state(*self._saved_state_key, kind="logs") or {}
         self._priors = load_run_history(manifest.job_name)
         attempts = read_earlier_attempts(manifest.run_dir, context.identity.attempt)
-        self._earlier = earlier_positions(attempts, {task.rank for task in context.tasks})
+        self._earlier_progress = earlier_positions(attempts, {task.rank for task in context.tasks})
         found = []
         for task in context.tasks:
-            worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
+            worker, state = self._new_worker(task, lexicon), saved.get(str(task.rank))
             if state is not None:
                 try:
                     worker.restore(state)
                     worker.state(), worker.facts(context.clock.time())  # fails now if the state is unusable
-                    self._restored.add(task.rank)
+                    self._untested_ranks.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
-                    worker = self._fresh(task, lexicon)
+                    worker = self._new_worker(task, lexicon)
             found.append(worker)
         return found
 
-    def _fresh(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
+    def _new_worker(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
         """A worker whose logs have not been read."""
-        prior, earlier = self._priors.get(task.role), self._earlier.get(task.rank)
-        return WorkerLogs(task, self._context.manifest, lexicon, prior, self._wakeups, earlier)
+        prior, earlier = self._priors.get(task.role), self._earlier_progress.get(task.rank)
+        return WorkerLogs(task, self._context.manifest, lexicon, prior, self._inotify, earlier)
 
     def read(self) -> LogsSnapshot:
         clock = self._context.clock
-        now, until = clock.time(), clock.monotonic() + LOOK_S
+        now, until = clock.time(), clock.monotonic() + POLL_S
         if self._lexicon is None:
             lexicon = lexicon_of_job(self._context.manifest)
-            self._workers = self._follow(lexicon)
+            self._workers = self._create_workers(lexicon)
             self._lexicon = lexicon
-        self._wakeups.drain()
+        self._inotify.drain()
         workers, count = self._workers, len(self._workers)
         # An attached job has no directory of progress files.
-        if self._news.has_news(now) | (os.path.exists(self._progress) and self._progress_news.has_news(now)):
+        if self._records_check.may_have_changed(now) | (
+            os.path.exists(self._progress_dir) and self._progress_check.may_have_changed(now)
+        ):
             self._stale.update(range(count))
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
-            number = (self._next + place) % count
-            self._look_at(number, extra.get(workers[number].task.rank, ()), now, until)
+            number = (self._next_worker + place) % count
+            self._poll_worker(number, extra.get(workers[number].task.rank, ()), now, until)
             if clock.monotonic() > until:
-                self._next = (self._next + place + 1) % count
+                self._next_worker = (self._next_worker + place + 1) % count
                 break
         self._save(workers)
         peers = {
-            role: median_peer_pace(worker.pace for worker in workers if worker.task.role == role)
+            role: median_seconds_per_item(worker.seconds_per_item for worker in workers if worker.task.role == role)
             for role in {worker.task.role for worker in workers}
         }
-        board = self._context.board
+        board = self._context.published
         facts = tuple(
             worker.facts(now, peers[worker.task.role], busy=board.gpus_busy.get(worker.task.rank)) for worker in workers
         )
-        if board.gpus is not None:
+        if board.gpu_reading is not None:
             board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
-        board.phase = job_phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
+        board.log_phase = job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -218,81 +220,85 @@ class LogsCollector:
                 timeouts[name] += given_up
         return LogsSnapshot(
             workers=facts,
-            pace=job_eta.job_outlook(
-                *(facts, now, self._deadline, board.checkpoints),
+            outlook=job_eta.job_outlook(
+                *(facts, now, self._deadline, board.checkpoint_times),
                 self._context.manifest.checkpoint_interval_s,
             ),
             timeouts=tuple(timeouts.items()),
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
         )
 
-    def _look_at(self, number: int, extra: Sequence[Path], now: float, until: float) -> None:
+    def _poll_worker(self, index: int, extra: Sequence[Path], now: float, poll_end: float) -> None:
         """Poll one worker; the first poll shows whether a restored state is usable."""
-        worker, fresh = self._workers[number], number in self._stale
+        worker, fresh = self._workers[index], index in self._stale
         try:
-            whole = self._look(worker, extra, now, until, fresh=fresh)
+            whole = self._poll(worker, extra, now, poll_end, check_records=fresh)
         except Exception as error:
-            if worker.task.rank not in self._restored or self._lexicon is None:
+            if worker.task.rank not in self._untested_ranks or self._lexicon is None:
                 raise
             log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
-            self._workers[number] = self._fresh(worker.task, self._lexicon)
-            whole = self._look(self._workers[number], extra, now, until, fresh=True)
+            self._workers[index] = self._new_worker(worker.task, self._lexicon)
+            whole = self._poll(self._workers[index], extra, now, poll_end, check_records=True)
         finally:
-            self._restored.discard(worker.task.rank)
+            self._untested_ranks.discard(worker.task.rank)
         if whole:
-            self._stale.discard(number)
+            self._stale.discard(index)
 
-    def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float, *, fresh: bool) -> bool:
+    def _poll(
+        self, worker: WorkerLogs, extra: Iterable[Path], now: float, poll_end: float, *, check_records: bool
+    ) -> bool:
         """Poll one worker; whether its latest run was reached."""
         context, task, clock = self._context, worker.task, self._context.clock
         run_dir, identity = context.manifest.run_dir, context.identity
 
         def out_of_time() -> bool:
-            return clock.monotonic() > until
+            return clock.monotonic() > poll_end
 
-        latest = self._restart(task, worker.restart) if fresh or worker.restart < 0 else worker.restart
+        latest = self._latest_restart(task, worker.restart) if check_records or worker.restart < 0 else worker.restart
         for restart in range(worker.restart + 1, latest + 1):
             if worker.restart >= 0:
-                worker.look(now, ended=True, until=out_of_time)  # the last lines of a run come before the next run
-                if worker.unread:
+                worker.poll(
+                    now, ended=True, should_stop=out_of_time
+                )  # the last lines of a run come before the next run
+                if worker.has_unread:
                     return False  # they continue at the next poll
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
-                worker.follow(str(path))
-        if fresh:
+                worker.add_file(str(path))
+        if check_records:
             if worker.began is None:
-                worker.began = self._start(task, worker.restart)
+                worker.began = self._read_start(task, worker.restart)
             told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if told.exists():
-                worker.follow(str(told), PROGRESS_FILE)
+                worker.add_file(str(told), PROGRESS_FILE)
         for path in extra:
-            tail = worker.follow(str(path), lasting=True)
+            tail = worker.add_file(str(path), lasting=True)
             if tail is not None:
                 tail.skip_older(identity.start)
-        ended = self._has_ended(task, worker.restart) if fresh or worker.ended else False
-        worker.look(now, ended=ended, until=out_of_time)
+        ended = self._has_ended(task, worker.restart) if check_records or worker.ended else False
+        worker.poll(now, ended=ended, should_stop=out_of_time)
         return True
 
-    def _restart(self, task: Task, restart: int) -> int:
+    def _latest_restart(self, task: Task, restart: int) -> int:
         """Latest run of a worker, from the names of the start records."""
         restart = max(0, restart)
-        while os.path.exists(self._record(task, restart + 1, "start")):
+        while os.path.exists(self._record_path(task, restart + 1, "start")):
             restart += 1
         return restart
 
-    def _start(self, task: Task, restart: int) -> float | None:
+    def _read_start(self, task: Task, restart: int) -> float | None:
         """Start time of a run; None if it is not recorded."""
-        start = (run_files.read_json(self._record(task, restart, "start")) or {}).get("start")
+        start = (run_files.read_json(self._record_path(task, restart, "start")) or {}).get("start")
         return float(start) if isinstance(start, int | float) and not isinstance(start, bool) else None
 
     def _has_ended(self, task: Task, restart: int) -> bool:
         """Whether this run has an exit record, so that its log is complete."""
-        return os.path.exists(self._record(task, restart, "exit"))
+        return os.path.exists(self._record_path(task, restart, "exit"))
 
-    def _record(self, task: Task, restart: int, kind: str) -> str:
+    def _record_path(self, task: Task, restart: int, kind: str) -> str:
         """Path of a wrapper's record about one run."""
         name = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
-        return f"{self._records}/{name}.{kind}.json"
+        return f"{self._records_dir}/{name}.{kind}.json"
 
     def _save(self, workers: Sequence[WorkerLogs]) -> None:
         """Save the state for the next sidecar of this node."""
@@ -301,12 +307,12 @@ class LogsCollector:
             return
         self._saved_at = now
         state = {str(worker.task.rank): worker.state() for worker in workers}
-        problem = save_state(*self._place, state, kind="logs")
-        if problem is not None and self._unsaved is None:
+        problem = save_state(*self._saved_state_key, state, kind="logs")
+        if problem is not None and self._save_problem is None:
             log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
-        elif problem is None and self._unsaved is not None:
+        elif problem is None and self._save_problem is not None:
             log.warning("positions in logs are saved again")
-        self._unsaved = problem
+        self._save_problem = problem
 
     def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
         for facts in snapshot.workers:
@@ -333,7 +339,7 @@ class LogsCollector:
                 row.add(LOG_VALUE, value, name=name)
                 row.add(LOG_VALUE_TIME, seen, name=name)
             for pattern, severity, count in facts.errors:
-                if not count and pattern not in self._from_zero:
+                if not count and pattern not in self._errors_from_zero:
                     continue
                 row.add(LOG_ERRORS, count, pattern=pattern, severity=severity)
             row.add(LOG_BYTES, facts.bytes_read)
@@ -341,7 +347,7 @@ class LogsCollector:
             row.add(LOG_LAG, facts.lag_bytes)
         for name, given_up in snapshot.timeouts:
             out.add(TIMEOUTS, given_up, pattern=name)
-        job_eta.render_outlook(snapshot.pace, snapshot.workers, out)
+        job_eta.render_outlook(snapshot.outlook, snapshot.workers, out)
 
     def describe(self, snapshot: LogsSnapshot, status: NodeStatus) -> None:
         for facts in snapshot.workers:
@@ -377,7 +383,7 @@ class LogsCollector:
                     {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
                 )
         status.job["pattern_notes"] = [*snapshot.notes]
-        job_eta.describe_outlook(snapshot.pace, status)
+        job_eta.describe_outlook(snapshot.outlook, status)
 
 
 def load_run_history(job_name: str) -> dict[str, RunPrior]:
@@ -391,12 +397,12 @@ def load_run_history(job_name: str) -> dict[str, RunPrior]:
     ).start()
     found = {}
     try:
-        for run in runs.get(timeout=HISTORY_S):
+        for run in runs.get(timeout=HISTORY_TIMEOUT_S):
             for role, prior in run.prior.items():
                 with contextlib.suppress(ValueError):
                     found[role] = RunPrior.from_json(prior)
     except queue.Empty:
-        log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_S)
+        log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_TIMEOUT_S)
     return found
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from exporter.logs.search.findings import ADDED_UP
+from exporter.logs.search.findings import SUMMED_UNITS
 
 JITTER_RECORDS = 16  # a count this many records slightly below its maximum was reset; fewer records are out of order
 DEEP_FALL_RECORDS = 2  # a count far below its maximum was reset when a second record confirms it
@@ -23,18 +23,18 @@ class EpochCounter:
     batch: float = 0
     step: float = 0  # the last rise within an epoch; 0 before one
 
-    def where(self, epoch: int, epochs: int | None) -> int:
+    def epoch_index(self, epoch: int, epochs: int | None) -> int:
         """Number of epochs before this one; corrects ``base`` if the epoch number contradicts it."""
         if epoch < self.base:
-            self._call_the_first(0)
+            self._set_base(0)
         elif epochs is not None and epoch >= epochs + self.base:
-            self._call_the_first(self.base + 1 if epoch == epochs + self.base else epoch - epochs + 1)
+            self._set_base(self.base + 1 if epoch == epochs + self.base else epoch - epochs + 1)
         return max(0, epoch - self.base)
 
-    def _call_the_first(self, base: int) -> None:
+    def _set_base(self, base: int) -> None:
         self.base, self.index = base, None
 
-    def late(self, batch: float, size: float | None, index: int, epochs: int | None) -> int:
+    def resolve_index(self, batch: float, size: float | None, index: int, epochs: int | None) -> int:
         """Number of epochs before this one, if the record with its epoch may come late.
 
         A counter that restarts after its last batch is in the next epoch, even if no record shows that yet.
@@ -44,14 +44,14 @@ class EpochCounter:
         again = size == self.size is not None and batch < self.batch / 2 and self.batch + self.step >= self.size
         return self.index + (again and (epochs is None or self.index + 1 < epochs))
 
-    def goes_on(self, batch: float, size: float | None, index: int, epochs: int | None) -> bool:
+    def spans_epochs(self, batch: float, size: float | None, index: int, epochs: int | None) -> bool:
         """Whether the counter spans all epochs: it continues into the next one where their sum would be."""
         if self.index is None or index != self.index + 1 or not epochs or not size or size != self.size:
             return False
         reach = 2 * self.step
         return self.batch < batch <= self.batch + reach and abs(batch / size - index / epochs) <= reach / size + 0.01
 
-    def is_another(self, batch: float, size: float | None, index: int, *, evaluating: bool) -> bool:
+    def is_other_counter(self, batch: float, size: float | None, index: int, *, evaluating: bool) -> bool:
         """Whether a position is of another counter, because the epoch size differs or it evaluates."""
         if evaluating:
             return self.index is not None and (size != self.size or (index <= self.index and batch < self.batch))
@@ -59,7 +59,7 @@ class EpochCounter:
             return False
         return not self.batch <= batch <= 1.5 * self.batch
 
-    def count(self, batch: float, size: float | None, index: int, epochs: int | None) -> tuple[float, float | None]:
+    def update(self, batch: float, size: float | None, index: int, epochs: int | None) -> tuple[float, float | None]:
         """(batches done, batches in all) at a record; the second is None while epochs or size are unknown."""
         if self.index is None or index < self.index:
             self.past = index * (size or 0)
@@ -91,22 +91,22 @@ class LogCounter:
     first: float | None = None  # first position of a run that starts at 0: as logged, or one step
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing is left, or less than one step of the last tenth: some logs stop before 100 %."""
         if self.done is None or self.total is None:
             return False
         return self.done >= 0.9 * self.total and self.done + self.step >= self.total
 
-    def take(self, done: float, total: float | None, t: float, *, evaluating: bool) -> tuple[float, bool] | None:
+    def accept(self, done: float, total: float | None, t: float, *, evaluating: bool) -> tuple[float, bool] | None:
         """(work done, whether the count restarted) at a record; None if the record does not count."""
         if self.begins or self.done is None:
             rise = max(0, done - self.base) if self.base is not None else 0
-            self._go_on(done, total, t)
+            self._update(done, total, t)
             return rise, True
-        if self._is_another(done, total, evaluating):
-            if self.leave_aside(t) or evaluating:
+        if self._is_other_counter(done, total, evaluating):
+            if self.ignore_other(t) or evaluating:
                 return None
-            self._go_on(done, total, t)
+            self._update(done, total, t)
             return 0, True
         if done < self.done:
             if evaluating:
@@ -114,32 +114,32 @@ class LogCounter:
             self.low = done if self.low is None else self.low
             self.lows += 1
             deep = done < self.done / 2 or self.done - done > DEEP_FALL_STEPS * (self.step or math.inf)
-            if self.lows < (JITTER_RECORDS if not deep else 1 if self.ended else DEEP_FALL_RECORDS):
+            if self.lows < (JITTER_RECORDS if not deep else 1 if self.has_ended else DEEP_FALL_RECORDS):
                 return None
             rise = max(0, done - self.low)
-            self._go_on(done, total, t)
+            self._update(done, total, t)
             return rise, True
         rise = done - self.done
-        self._go_on(done, total, t)
+        self._update(done, total, t)
         self.step = rise or self.step
         return rise, False
 
-    def go_straight_on(self, done: float, t: float) -> None:
-        """Take a rising or equal record with the same total: a shortcut of ``take``."""
+    def accept_rise(self, done: float, t: float) -> None:
+        """Take a rising or equal record with the same total: a shortcut of ``accept``."""
         self.step = done - (self.done or 0) or self.step
         self.done, self.seen = done, t
         self.low, self.lows, self.aside_since = None, 0, None
 
-    def leave_aside(self, t: float) -> bool:
+    def ignore_other(self, t: float) -> bool:
         """Ignore a position of another counter while this one has work left and was not silent for long."""
         self.aside_since = t if self.aside_since is None else self.aside_since
-        return not self.ended and t - self.aside_since < ASIDE_MOST_S
+        return not self.has_ended and t - self.aside_since < ASIDE_MOST_S
 
-    def _go_on(self, done: float, total: float | None, t: float) -> None:
+    def _update(self, done: float, total: float | None, t: float) -> None:
         self.done, self.total, self.seen = done, total if total is not None else self.total, t
         self.begins, self.low, self.lows, self.aside_since = False, None, 0, None
 
-    def _is_another(self, done: float, total: float | None, evaluating: bool) -> bool:
+    def _is_other_counter(self, done: float, total: float | None, evaluating: bool) -> bool:
         """Whether a position with a different total is of another counter, such as a validation."""
         if total is None or self.total is None or self.done is None or total == self.total:
             return False
@@ -162,14 +162,14 @@ class RankCounters:
     epochs: dict[int | None, EpochCounter] = field(default_factory=dict)
     highest: float = 0.0  # highest count of the slowest rank in this run
 
-    def present(self) -> list[LogCounter]:
+    def active(self) -> list[LogCounter]:
         """Counts of the active ranks; those with a record in this run, if any."""
         counts = [count for count in self.counts.values() if count.done is not None]
         counts = [count for count in counts if not count.begins] or counts
         last = max((count.seen for count in counts), default=0.0)
-        return counts if self.unit in ADDED_UP else [count for count in counts if last - count.seen <= RANK_FRESH_S]
+        return counts if self.unit in SUMMED_UNITS else [count for count in counts if last - count.seen <= RANK_FRESH_S]
 
-    def begin(self, base: float | None, rank: int | None = None) -> None:
+    def start_at(self, base: float | None, rank: int | None = None) -> None:
         """Make the next position of one rank, or of all, start or continue a count at ``base``."""
         for of, count in self.counts.items():
             if rank is None or of == rank:
@@ -178,15 +178,15 @@ class RankCounters:
             if rank is None or of == rank:
                 epochs.index = None
 
-    def standing(self) -> tuple[float | None, float | None]:
+    def position(self) -> tuple[float | None, float | None]:
         """(done, total) of all ranks: the sum if they share the work, else the slowest."""
         if len(self.counts) == 1:
             (count,) = self.counts.values()
             return (count.done, count.total) if count.done is not None else (None, None)
-        counts = self.present()
+        counts = self.active()
         if not counts:
             return None, None
-        if self.unit in ADDED_UP:
+        if self.unit in SUMMED_UNITS:
             totals = [count.total for count in counts if count.total is not None]
             return sum(count.done or 0 for count in counts), sum(totals) if len(totals) == len(counts) else None
         slowest = min(counts, key=lambda count: count.done or 0)

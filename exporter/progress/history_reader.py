@@ -27,7 +27,7 @@ _NAME_LENGTH = 64
 _HASH_LENGTH = 12
 
 log = logging.getLogger("gpujob.history")
-_told: set[Path] = set()  # files with a logged warning about other contents
+_reported_paths: set[Path] = set()  # files with a logged warning about other contents
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _read(path: Path) -> tuple[RunHistory, ...]:
             raise ValueError("too large")
         return tuple(_parse_run(entry) for entry in _parse_runs(text))[-MOST_RUNS:]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        if path not in _told:
-            _told.add(path)
+        if path not in _reported_paths:
+            _reported_paths.add(path)
             log.warning("%s is not a history of a job and is not used; the next run that completes replaces it", path)
         return ()
 

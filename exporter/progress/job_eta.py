@@ -24,7 +24,7 @@ JOB_ETA = Family(
 )
 JOB_FINISH = Family("finish_timestamp_seconds", "When the workers of this node should be done.")
 DEADLINE = Family("time_limit_timestamp_seconds", "When the time limit of the job is over; absent when it has none.")
-MET = Family(
+TIME_LIMIT_MET = Family(
     "time_limit_met_probability_ratio", "Probability that the workers of this node are done before the time limit."
 )
 CHECKPOINT_NEXT = Family(
@@ -38,7 +38,7 @@ LAG = Family(
     "By which part the worker lags behind the median of its role on this node: 0 when it does not.",
     labels=WORKER_LABELS,
 )
-FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
+FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, TIME_LIMIT_MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
 
 STEP_S = 2.0  # clock differences and log buffers hide the order of stops closer than twice this
 
@@ -61,10 +61,10 @@ def job_outlook(
     workers: Sequence[WorkerLogFacts],
     now: float,
     deadline: float | None,
-    saved: Sequence[float],
+    checkpoint_times: Sequence[float],
     checkpoint_interval_s: float | None = None,
 ) -> JobOutlook:
-    """Outlook of the job; ``saved`` has the times of the last checkpoints, from their files.
+    """Outlook of the job; ``checkpoint_times`` has the times of the last checkpoints, from their files.
 
     ``checkpoint_interval_s`` is from the job file.
     """
@@ -73,7 +73,7 @@ def job_outlook(
     eta = slowest_eta([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
     logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)
     begun, durations = (logged.checkpoints, logged.checkpoint_seconds) if logged is not None else ((), ())
-    saves, took = (begun, durations) if begun else (tuple(saved), ())
+    saves, took = (begun, durations) if begun else (tuple(checkpoint_times), ())
     due = next_checkpoint(saves, took, now, checkpoint_interval_s) if running else None
     standings = [
         WorkerPosition(facts.task.rank, facts.position, facts.expected, f"{facts.task.role} {facts.unit}")
@@ -94,30 +94,30 @@ def job_outlook(
     )
 
 
-def render_outlook(found: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
+def render_outlook(outlook: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
     """Render the outlook."""
-    out.add(DEADLINE, found.deadline)
-    if found.eta is not None:
-        out.add(JOB_ETA, found.eta.low, quantile="0.1")
-        out.add(JOB_ETA, found.eta.seconds, quantile="0.5")
-        out.add(JOB_ETA, found.eta.high, quantile="0.9")
-        out.add(JOB_FINISH, found.read_at + found.eta.seconds)
-    out.add(MET, found.met_probability)
-    out.add(CHECKPOINT_NEXT, found.checkpoint_next)
-    out.add(CHECKPOINT_FITS, None if found.checkpoint_fits is None else int(found.checkpoint_fits))
+    out.add(DEADLINE, outlook.deadline)
+    if outlook.eta is not None:
+        out.add(JOB_ETA, outlook.eta.low, quantile="0.1")
+        out.add(JOB_ETA, outlook.eta.seconds, quantile="0.5")
+        out.add(JOB_ETA, outlook.eta.high, quantile="0.9")
+        out.add(JOB_FINISH, outlook.read_at + outlook.eta.seconds)
+    out.add(TIME_LIMIT_MET, outlook.met_probability)
+    out.add(CHECKPOINT_NEXT, outlook.checkpoint_next)
+    out.add(CHECKPOINT_FITS, None if outlook.checkpoint_fits is None else int(outlook.checkpoint_fits))
     for facts in workers:
-        out.row(**worker_labels(facts.task)).add(LAG, found.lags.get(facts.task.rank))
+        out.row(**worker_labels(facts.task)).add(LAG, outlook.lags.get(facts.task.rank))
 
 
-def describe_outlook(found: JobOutlook, status: NodeStatus) -> None:
+def describe_outlook(outlook: JobOutlook, status: NodeStatus) -> None:
     """Add the outlook to the status."""
     status.job.update(
-        eta=found.eta._asdict() if found.eta is not None else None,
-        deadline=found.deadline,
-        time_limit_met_probability=found.met_probability,
-        checkpoint_next=found.checkpoint_next,
-        checkpoint_before_time_limit=found.checkpoint_fits,
-        first_to_stop=found.first_to_stop,
+        eta=outlook.eta._asdict() if outlook.eta is not None else None,
+        deadline=outlook.deadline,
+        time_limit_met_probability=outlook.met_probability,
+        checkpoint_next=outlook.checkpoint_next,
+        checkpoint_before_time_limit=outlook.checkpoint_fits,
+        first_to_stop=outlook.first_to_stop,
     )
-    for rank, lag in found.lags.items():
+    for rank, lag in outlook.lags.items():
         status.worker(rank).update(lag=lag)

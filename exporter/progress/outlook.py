@@ -10,10 +10,10 @@ from exporter.progress.eta import EtaEstimate
 
 Z_OF_QUANTILE = 1.2815515655446004  # standard normal deviate of the quantile 0.9; that of 0.1 is its negative
 LEAST_SPREAD, MOST_SPREAD = 0.01, 3.0  # bounds on the standard deviation of the logarithm of the ETA
-LEAST_S = 1e-3  # shorter times count as this
-SUREST = 1e-6  # unfinished work is neither certain nor impossible
-SAVES_TO_LEARN_FROM = 3
-OVERDUE_MOST = 0.5  # a checkpoint later than this part of the interval breaks the rhythm: the next one is unknown
+LEAST_TIME_S = 1e-3  # shorter times count as this
+LEAST_PROBABILITY = 1e-6  # unfinished work is neither certain nor impossible
+LEAST_CHECKPOINTS = 3
+MOST_OVERDUE = 0.5  # a checkpoint later than this part of the interval breaks the rhythm: the next one is unknown
 
 
 def time_limit_met_probability(now: float, deadline: float | None, eta: EtaEstimate | None) -> float | None:
@@ -27,37 +27,37 @@ def time_limit_met_probability(now: float, deadline: float | None, eta: EtaEstim
     if eta.seconds <= 0 and eta.high <= 0:
         return 1.0
     left = deadline - now
-    if left <= LEAST_S:
-        return SUREST
-    middle = max(eta.seconds, LEAST_S)
+    if left <= LEAST_TIME_S:
+        return LEAST_PROBABILITY
+    middle = max(eta.seconds, LEAST_TIME_S)
     beyond = eta.high if left > middle else eta.low
-    spread = abs(math.log(max(beyond, LEAST_S) / middle)) / Z_OF_QUANTILE
+    spread = abs(math.log(max(beyond, LEAST_TIME_S) / middle)) / Z_OF_QUANTILE
     deviate = math.log(left / middle) / min(MOST_SPREAD, max(LEAST_SPREAD, spread))
-    return min(1 - SUREST, max(SUREST, 0.5 * math.erfc(-deviate / math.sqrt(2))))
+    return min(1 - LEAST_PROBABILITY, max(LEAST_PROBABILITY, 0.5 * math.erfc(-deviate / math.sqrt(2))))
 
 
 def next_checkpoint(
-    begun: Sequence[float], durations: Sequence[float], now: float, interval_s: float | None = None
+    starts: Sequence[float], durations: Sequence[float], now: float, interval_s: float | None = None
 ) -> float | None:
     """Time at which the next checkpoint should be complete; None if the rhythm is unknown or broken.
 
-    ``begun`` has the start times of the last checkpoints, in order, and ``durations`` their seconds. Without
+    ``starts`` has the start times of the last checkpoints, in order, and ``durations`` their seconds. Without
     ``interval_s``, the interval is the median between at least three checkpoints.
     """
-    if not begun:
+    if not starts:
         return None
     if interval_s is None:
-        if len(begun) < SAVES_TO_LEARN_FROM:
+        if len(starts) < LEAST_CHECKPOINTS:
             return None
-        interval_s = statistics.median(after - before for before, after in itertools.pairwise(begun))
-    if interval_s <= 0 or now - begun[-1] > (1 + OVERDUE_MOST) * interval_s:
+        interval_s = statistics.median(after - before for before, after in itertools.pairwise(starts))
+    if interval_s <= 0 or now - starts[-1] > (1 + MOST_OVERDUE) * interval_s:
         return None
-    return max(now, begun[-1] + interval_s) + (statistics.median(durations) if durations else 0.0)
+    return max(now, starts[-1] + interval_s) + (statistics.median(durations) if durations else 0.0)
 
 
-def checkpoint_meets_deadline(deadline: float | None, moment: float | None) -> bool | None:
+def checkpoint_meets_deadline(deadline: float | None, due: float | None) -> bool | None:
     """Whether a checkpoint due at this time is complete before the deadline; None if either is unknown."""
-    return None if deadline is None or moment is None else moment <= deadline
+    return None if deadline is None or due is None else due <= deadline
 
 
 LEAST_WORKERS = 3  # with two, the median does not show which one lags

@@ -8,47 +8,47 @@ from typing import Any
 from exporter.logs.search.findings import ActivityMark
 
 PHASES = ("checkpointing", "evaluating")  # activities that are a phase of the job, the preferred one first
-BELIEVED_S = 1800.0  # limit of an activity without a logged end, until one of its kind has ended
-LONGEST_TIMES, BELIEVED_LEAST_S = 3, 300.0  # afterwards: multiple of its longest duration, and least limit
-SAME_S = 60.0  # an activity logged again within this time, such as per checkpoint file, is the same one
-KEPT = 32
+MOST_ACTIVITY_S = 1800.0  # limit of an activity without a logged end, until one of its kind has ended
+DURATION_FACTOR, LEAST_ACTIVITY_S = 3, 300.0  # afterwards: multiple of its longest duration, and least limit
+SAME_ACTIVITY_S = 60.0  # an activity logged again within this time, such as per checkpoint file, is the same one
+MOST_TIMES = 32
 
 
 @dataclass
 class WorkerActivities:
     """Activities of one worker."""
 
-    since: dict[str, float] = field(default_factory=dict)  # start of each activity that has not ended
+    active_since: dict[str, float] = field(default_factory=dict)  # start of each activity that has not ended
     # Recent starts by name, or ends if the log shows only those.
-    begun: dict[str, deque[float]] = field(default_factory=dict)
+    recent_starts: dict[str, deque[float]] = field(default_factory=dict)
     durations: dict[str, deque[float]] = field(default_factory=dict)
 
-    def take(self, mark: ActivityMark, t: float) -> None:
+    def apply(self, activity: ActivityMark, t: float) -> None:
         """Take a record that an activity starts or ends."""
-        begun = self.begun.setdefault(mark.name, deque(maxlen=KEPT))
-        since = self.since.get(mark.name)
-        if mark.begins:
-            if since is None or t - since >= SAME_S:
-                self.since[mark.name] = t
+        begun = self.recent_starts.setdefault(activity.name, deque(maxlen=MOST_TIMES))
+        since = self.active_since.get(activity.name)
+        if activity.begins:
+            if since is None or t - since >= SAME_ACTIVITY_S:
+                self.active_since[activity.name] = t
                 begun.append(t)
         elif since is not None:
-            del self.since[mark.name]
-            self.durations.setdefault(mark.name, deque(maxlen=KEPT)).append(max(0.0, t - since))
-        elif not begun or t - begun[-1] >= SAME_S:
+            del self.active_since[activity.name]
+            self.durations.setdefault(activity.name, deque(maxlen=MOST_TIMES)).append(max(0.0, t - since))
+        elif not begun or t - begun[-1] >= SAME_ACTIVITY_S:
             begun.append(t)
 
     def begin_run(self) -> None:
         """Start a new run: the activities of the last run have ended."""
-        self.since.clear()
+        self.active_since.clear()
 
-    def present(self, now: float, last_rise: float | None) -> str | None:
+    def current_phase(self, now: float, last_rise: float | None) -> str | None:
         """Current activity that is a phase; None after newer progress, or after too long."""
         for name in PHASES:
-            since = self.since.get(name)
+            since = self.active_since.get(name)
             if since is None or (last_rise is not None and last_rise > since):
                 continue
             durations = self.durations.get(name)
-            believed_s = max(BELIEVED_LEAST_S, LONGEST_TIMES * max(durations)) if durations else BELIEVED_S
+            believed_s = max(LEAST_ACTIVITY_S, DURATION_FACTOR * max(durations)) if durations else MOST_ACTIVITY_S
             if now - since <= believed_s:
                 return name
         return None
@@ -56,8 +56,8 @@ class WorkerActivities:
     def state(self) -> dict[str, Any]:
         """The complete state, ready for JSON."""
         return {
-            "since": dict(self.since),
-            "begun": {name: list(moments) for name, moments in self.begun.items()},
+            "since": dict(self.active_since),
+            "begun": {name: list(moments) for name, moments in self.recent_starts.items()},
             "durations": {name: list(seconds) for name, seconds in self.durations.items()},
         }
 
@@ -66,8 +66,8 @@ class WorkerActivities:
         """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
         return cls(
             dict(state["since"]),
-            {name: deque(moments, KEPT) for name, moments in state["begun"].items()},
-            {name: deque(seconds, KEPT) for name, seconds in state["durations"].items()},
+            {name: deque(moments, MOST_TIMES) for name, moments in state["begun"].items()},
+            {name: deque(seconds, MOST_TIMES) for name, seconds in state["durations"].items()},
         )
 
 
@@ -76,9 +76,9 @@ def job_phase(workers: Iterable[tuple[WorkerActivities, float | None]], now: flo
 
     Only workers that have ever logged this activity count. So rank 0 decides alone if no other rank logs it.
     """
-    known = [(marks, marks.present(now, last_rise)) for marks, last_rise in workers]
+    known = [(marks, marks.current_phase(now, last_rise)) for marks, last_rise in workers]
     for name in PHASES:
-        asked = [present for marks, present in known if name in marks.begun]
+        asked = [present for marks, present in known if name in marks.recent_starts]
         if 2 * asked.count(name) > len(asked):
             return name
     return None

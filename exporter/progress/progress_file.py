@@ -18,7 +18,7 @@ from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFinding
 
 MOST_RECORD_BYTES = 64 * 1024
 MOST_NAMES = 32  # value names of one worker, since each is a series
-WHOLE_TEXT_BYTES = 256 * 1024  # up to this size, every record counts
+ALL_RECORDS_BYTES = 256 * 1024  # up to this size, every record counts
 # Of a longer text, only this end and the last resume before it count, to limit the cost of a heavy writer.
 END_BYTES = 64 * 1024
 
@@ -27,10 +27,10 @@ WORKING = "working"
 
 _MOST_COUNT = 10**18 - 1
 _COUNTS = ("done", "total", "epoch", "epochs", "rank")
-_OF = (("done", "total"), ("epoch", "epochs"))  # (part, total) pairs
-_WORDS = ("unit", "phase")
-_KEYS = {*_COUNTS, *_WORDS, "resumed"}
-_UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
+_COUNT_PAIRS = (("done", "total"), ("epoch", "epochs"))  # (part, total) pairs
+_TEXT_KEYS = ("unit", "phase")
+_KEYS = {*_COUNTS, *_TEXT_KEYS, "resumed"}
+_UNIT_BY_WORD = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
 _UNSAFE = re.compile(r"[^\w.:@+-]")
 _NAME_LENGTH = 128
 _RESUMED = re.compile(rb'"resumed"\s*:\s*true')
@@ -52,7 +52,7 @@ class ProgressUpdates(LogFindings):
     """Contents of a part of the file."""
 
     records: int = 0  # non-blank records
-    unusable: int = 0  # records that are not a valid update
+    invalid: int = 0  # records that are not a valid update
     phase: str | None = None  # activity after the last record, None for the work itself
 
 
@@ -78,9 +78,9 @@ def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
             if count is None:
                 return None
             counts[key] = count
-    if any(counts.get(done, 0) > counts.get(total, _MOST_COUNT) for done, total in _OF):
+    if any(counts.get(done, 0) > counts.get(total, _MOST_COUNT) for done, total in _COUNT_PAIRS):
         return None
-    words = {key: told[key] for key in _WORDS if told.get(key) is not None}
+    words = {key: told[key] for key in _TEXT_KEYS if told.get(key) is not None}
     resumed = told.get("resumed") or False
     if not all(isinstance(word, str) for word in words.values()) or not isinstance(resumed, bool):
         return None
@@ -93,17 +93,17 @@ def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
     return update if update.position is not None or update.values or update.mark is not None else None
 
 
-def _count(given: object) -> int | None:
+def _count(value: object) -> int | None:
     """A whole number of at most 18 digits, or None."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= _MOST_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_COUNT:
         return None
-    return int(given)
+    return int(value)
 
 
 def _position(counts: dict[str, int], unit: str, resumed: bool, offset: int) -> LogPosition | None:
     epoch, epochs = counts.get("epoch"), counts.get("epochs")
     if "done" in counts:
-        unit = _UNIT_OF.get(unit.strip().lower(), "items")  # images, rows and samples are items
+        unit = _UNIT_BY_WORD.get(unit.strip().lower(), "items")  # images, rows and samples are items
         done, total = counts["done"], counts.get("total")
     elif epoch is not None:
         unit, done, total, epoch, epochs = "epochs", epoch, epochs, None, None
@@ -117,10 +117,10 @@ def _mark(phase: str, offset: int) -> ActivityMark:
     return ActivityMark(name, True, offset) if name in MARKS else ActivityMark(WORKING, False, offset)
 
 
-def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, LogValue]]:
+def _values(body: dict[str, object], offset: int) -> Iterator[tuple[str, LogValue]]:
     """The first `MOST_NAMES` further numbers, by safe name."""
     names: set[str] = set()
-    for key, given in told.items():
+    for key, given in body.items():
         if key in _KEYS or isinstance(given, bool) or not isinstance(given, int | float):
             continue
         name = _safe_name(key)
@@ -129,11 +129,11 @@ def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, LogValu
             yield name, LogValue(_float(given), offset)
 
 
-def _float(given: float) -> float:
+def _float(value: float) -> float:
     try:
-        return float(given)
+        return float(value)
     except OverflowError:
-        return math.inf if given > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def _safe_name(text: str) -> str:
@@ -141,19 +141,21 @@ def _safe_name(text: str) -> str:
     return _UNSAFE.sub("_", text)[:_NAME_LENGTH]
 
 
-def parse_updates(text: bytes, offset: int, known: Collection[str] = (), phase: str | None = None) -> ProgressUpdates:
+def parse_updates(
+    text: bytes, offset: int, known_names: Collection[str] = (), phase: str | None = None
+) -> ProgressUpdates:
     """Parse complete records, starting at ``offset``.
 
-    ``known`` are this worker's value names so far; no new name is taken beyond ``MOST_NAMES``. ``phase`` is the
+    ``known_names`` are this worker's value names so far; no new name is taken beyond ``MOST_NAMES``. ``phase`` is the
     previous activity from the last ``ProgressUpdates``: only a change is a mark.
     """
     found = ProgressUpdates(phase=phase)
-    names = set(known)
+    names = set(known_names)
     for start, record in _records(text):
         found.records += 1
         update = parse_update(record, offset + start)
         if update is None:
-            found.unusable += 1
+            found.invalid += 1
             continue
         if update.position is not None:
             found.positions.append(update.position)
@@ -178,7 +180,7 @@ def _change_phase(found: ProgressUpdates, mark: ActivityMark) -> None:
 
 def _records(text: bytes) -> Iterator[tuple[int, bytes]]:
     """Records that count, with their offsets in ``text``, without blank ones."""
-    if len(text) > WHOLE_TEXT_BYTES:
+    if len(text) > ALL_RECORDS_BYTES:
         end = _next_record(text, len(text) - END_BYTES)
         yield from _last_resume(text[:end])
     else:
@@ -197,7 +199,7 @@ def _last_resume(text: bytes) -> Iterator[tuple[int, bytes]]:
         yield start, text[start : _next_record(text, match.end())].rstrip(b"\r\n")
 
 
-def _next_record(text: bytes, place: int) -> int:
-    """Offset of the first record after the one at ``place``."""
-    ends = [found for found in (text.find(b"\n", place), text.find(b"\r", place)) if found >= 0]
+def _next_record(text: bytes, offset: int) -> int:
+    """Offset of the first record after the one at ``offset``."""
+    ends = [found for found in (text.find(b"\n", offset), text.find(b"\r", offset)) if found >= 0]
     return min(ends, default=len(text) - 1) + 1

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-FIRSTS = 5.0  # a resume starts above this multiple of a fresh start's first position
-REACHED = 0.5  # a resume starts at or above this part of the earlier progress: checkpoints are rarely older
-SOON_S = 600.0  # a later first position may be work, whatever its size
+FIRST_POSITION_FACTOR = 5.0  # a resume starts above this multiple of a fresh start's first position
+LEAST_REACHED_SHARE = 0.5  # a resume starts at or above this part of the earlier progress: checkpoints are rarely older
+MOST_START_S = 600.0  # a later first position may be work, whatever its size
 # A first position may be a resume from this share of the total, or this count without a total.
-LARGE_SHARE, LARGE = 0.02, 50.0
-FASTER = 3.0  # most that the throughput before the first position may exceed the fastest one since
-STEPS = 1.5  # most that a fresh start reports first, in steps: batches rarely differ more
+LARGE_SHARE, LARGE_COUNT = 0.02, 50.0
+THROUGHPUT_FACTOR = 3.0  # most that the throughput before the first position may exceed the fastest one since
+FIRST_STEP_FACTOR = 1.5  # most that a fresh start reports first, in steps: batches rarely differ more
 STAMP_S = 1.0  # many logs have times in whole seconds, so a record may be this much later than its time
-RISES = 3  # rises needed before the throughput is trusted: with three, one pause does not distort it
+LEAST_RISES = 3  # rises needed before the throughput is trusted: with three, one pause does not distort it
 
 
 class EarlierProgress(NamedTuple):
@@ -70,7 +70,11 @@ def is_resume(done: float, total: float | None, earlier: EarlierProgress) -> boo
     anew = max(1.0, earlier.first)
     if done <= anew:
         return False
-    return True if min(done, earlier.done) > FIRSTS * anew and done >= REACHED * earlier.done else None
+    return (
+        True
+        if min(done, earlier.done) > FIRST_POSITION_FACTOR * anew and done >= LEAST_REACHED_SHARE * earlier.done
+        else None
+    )
 
 
 def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
@@ -78,8 +82,8 @@ def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
 
     Work that is already complete does not count: its throughput cannot be measured.
     """
-    large = done >= max(1.0, LARGE_SHARE * total) and done < total if total is not None else done >= LARGE
-    return large and 0.0 <= after_s <= SOON_S
+    large = done >= max(1.0, LARGE_SHARE * total) and done < total if total is not None else done >= LARGE_COUNT
+    return large and 0.0 <= after_s <= MOST_START_S
 
 
 @dataclass(slots=True)
@@ -101,11 +105,11 @@ class UndecidedStart:
     rises: int = 0
 
     @classmethod
-    def at(cls, done: float, t: float, began: float) -> "UndecidedStart":
+    def from_position(cls, done: float, t: float, began: float) -> "UndecidedStart":
         """Create from a first position at ``t`` of a run that started at ``began``."""
         return cls(done, t - began, t, done, t)
 
-    def take(self, done: float, t: float) -> bool | None:
+    def update(self, done: float, t: float) -> bool | None:
         """Whether the first position was work, given the latest count; None while undecided.
 
         Records with the same time are one, since their duration is unknown. With ten records a second, the throughput
@@ -120,9 +124,9 @@ class UndecidedStart:
                 self.last_at = t
             self.last = done
         worked_for = self.pace > 0 and self._can_be_work
-        return True if worked_for else False if self.rises >= RISES else None
+        return True if worked_for else False if self.rises >= LEAST_RISES else None
 
-    def verdict(self) -> bool:
+    def decide(self) -> bool:
         """Decide with the available records: without evidence, the first position was work.
 
         Times in whole seconds are no evidence before they span two: the second record may have followed immediately.
@@ -132,7 +136,7 @@ class UndecidedStart:
 
     @property
     def _can_be_work(self) -> bool:
-        return self.done <= max(FASTER * (self.after_s + STAMP_S) * self.pace, STEPS * self.step)
+        return self.done <= max(THROUGHPUT_FACTOR * (self.after_s + STAMP_S) * self.pace, FIRST_STEP_FACTOR * self.step)
 
 
 Key = tuple[str, int | None]  # pattern and data-parallel rank of a count
@@ -144,27 +148,27 @@ class UndecidedStarts:
     def __init__(self) -> None:
         self.open: dict[Key, UndecidedStart] = {}
 
-    def hold(self, key: Key, beginning: UndecidedStart) -> None:
+    def add(self, key: Key, start: UndecidedStart) -> None:
         """Watch the next records of this count."""
-        self.open[key] = beginning
+        self.open[key] = start
 
-    def take(self, key: Key, done: float, total: float | None, t: float) -> float | None:
+    def update(self, key: Key, done: float, total: float | None, t: float) -> float | None:
         """Newly decided work before the first position of this count: all of it, or 0; None if nothing was decided."""
         beginning = self.open.get(key)
         if beginning is None:
             return None
         ended = total is not None and done >= total  # perhaps long ago, so that this rise has no usable throughput
-        worked_for = beginning.verdict() if ended else beginning.take(done, t)
-        if worked_for is None and t - beginning.last_at > SOON_S:
-            worked_for = beginning.verdict()
+        worked_for = beginning.decide() if ended else beginning.update(done, t)
+        if worked_for is None and t - beginning.last_at > MOST_START_S:
+            worked_for = beginning.decide()
         if worked_for is None:
             return None
         del self.open[key]
         return beginning.done if worked_for else 0
 
-    def settle(self) -> dict[Key, float]:
+    def decide_all(self) -> dict[Key, float]:
         """Decide all at the end of a run: work before the first position, by count."""
-        found = {key: beginning.done for key, beginning in self.open.items() if beginning.verdict()}
+        found = {key: beginning.done for key, beginning in self.open.items() if beginning.decide()}
         self.open.clear()
         return found
 

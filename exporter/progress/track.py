@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from exporter.logs.search.findings import ADDED_UP, ActivityMark, LogPosition, LogValue
+from exporter.logs.search.findings import SUMMED_UNITS, ActivityMark, LogPosition, LogValue
 from exporter.progress.counters import EpochCounter, LogCounter, RankCounters
 from exporter.progress.resumes import EarlierProgress, UndecidedStart, UndecidedStarts, is_resume, may_be_resume
 
@@ -53,7 +53,7 @@ class ProgressTrack:
     - The first position of a run without an announced resume is work, unless it is a resume by the rules of
       ``progress.resumes``.
     - A count with another total is another counter, such as a validation, while the one in force has work left. During
-      a logged evaluation it always is. It does not count, but sets ``aside``.
+      a logged evaluation it always is. It does not count, but sets ``has_other_counter``.
 
     ``processed`` is the work done since the job started, in units of the pattern in force. It falls only when a source
     of higher order counts another unit: then it restarts at the work of earlier runs in that unit. Everything is None
@@ -83,8 +83,8 @@ class ProgressTrack:
         self._earlier = earlier
         self.began: float | None = None  # start of the current run; if None, the first position is work
         # Whether positions are skipped at present, so that the first one says nothing about a resume.
-        self.thinned = False
-        self._beginnings = UndecidedStarts()
+        self.skips_positions = False
+        self._undecided_starts = UndecidedStarts()
         self.pattern: str | None = None
         self.processed: float | None = None
         self.last_rise: float | None = None
@@ -113,32 +113,32 @@ class ProgressTrack:
     def done(self) -> float | None:
         """Current position."""
         if self.pattern is not None:
-            return self._patterns[self.pattern].standing()[0]
+            return self._patterns[self.pattern].position()[0]
         return self._resumed[1] if self._resumed is not None else None
 
     @property
     def total(self) -> float | None:
         """Total from the log, else from the job file."""
-        told = self._told_total
+        told = self._logged_total
         if told is not None:
             return told
-        expected = self._expected(self.unit)
+        expected = self._expected_total(self.unit)
         return None if expected is not None and (self.done or 0) > expected else expected
 
-    def _expected(self, unit: str | None) -> int | None:
+    def _expected_total(self, unit: str | None) -> int | None:
         """Total of this unit for the worker, from the job file."""
         if unit in (None, "items", "requests"):
             return self._share
         return {"steps": self._steps, "epochs": self._epochs}.get(unit or "")
 
     @property
-    def _told_total(self) -> float | None:
+    def _logged_total(self) -> float | None:
         if self.pattern is not None:
-            return self._patterns[self.pattern].standing()[1]
+            return self._patterns[self.pattern].position()[1]
         return self._resumed[2] if self._resumed is not None else None
 
     @property
-    def aside(self) -> bool:
+    def has_other_counter(self) -> bool:
         """Whether another counter than the one in force is moving."""
         if self.pattern is not None:
             for count in self._patterns[self.pattern].counts.values():
@@ -148,7 +148,7 @@ class ProgressTrack:
 
     def begin_run(self) -> None:
         """Start a new run: its first position counts from 0, unless it is a resume."""
-        self.settle()
+        self.decide_starts()
         if self.unit is not None and self.processed is not None:
             self._before = self.unit, self.processed
         self.began = None
@@ -159,42 +159,42 @@ class ProgressTrack:
         self.epoch, self.epochs = None, self._epochs
         for pattern in self._patterns.values():
             pattern.source, pattern.passed = None, False
-            pattern.begin(0.0)
+            pattern.start_at(0.0)
 
     @property
     def first(self) -> float | None:
         """First position of a run that started at 0, if seen; the largest for ranks in step."""
         force = self._patterns[self.pattern] if self.pattern is not None else None
-        if force is not None and (len(force.counts) == 1 or force.unit not in ADDED_UP):
+        if force is not None and (len(force.counts) == 1 or force.unit not in SUMMED_UNITS):
             known = [count.first for count in force.counts.values() if count.first is not None]
             if known:
                 return max(known)
         return self._earlier.first if self._earlier is not None and self._earlier.unit == self.unit else None
 
-    def settle(self) -> None:
+    def decide_starts(self) -> None:
         """End the run: decide undecided first positions with the available records."""
-        for (name, rank), worked in self._beginnings.settle().items():
+        for (name, rank), worked in self._undecided_starts.decide_all().items():
             self.processed = (self.processed or 0) + worked
             self._patterns[name].counts[rank].first = worked
 
-    def mark(self, mark: ActivityMark, t: float) -> None:
+    def apply_activity(self, activity: ActivityMark, t: float) -> None:
         """Take a record about the worker's activity."""
-        if mark.name == "evaluating":
-            self._evaluating_since = t if mark.begins else None
+        if activity.name == "evaluating":
+            self._evaluating_since = t if activity.begins else None
 
     def update(self, source: str, position: LogPosition, t: float, order: int = 0) -> bool:
         """Take a position of a source at time ``t``; whether it is of the count in force."""
-        if self._goes_straight_on(source, position, t, order):
+        if self._update_fast(source, position, t, order):
             return True
-        if not self._heeds(source, position.pattern, position.unit, order):
+        if not self._accepts(source, position.pattern, position.unit, order):
             return False
         if position.resumed:
             self._resume(position, t)
             return True
-        self._note_record(source, position)
-        return self._take(position, t)
+        self._detect_epoch_records(source, position)
+        return self._apply(position, t)
 
-    def _goes_straight_on(self, source: str, position: LogPosition, t: float, order: int) -> bool:
+    def _update_fast(self, source: str, position: LogPosition, t: float, order: int) -> bool:
         """Take a record that only raises the count in force, as nearly all do; false for any other.
 
         A shortcut of ``update``, which would do the same in four times the time.
@@ -203,11 +203,11 @@ class ProgressTrack:
             return False
         if self.epoch is not None or self._evaluating_since is not None:
             return False
-        if self._beginnings.open and (position.pattern, position.rank) in self._beginnings.open:
+        if self._undecided_starts.open and (position.pattern, position.rank) in self._undecided_starts.open:
             return False
         pattern = self._patterns[self.pattern]
         count = pattern.counts.get(position.rank)
-        if count is None or pattern.source != source or pattern.unit not in ADDED_UP or pattern.passed:
+        if count is None or pattern.source != source or pattern.unit not in SUMMED_UNITS or pattern.passed:
             return False
         if count.begins or count.done is None or position.total is None or position.total != count.total:
             return False
@@ -215,24 +215,24 @@ class ProgressTrack:
         if rise < 0:
             return False
         pattern.offset = position.offset
-        count.go_straight_on(position.done, t)
+        count.accept_rise(position.done, t)
         count.epoch = None
         self.processed = (self.processed or 0) + rise
         if rise:
             self.last_rise = t
         return True
 
-    def _heeds(self, source: str, name: str, unit: str, order: int) -> bool:
+    def _accepts(self, source: str, name: str, unit: str, order: int) -> bool:
         """Whether the pattern accepts this source."""
         if order < self._order:
             return False
         if order > self._order:
-            self.settle()
+            self.decide_starts()
             self._order = order
             force = self._patterns[self.pattern] if self.pattern is not None else None
             goes_on = force is not None and self.pattern == name and force.source in (None, source)
             if force is not None and not goes_on:
-                self._resumed = (force.unit, self.done or 0, self._told_total)
+                self._resumed = (force.unit, self.done or 0, self._logged_total)
                 self._from = None  # the same work in another unit
                 self._bases = {}
                 self.changes += 1
@@ -248,24 +248,24 @@ class ProgressTrack:
 
     def _resume(self, position: LogPosition, t: float) -> None:
         """Continue the work at this position."""
-        self._beginnings.drop()
+        self._undecided_starts.drop()
         self._resumed = (position.unit, position.done, position.total)
         self._from = None
         self._bases[position.unit] = position.done
         self.processed = self.processed or 0
         if position.unit == "epochs":
-            self._note_epoch(position)
+            self._update_epoch(position)
         for pattern in self._patterns.values():
             if pattern.unit != position.unit:
-                pattern.begin(None, position.rank)
+                pattern.start_at(None, position.rank)
                 continue
-            pattern.begin(position.done, position.rank)
+            pattern.start_at(position.done, position.rank)
             if len(pattern.counts) == 1 and not pattern.epochs:
                 (count,) = pattern.counts.values()
                 count.done, count.seen = position.done, t
                 count.total = position.total if position.total is not None else count.total
 
-    def _note_record(self, source: str, position: LogPosition) -> None:
+    def _detect_epoch_records(self, source: str, position: LogPosition) -> None:
         """Note which patterns are in the same records as an epoch."""
         pattern = self._patterns[position.pattern]
         pattern.offset = position.offset
@@ -276,7 +276,7 @@ class ProgressTrack:
         elif self._epoch_record == [source, position.offset]:
             pattern.of_epoch = True
 
-    def _note_epoch(self, position: LogPosition) -> None:
+    def _update_epoch(self, position: LogPosition) -> None:
         """Note the current epoch."""
         epoch = position.epoch
         if epoch is None and position.unit == "epochs":
@@ -289,9 +289,9 @@ class ProgressTrack:
             if told is not None:
                 self.epochs = told
             elif self.epochs == self._epochs is not None and epoch > self._epochs:
-                self._forget_epochs()
+                self._drop_epochs()
 
-    def _forget_epochs(self) -> None:
+    def _drop_epochs(self) -> None:
         """Drop the number of epochs: the worker exceeded the job file's."""
         self.epochs = None
         for pattern in self._patterns.values():
@@ -299,7 +299,7 @@ class ProgressTrack:
                 if rank in pattern.epochs:
                     count.total = None
 
-    def _take(self, position: LogPosition, t: float) -> bool:
+    def _apply(self, position: LogPosition, t: float) -> bool:
         done: float = position.done
         total: float | None = position.total
         name, rank = position.pattern, position.rank
@@ -314,17 +314,17 @@ class ProgressTrack:
                 return False
             base = self._bases.get(pattern.unit, self._from)
             count = pattern.counts[rank] = LogCounter(base=base)
-        self._note_epoch(position)
+        self._update_epoch(position)
         if pattern.unit != "epochs" and self.epoch is not None:
-            over = self._over_epochs(pattern, count, position, t, evaluating)
+            over = self._position_over_epochs(pattern, count, position, t, evaluating)
             if over is None:
                 return False
             done, total = over
         known = count.done is not None
         begins = count.begins and all(other.begins for other in pattern.counts.values())
-        shared = count.begins and pattern.unit in ADDED_UP
-        beginning = self._beginning(pattern.unit, count, done, total, t) if begins or shared else None
-        taken = count.take(done, total, t, evaluating=evaluating)
+        shared = count.begins and pattern.unit in SUMMED_UNITS
+        beginning = self._undecided_start(pattern.unit, count, done, total, t) if begins or shared else None
+        taken = count.accept(done, total, t, evaluating=evaluating)
         if taken is None:
             return False
         rise, again = taken
@@ -333,11 +333,11 @@ class ProgressTrack:
         if begins:
             pattern.highest = count.base if count.base is not None else done
         before = self.pattern
-        if not self._choose(name, pattern):
+        if not self._choose_pattern(name, pattern):
             return False
-        if pattern.unit not in ADDED_UP:
+        if pattern.unit not in SUMMED_UNITS:
             several = len(pattern.counts) > 1
-            slowest = (pattern.standing()[0] if several else count.done) or 0
+            slowest = (pattern.position()[0] if several else count.done) or 0
             if again and known and not begins:
                 pattern.highest = min(pattern.highest, slowest)
             rise = max(0, slowest - pattern.highest) if several else rise
@@ -345,10 +345,13 @@ class ProgressTrack:
         if before not in (None, name):
             rise = 0
             self.changes += 1
-            self.settle()
+            self.decide_starts()
         elif beginning is not None:
-            self._beginnings.hold((name, rank), beginning)
-        elif self._beginnings.open and (worked := self._beginnings.take((name, rank), done, total, t)) is not None:
+            self._undecided_starts.add((name, rank), beginning)
+        elif (
+            self._undecided_starts.open
+            and (worked := self._undecided_starts.update((name, rank), done, total, t)) is not None
+        ):
             count.first = worked or count.step  # its first position if it started at 0
             rise += worked
         self.processed = (self.processed or 0) + rise
@@ -357,14 +360,14 @@ class ProgressTrack:
             self._evaluating_since = None  # it works again, whether logged or not
         return True
 
-    def _beginning(
+    def _undecided_start(
         self, unit: str, count: LogCounter, done: float, total: float | None, t: float
     ) -> UndecidedStart | None:
         """The first position of a count in this run, if later records must decide whether it was work.
 
         If it was not, or is undecided, the count continues from it.
         """
-        if count.base != 0.0 or self.thinned:
+        if count.base != 0.0 or self.skips_positions:
             return None  # its start value is known, or positions before it were skipped
         earlier = self._earlier if self._earlier is not None and self._earlier.unit == unit else None
         if count.done is not None:
@@ -376,9 +379,9 @@ class ProgressTrack:
             count.base = None
         else:
             count.first = done
-        return UndecidedStart.at(done, t, self.began) if open_ and self.began is not None else None
+        return UndecidedStart.from_position(done, t, self.began) if open_ and self.began is not None else None
 
-    def _over_epochs(
+    def _position_over_epochs(
         self, pattern: RankCounters, count: LogCounter, position: LogPosition, t: float, evaluating: bool
     ) -> tuple[float, float | None] | None:
         """(done, total) over all epochs, for a counter that restarts at each; None if it is another counter.
@@ -393,60 +396,62 @@ class ProgressTrack:
         if over is None:
             over = EpochCounter(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
             if told_here or pattern.of_epoch or pattern.unit == "batches":
-                if not count.begins and over.where(epoch, epochs):
+                if not count.begins and over.epoch_index(epoch, epochs):
                     count.begins, count.base = True, None  # it counted within one epoch so far
-            elif not self._begins_again(over, count, batch, size):
+            elif not self._restarts_with_epoch(over, count, batch, size):
                 return batch, size
             pattern.epochs[position.rank] = over
         base = over.base
-        index = over.where(epoch, epochs)
+        index = over.epoch_index(epoch, epochs)
         if over.base != base and not count.begins:
             count.begins, count.base = True, None
         if not told_here:
-            index = over.late(batch, size, index, epochs)
-        if over.goes_on(batch, size, index, epochs):
+            index = over.resolve_index(batch, size, index, epochs)
+        if over.spans_epochs(batch, size, index, epochs):
             pattern.whole = True
             if over.past:
-                pattern.begin(None)
+                pattern.start_at(None)
             return batch, size
-        if over.is_another(batch, size, index, evaluating=evaluating) and (count.leave_aside(t) or evaluating):
+        if over.is_other_counter(batch, size, index, evaluating=evaluating) and (count.ignore_other(t) or evaluating):
             return None
-        return over.count(batch, size, index, epochs)
+        return over.update(batch, size, index, epochs)
 
-    def _begins_again(self, over: EpochCounter, count: LogCounter, batch: float, size: float | None) -> bool:
+    def _restarts_with_epoch(self, over: EpochCounter, count: LogCounter, batch: float, size: float | None) -> bool:
         """Whether the counter restarted with an epoch, so that its earlier count was of one epoch.
 
         Also if it ends, or is replaced by a shorter one, before the last epoch.
         """
         if count.begins or count.done is None or count.epoch is None or self.epoch is None:
             return False
-        index = over.where(count.epoch, self.epochs)
+        index = over.epoch_index(count.epoch, self.epochs)
         fell = self.epoch > count.epoch and batch < count.done / 2
         to_come = self.epochs is not None and index + 1 < self.epochs
         shorter = None not in (size, count.total) and (size or 0) < (count.total or 0)
-        if not fell and not (to_come and count.ended and (shorter or (size == count.total and batch < count.done))):
+        if not fell and not (to_come and count.has_ended and (shorter or (size == count.total and batch < count.done))):
             return False
         step = count.step
-        count.done, count.total = over.count(count.done, count.total, index, self.epochs)
+        count.done, count.total = over.update(count.done, count.total, index, self.epochs)
         over.step = step
         return True
 
-    def _choose(self, name: str, pattern: RankCounters) -> bool:
+    def _choose_pattern(self, name: str, pattern: RankCounters) -> bool:
         """Whether the pattern of the latest record is in force."""
         if self.pattern is None or self.pattern == name:
             self.pattern = name
             return True
         force = self._patterns[self.pattern]
-        better = pattern.has_total and (not force.has_total or self._rank(name) < self._rank(self.pattern))
-        (_, old), (_, new) = force.standing(), pattern.standing()
-        if old is not None and new is not None and new > old and all(count.ended for count in force.present()):
+        better = pattern.has_total and (
+            not force.has_total or self._preference_rank(name) < self._preference_rank(self.pattern)
+        )
+        (_, old), (_, new) = force.position(), pattern.position()
+        if old is not None and new is not None and new > old and all(count.has_ended for count in force.active()):
             force.passed = better = True
         if pattern.passed or not better:
             return False
         self.pattern = name
         return True
 
-    def _rank(self, name: str) -> int:
+    def _preference_rank(self, name: str) -> int:
         """Rank in the order of preference; whole epochs, the coarsest count, come last unless preferred."""
         return self._preference.get(name, len(self._preference) + (self._patterns[name].unit == "epochs"))
 
@@ -459,7 +464,7 @@ class ProgressTrack:
             entry["counts"] = [[rank, asdict(count)] for rank, count in pattern.counts.items()]
             entry["epochs"] = [[rank, asdict(over)] for rank, over in pattern.epochs.items()]
             patterns[name] = entry
-        return {**plain, "resumed": self._resumed, "patterns": patterns, "beginnings": self._beginnings.state()}
+        return {**plain, "resumed": self._resumed, "patterns": patterns, "beginnings": self._undecided_starts.state()}
 
     @classmethod
     def from_state(
@@ -483,7 +488,7 @@ class ProgressTrack:
             setattr(track, name, state[name])
         if track.pattern is not None and track.pattern not in track._patterns:
             raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
-        track._beginnings = UndecidedStarts.from_state(state["beginnings"])
+        track._undecided_starts = UndecidedStarts.from_state(state["beginnings"])
         if state["resumed"] is not None:
             unit, done, total = state["resumed"]
             track._resumed = (unit, done, total)

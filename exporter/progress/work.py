@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.logs.search.findings import ADDED_UP, UNITS
+from exporter.logs.search.findings import SUMMED_UNITS, UNITS
 
 ITEMS = UNITS[0]
 # Patterns of progress bars; those of tqdm count items or batches and do not show which.
@@ -20,8 +20,8 @@ class JobWork:
     done: int | None = None
     expected: int | None = None  # total from the logs, independent of the job file
     processed: int | None = None
-    whole: bool = False  # whether every worker has a position
-    bars: bool = False  # whether all positions are from progress bars
+    has_all_positions: bool = False  # whether every worker has a position
+    has_only_bars: bool = False  # whether all positions are from progress bars
 
     @property
     def unit(self) -> str | None:
@@ -33,19 +33,19 @@ class JobWork:
         """Whether the job counts items of the job file, as far as known."""
         return self.units in ((), (ITEMS,))
 
-    def counts_items_of(self, total_items: int | None) -> bool:
+    def counts_total_items(self, total_items: int | None) -> bool:
         """Whether the job counts items, and about as many as the job file specifies."""
-        few = self.bars and total_items and self.expected and self.expected * BATCH_LEAST <= total_items
+        few = self.has_only_bars and total_items and self.expected and self.expected * BATCH_LEAST <= total_items
         return self.counts_items and not few
 
     @property
-    def in_step(self) -> bool:
+    def is_in_step(self) -> bool:
         """Whether all workers do the same work, so that the slowest one counts."""
-        return self.unit is not None and self.unit not in ADDED_UP
+        return self.unit is not None and self.unit not in SUMMED_UNITS
 
-    def expected_of(self, total_items: int | None) -> int | None:
+    def expected_total(self, total_items: int | None) -> int | None:
         """Total of the job: items from the job file, other units from the logs."""
-        return total_items or self.expected if self.counts_items_of(total_items) else self.expected
+        return total_items or self.expected if self.counts_total_items(total_items) else self.expected
 
 
 def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
@@ -60,8 +60,8 @@ def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
     whole = len(known) == len(workers)
     bars = bool(known) and all(worker.get("pattern") in BARS for worker in known)
     if len(units) > 1:
-        return JobWork(units, whole=whole)
-    if not units or units[0] in ADDED_UP:
+        return JobWork(units, has_all_positions=whole)
+    if not units or units[0] in SUMMED_UNITS:
         done, expected, processed = (_sum(workers, key) for key in ("items", "items_expected", "items_processed"))
         return JobWork(units, done, expected, processed, whole, bars)
     known = [worker for worker in known if worker.get("critical", True)] or known
@@ -76,7 +76,7 @@ def job_rate(workers: Iterable[Mapping[str, Any]], work: JobWork) -> float | Non
     rates = [float(worker["rate"]) for worker in workers if worker.get("rate") is not None]
     if not rates or len(work.units) > 1:
         return None
-    return min(rates) if work.in_step else sum(rates)
+    return min(rates) if work.is_in_step else sum(rates)
 
 
 def unit_word(entry: Mapping[str, Any]) -> str:

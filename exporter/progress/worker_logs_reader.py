@@ -31,14 +31,14 @@ UNMATCHED_AFTER_S = 120.0  # a log without any match this long after its first t
 SAMPLE_BYTES = 16 << 10  # kept of such a log, to describe it
 # The pack is chosen with each of the first pieces, then after this much text or time.
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
-LOOK_BYTES = 256 << 20  # read from one file at most in one poll
+POLL_BYTES = 256 << 20  # read from one file at most in one poll
 LATE_S = 600.0  # a new line with an older time is from another clock or time zone
 # Clocks change for summer time by this, or twice this; other differences are late lines.
 SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
 # Values of an LLM server that show when its last batch is draining.
 RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
-GENERATED, TAKEN_IN = "generation_tokens_per_second", "input_tokens_per_second"
+OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
@@ -101,50 +101,52 @@ class WorkerLogs:
         manifest: Manifest,
         lexicon: Lexicon,
         prior: RunPrior | None = None,
-        wakeups: InotifyWatches | None = None,
+        inotify: InotifyWatches | None = None,
         earlier: EarlierProgress | None = None,
     ) -> None:
-        """``wakeups`` are shared by all workers; the caller drains them before each round.
+        """``inotify`` are shared by all workers; the caller drains them before each round.
 
         ``earlier`` is the worker's progress in an earlier attempt of the job.
         """
         self.task = task
         self.restart = -1  # the current run; -1 before the first
-        self.marks = WorkerActivities()
+        self.activities = WorkerActivities()
         self._sources: dict[str, _LogSource] = {}
-        self._wakeups = wakeups
+        self._inotify = inotify
         self._manifest = manifest
         self._lexicon = lexicon
         self._earlier = earlier
-        self._auto = lexicon.auto()
-        self._unsure = bytearray()  # text that has not been used to choose the pack
-        self._asked, self._asked_at = 0, 0.0
-        self._pack = GENERIC if self._auto is not None else lexicon.pack
+        self._pack_detector = lexicon.new_detector()
+        self._undetected_text = bytearray()  # text that has not been used to choose the pack
+        self._detected_pieces, self._detected_at = 0, 0.0
+        self._pack = GENERIC if self._pack_detector is not None else lexicon.pack
         self._track = self._new_track(None)
         self._prior = prior
         self._estimator = self._new_estimator()
-        self._changes = -1  # track changes that the estimator has seen; it restarts after another one
+        self._seen_changes = -1  # track changes that the estimator has seen; it restarts after another one
         self._values: dict[str, dict[int | None, LogValue]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
-        self._told_errors: tuple[tuple[str, str, int], ...] | None = None  # cache for ``facts``, None after a change
+        self._reported_errors: tuple[tuple[str, str, int], ...] | None = (
+            None  # cache for ``facts``, None after a change
+        )
         self._lines = 0
         self._closed_bytes = 0
-        self._first_text: float | None = None
+        self._first_text_time: float | None = None
         self._sample = b""
         self._ended = False
-        self._told_phase: str | None = None  # last activity in the progress file
-        self._unusable = 0  # invalid lines of the progress file
+        self._reported_phase: str | None = None  # last activity in the progress file
+        self._invalid_lines = 0  # invalid lines of the progress file
 
     @cached_property
-    def _share(self) -> int | None:
+    def _item_share(self) -> int | None:
         """Items of this worker, according to the job file."""
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
         return items_of_rank(self._manifest.total_items, tasks, self.task.rank)
 
     def _new_track(self, state: Mapping[str, Any] | None) -> ProgressTrack:
-        preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
+        preference, bases = self._lexicon.preferred_positions(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_file.PATTERN] = 0  # from 0, like loops that print them
-        known: dict[str, Any] = {"epoch_bases": bases, "share": self._share, "earlier": self._earlier}
+        known: dict[str, Any] = {"epoch_bases": bases, "share": self._item_share, "earlier": self._earlier}
         known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
         return (
             ProgressTrack(preference, **known)
@@ -176,10 +178,10 @@ class WorkerLogs:
                 self._closed_bytes += source.tail.bytes_read
                 source.tail.close()
                 del self._sources[path]
-        self._told_phase = None
+        self._reported_phase = None
         if self.restart >= 0:
             self._track.begin_run()
-            self.marks.begin_run()
+            self.activities.begin_run()
         self.restart = restart
 
     @property
@@ -191,105 +193,107 @@ class WorkerLogs:
     def began(self, start: float | None) -> None:
         self._track.began = start
 
-    def follow(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
+    def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
         if path in self._sources:
             return None
-        self._sources[path] = _LogSource(LogTail(path, self._wakeups), order, lasting=lasting)
+        self._sources[path] = _LogSource(LogTail(path, self._inotify), order, lasting=lasting)
         return self._sources[path].tail
 
     @property
-    def unread(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether the last poll left part of this run's files unread."""
         tails = (source.tail for source in self._sources.values() if not source.lasting)
         return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def look(self, now: float, *, ended: bool, until: Callable[[], bool]) -> None:
-        """Read new text; stop when ``until`` is true, and continue at the next poll.
+    def poll(self, now: float, *, ended: bool, should_stop: Callable[[], bool]) -> None:
+        """Read new text; stop when ``should_stop`` is true, and continue at the next poll.
 
         ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
-        if ended and self._wakeups is not None:
-            self._wakeups.drain()  # its last lines may be newer than this round
+        if ended and self._inotify is not None:
+            self._inotify.drain()  # its last lines may be newer than this round
         self._ended = ended
         for source in self._sources.values():
-            self._read(source, now, until)
-            if ended and not source.tail.lag_bytes and (rest := source.tail.rest()):
-                self._take(source, self._findings_of(source, rest), now)
+            self._read(source, now, should_stop)
+            if ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
+                self._apply(source, self._search_text(source, rest), now)
                 self._lines += 1
-        if ended and not self.unread:
-            self._track.settle()
+        if ended and not self.has_unread:
+            self._track.decide_starts()
 
-    def _read(self, source: _LogSource, now: float, until: Callable[[], bool]) -> None:
+    def _read(self, source: _LogSource, now: float, should_stop: Callable[[], bool]) -> None:
         """Read new text of one file, across rotations."""
-        left, tail = LOOK_BYTES, source.tail
+        left, tail = POLL_BYTES, source.tail
         while left > 0:
             before, scan = tail.bytes_read, None
-            for piece in tail.pieces(left, until):
+            for piece in tail.read_chunks(left, should_stop):
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
                 self._lines += record_ends(text, piece.end)
-                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
+                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
-                    self._take(source, self._told(bytes(memoryview(text)[: piece.end]), piece.offset), now)
+                    self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)
                     continue
-                self._note(text, piece.end, now)
-                scan = self._engine(text, piece.end, scan, source, now)
+                self._keep_sample(text, piece.end, now)
+                scan = self._current_search(text, piece.end, scan, source, now)
                 scan.feed(text, piece.end, piece.offset)
             if scan is not None:
-                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
-                self._take(source, scan.finish(tail.reread), now)
-            self._track.thinned = False
+                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
+                self._apply(source, scan.finish(tail.reread), now)
+            self._track.skips_positions = False
             left -= tail.bytes_read - before
-            if not tail.more or until():
+            if not tail.has_more or should_stop():
                 break
         source.live = source.live or not tail.lag_bytes
 
-    def _engine(self, text: bytearray, end: int, scan: FileSearch | None, source: _LogSource, now: float) -> FileSearch:
+    def _current_search(
+        self, text: bytearray, end: int, scan: FileSearch | None, source: _LogSource, now: float
+    ) -> FileSearch:
         """The scan for the next piece, of another pack if the lines now match that."""
         choice = self._choose_pack(text, end, now)
         if choice != self._pack:
             if scan is not None:
-                self._take(source, scan.finish(source.tail.reread), now)
+                self._apply(source, scan.finish(source.tail.reread), now)
             # Values that only the previous pack reads would never change again.
             for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
                 self._values.pop(name, None)
             self._pack, scan = choice, None
             self._track = self._new_track(self._track.state())
-        return scan if scan is not None else self._lexicon.engine(self._pack).begin(source.stamps)
+        return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)
 
     def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
         """Choose the pack from the lines so far: with each of the first pieces, later at intervals."""
-        if self._auto is None or self._auto.settled:
+        if self._pack_detector is None or self._pack_detector.is_final:
             return self._pack
-        if self._asked < EARLY_PIECES:
-            self._asked, self._asked_at = self._asked + 1, now
-            self._auto.feed(bytes(memoryview(text)[:end]))
+        if self._detected_pieces < EARLY_PIECES:
+            self._detected_pieces, self._detected_at = self._detected_pieces + 1, now
+            self._pack_detector.feed(bytes(memoryview(text)[:end]))
         else:
-            self._unsure += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
-            if len(self._unsure) >= UNSURE_BYTES or now - self._asked_at >= UNSURE_S:
-                self._auto.feed(bytes(self._unsure[-UNSURE_BYTES:]))
-                self._unsure.clear()
-                self._asked_at = now
-        return self._auto.choice or self._pack
+            self._undetected_text += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
+            if len(self._undetected_text) >= UNSURE_BYTES or now - self._detected_at >= UNSURE_S:
+                self._pack_detector.feed(bytes(self._undetected_text[-UNSURE_BYTES:]))
+                self._undetected_text.clear()
+                self._detected_at = now
+        return self._pack_detector.choice or self._pack
 
-    def _findings_of(self, source: _LogSource, text: bytes) -> LogFindings:
+    def _search_text(self, source: _LogSource, text: bytes) -> LogFindings:
         if source.order == PROGRESS_FILE:
-            return self._told(text, 0)
+            return self._parse_progress(text, 0)
         return self._lexicon.engine(self._pack).scan(text, source.stamps)
 
-    def _told(self, text: bytes, offset: int) -> LogFindings:
+    def _parse_progress(self, text: bytes, offset: int) -> LogFindings:
         """Parse the progress file."""
-        found = progress_file.parse_updates(text, offset, self._values, self._told_phase)
-        self._told_phase, self._unusable = found.phase, self._unusable + found.unusable
+        found = progress_file.parse_updates(text, offset, self._values, self._reported_phase)
+        self._reported_phase, self._invalid_lines = found.phase, self._invalid_lines + found.invalid
         return found
 
-    def _note(self, text: bytearray, end: int, now: float) -> None:
+    def _keep_sample(self, text: bytearray, end: int, now: float) -> None:
         """Keep a sample of an unknown log."""
-        if self._first_text is None:
-            self._first_text = now
+        if self._first_text_time is None:
+            self._first_text_time = now
         if self._track.pattern is None and not self._values:
             self._sample = bytes(memoryview(text)[max(0, end - SAMPLE_BYTES) : end])
         elif self._sample:
@@ -297,43 +301,43 @@ class WorkerLogs:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _take(self, source: _LogSource, found: LogFindings, now: float) -> None:
+    def _apply(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """Take the records of a piece in order; positions with the same time are one reading of the estimator."""
         self._learn_zone(source, found, now)
         if found.errors:
-            self._told_errors = None
+            self._reported_errors = None
             for name, count in found.errors.items():
                 self._errors[name] += count
         for name, of_ranks in found.values.items():
             if name in self._values or len(self._values) < MOST_VALUES:
                 for rank, value in of_ranks.items():
-                    self._set_value(name, rank, value, self._moment(source, value.stamp, now))
+                    self._set_value(name, rank, value, self._record_time(source, value.stamp, now))
         reading: tuple[float, float] | None = None
         if RUNNING in found.values and WAITING in found.values:
             requests = [
                 combine_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
             ]
-            self._estimator.queue(*(number or 0.0 for number in requests))
+            self._estimator.update_requests(*(number or 0.0 for number in requests))
         told: list[LogPosition | ActivityMark] = [*found.positions, *found.marks]
         for record in sorted(told, key=lambda record: record.offset):
-            t = self._moment(source, record.stamp, now)
+            t = self._record_time(source, record.stamp, now)
             arrival = now if source.live else t
             if reading is not None and reading[0] != t:
-                self._estimate(*reading)
+                self._update_estimator(*reading)
                 reading = None
             if isinstance(record, ActivityMark):
                 if reading is not None:
-                    self._estimate(*reading)
+                    self._update_estimator(*reading)
                     reading = None
-                self._take_mark(record, t, arrival)
+                self._apply_activity(record, t, arrival)
                 continue
-            aside = self._track.aside
+            aside = self._track.has_other_counter
             if self._track.update(source.tail.path, record, t, source.order):
                 reading = (t, arrival)
-            elif self._track.aside and not aside:
+            elif self._track.has_other_counter and not aside:
                 self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
-            self._estimate(*reading)
+            self._update_estimator(*reading)
 
     def _set_value(self, name: str, rank: int | None, value: LogValue, t: float) -> None:
         of_ranks = self._values.setdefault(name, {})
@@ -344,25 +348,25 @@ class WorkerLogs:
                 return
         of_ranks[rank] = LogValue(value.number, value.offset, t)
 
-    def _take_mark(self, mark: ActivityMark, t: float, arrival: float) -> None:
-        self._track.mark(mark, t)
-        self.marks.take(mark, t)
-        if mark.begins:
-            self._estimator.pause(mark.name, t, arrival)
+    def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
+        self._track.apply_activity(activity, t)
+        self.activities.apply(activity, t)
+        if activity.begins:
+            self._estimator.pause(activity.name, t, arrival)
         else:
             self._estimator.resume(t, arrival)
 
-    def _estimate(self, t: float, arrival: float) -> None:
+    def _update_estimator(self, t: float, arrival: float) -> None:
         """Update the estimator; after a change of count, start a new one."""
         done, total = self._track.done, self._track.total
         if done is None:
             return
-        if self._changes != self._track.changes:
-            self._changes = self._track.changes
+        if self._seen_changes != self._track.changes:
+            self._seen_changes = self._track.changes
             self._estimator = self._new_estimator()
         self._estimator.update(t, done, total, arrival)
 
-    def _moment(self, source: _LogSource, stamp: float | None, now: float) -> float:
+    def _record_time(self, source: _LogSource, stamp: float | None, now: float) -> float:
         """Time of a record, from its own stamp if usable, else now."""
         if stamp is None or source.zone_s is None:
             return now
@@ -393,9 +397,9 @@ class WorkerLogs:
     # -- results ----------------------------------------------------------------------------------
 
     @property
-    def pace(self) -> float | None:
+    def seconds_per_item(self) -> float | None:
         """Seconds per item while it works."""
-        return None if self._ended else self._estimator.pace
+        return None if self._ended else self._estimator.seconds_per_item
 
     def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> WorkerLogFacts:
         """Facts at this time.
@@ -403,9 +407,9 @@ class WorkerLogs:
         ``peers`` is the typical time per item of similar workers; ``busy`` is whether its GPUs work, None if unknown.
         """
         track, estimator, ended = self._track, self._estimator, self._ended
-        if self._told_errors is None:
+        if self._reported_errors is None:
             severities = self._lexicon.severities
-            self._told_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
+            self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
         alarms = estimator.alarms(now, self._manifest.stall_timeout_s, busy)
         eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
@@ -421,10 +425,10 @@ class WorkerLogs:
             pack=self._pack,
             unit=track.unit,
             pattern=track.pattern,
-            position=_whole(track.done),
-            expected=_whole(track.total if known else self._share),
-            processed=_whole(track.processed),
-            first=_whole(track.first),
+            position=_as_integer(track.done),
+            expected=_as_integer(track.total if known else self._item_share),
+            processed=_as_integer(track.processed),
+            first=_as_integer(track.first),
             epoch=track.epoch,
             last_rise=track.last_rise,
             rate=None if ended else estimator.rate(now),
@@ -433,20 +437,20 @@ class WorkerLogs:
             confidence=estimator.confidence(now, eta) if eta is not None else None,
             stalled=alarms["stalled"] and not ended if known else None,
             slowdown=None if ended else estimator.slowdown_ratio(),
-            phase=None if ended else self.marks.present(now, track.last_rise),
-            checkpoints=tuple(self.marks.begun.get("checkpointing", ())),
-            checkpoint_seconds=tuple(self.marks.durations.get("checkpointing", ())),
+            phase=None if ended else self.activities.current_phase(now, track.last_rise),
+            checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
+            checkpoint_seconds=tuple(self.activities.durations.get("checkpointing", ())),
             values=tuple(values),
-            output_tokens_rate=self._tokens_rate(GENERATED, now),
-            input_tokens_rate=self._tokens_rate(TAKEN_IN, now),
-            errors=self._told_errors,
+            output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
+            input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
+            errors=self._reported_errors,
             bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
             lines=self._lines,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
             problems=self._problems(),
             prior=estimator.prior(track.unit) if ended else None,
             unmatched=self._unmatched(now),
-            unmatched_at=self._first_text + UNMATCHED_AFTER_S if self._first_text is not None else None,
+            unmatched_at=self._first_text_time + UNMATCHED_AFTER_S if self._first_text_time is not None else None,
             ended=ended,
         )
 
@@ -465,34 +469,34 @@ class WorkerLogs:
         if track.done is not None:
             alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
             stalled = alarms["stalled"] and not self._ended
-        total = track.total if track.total is not None else self._share
+        total = track.total if track.total is not None else self._item_share
         # A server without requests may log that once and then nothing.
         requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
             last_rise=track.last_rise,
             stalled=stalled,
             done=self._ended or (track.done is not None and total is not None and track.done >= total),
-            waits=all(number == 0 for number in requests),
+            waits_for_requests=all(number == 0 for number in requests),
         )
 
     def _problems(self) -> tuple[str, ...]:
         tails = (source.tail for source in self._sources.values())
         found = [f"{tail.path}: {tail.problem}" for tail in tails if tail.problem is not None]
-        if self._unusable:
-            lines = "1 line is" if self._unusable == 1 else f"{self._unusable} lines are"
+        if self._invalid_lines:
+            lines = "1 line is" if self._invalid_lines == 1 else f"{self._invalid_lines} lines are"
             found.append(f"progress file: {lines} no JSON object of counts and numbers")
         return tuple(found)
 
     def _unmatched(self, now: float) -> str | None:
         """Describe a log without any match for minutes; None for services, which may log little."""
-        if self._track.pattern is not None or self._values or self._first_text is None or self.task.service:
+        if self._track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
             return None
-        if now - self._first_text < UNMATCHED_AFTER_S:
+        if now - self._first_text_time < UNMATCHED_AFTER_S:
             return None
         lines = self._sample.replace(b"\r", b"\n").split(b"\n")
         shown = next((line for line in reversed(lines) if looks_like_progress(line)), b"")
         shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
-        nearest = self._auto.nearest(self._sample) if self._auto is not None else None
+        nearest = self._pack_detector.find_nearest(self._sample) if self._pack_detector is not None else None
         near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
         words = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
         path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
@@ -507,8 +511,8 @@ class WorkerLogs:
             "pack": self._pack,
             "track": self._track.state(),
             "estimator": self._estimator.state(),
-            "marks": self.marks.state(),
-            "changes": self._changes,
+            "marks": self.activities.state(),
+            "changes": self._seen_changes,
             "values": [
                 [name, rank, value.number, value.offset, value.stamp]
                 for name, of_ranks in self._values.items()
@@ -517,9 +521,9 @@ class WorkerLogs:
             "errors": self._errors,
             "lines": self._lines,
             "closed_bytes": self._closed_bytes,
-            "first_text": self._first_text,
-            "told_phase": self._told_phase,
-            "unusable": self._unusable,
+            "first_text": self._first_text_time,
+            "told_phase": self._reported_phase,
+            "unusable": self._invalid_lines,
             "sources": [
                 [path, source.order, source.lasting, source.zone_s, source.tail.state()]
                 for path, source in self._sources.items()
@@ -532,23 +536,23 @@ class WorkerLogs:
         self._pack = str(state["pack"])
         self._track = self._new_track(state["track"])
         self._estimator = EtaEstimator.from_state(state["estimator"])
-        self.marks = WorkerActivities.from_state(state["marks"])
-        self._changes = int(state["changes"])
+        self.activities = WorkerActivities.from_state(state["marks"])
+        self._seen_changes = int(state["changes"])
         for name, rank, number, offset, t in state["values"]:
             self._values.setdefault(name, {})[rank] = LogValue(number, offset, t)
         self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
-        self._told_errors = None
+        self._reported_errors = None
         self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
-        self._first_text, self._told_phase = state["first_text"], state["told_phase"]
-        self._unusable = int(state["unusable"])
+        self._first_text_time, self._reported_phase = state["first_text"], state["told_phase"]
+        self._invalid_lines = int(state["unusable"])
         for path, order, lasting, zone_s, tail in state["sources"]:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
                 # A count without a position would count twice.
                 raise TypeError(f"{path!r} is no log, or has no position")
-            followed = LogTail.restore(path, tail, self._wakeups)
+            followed = LogTail.restore(path, tail, self._inotify)
             self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
 
 
-def _whole(number: float | None) -> float | None:
+def _as_integer(number: float | None) -> float | None:
     """A whole count as an integer, for display."""
     return int(number) if number is not None and number == int(number) else number

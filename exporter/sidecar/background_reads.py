@@ -38,14 +38,14 @@ class CollectorSlot:
         self._clock = clock
         self._deadline_s = deadline_s or max(LEAST_DEADLINE_S, 3 * collector.interval_s)
         self._snapshot: Any = None
-        self._known = False
+        self._has_snapshot = False
         self._started: float | None = None
         self._duration_s: float | None = None
         self._last_success: float | None = None
-        self._failing = False
-        self._unshowable = False
+        self._is_failing = False
+        self._is_render_failing = False
         self._wake = threading.Event()
-        self._wanted = 0
+        self._requested = 0
         self._served = -1
 
     def start(self) -> None:
@@ -54,9 +54,9 @@ class CollectorSlot:
 
     def request(self) -> int:
         """Request a read that starts after this call; returns a ticket for ``has_served``."""
-        self._wanted += 1
+        self._requested += 1
         self._wake.set()
-        return self._wanted
+        return self._requested
 
     def has_served(self, ticket: int) -> bool:
         """Whether the read requested with this ticket has ended."""
@@ -72,20 +72,20 @@ class CollectorSlot:
         """Whether the current read has exceeded the deadline."""
         started = self._started
         late = started is not None and self._clock.monotonic() - started > self._deadline_s
-        if late and not self._failing:
-            self._failing = True
+        if late and not self._is_failing:
+            self._is_failing = True
             log.warning("collector %s hangs: no answer in %g s", self.collector.name, self._deadline_s)
         return late
 
     @property
     def snapshot(self) -> Any:
         """The last snapshot; None if not read yet, failed or hanging."""
-        return self._snapshot if self._known and not self.overdue else None
+        return self._snapshot if self._has_snapshot and not self.overdue else None
 
     @property
     def success(self) -> bool:
         """Whether the last read succeeded and rendered, and the current one is in time."""
-        return self._known and not self._unshowable and not self.overdue
+        return self._has_snapshot and not self._is_render_failing and not self.overdue
 
     def _loop(self) -> None:
         name_thread(self.collector.name)
@@ -100,21 +100,21 @@ class CollectorSlot:
                 self._wake.clear()
 
     def _read(self) -> None:
-        serving, started = self._wanted, self._clock.monotonic()
+        serving, started = self._requested, self._clock.monotonic()
         self._started = started
         try:
             snapshot = self.collector.read()
         except Exception as error:  # noqa: BLE001 - whatever fails in a collector costs that collector alone
-            self._known, self._snapshot = False, None
-            if not self._failing:
+            self._has_snapshot, self._snapshot = False, None
+            if not self._is_failing:
                 log.warning("collector %s fails: %s: %s", self.collector.name, type(error).__name__, error)
-            self._failing = True
+            self._is_failing = True
         else:
-            self._snapshot, self._known = snapshot, True
+            self._snapshot, self._has_snapshot = snapshot, True
             self._last_success = self._clock.time()
-            if self._failing:
+            if self._is_failing:
                 log.warning("collector %s works again", self.collector.name)
-            self._failing = False
+            self._is_failing = False
         self._duration_s = self._clock.monotonic() - started
         self._started = None
         self._served = serving
@@ -132,12 +132,12 @@ class CollectorSlot:
         try:
             self.collector.render(snapshot, out)
         except Exception as error:  # noqa: BLE001 - see above
-            out.take_back(mark)
-            if not self._unshowable:
+            out.remove_since(mark)
+            if not self._is_render_failing:
                 log.error("collector %s cannot be shown: %s: %s", self.collector.name, type(error).__name__, error)
-            self._unshowable = True
+            self._is_render_failing = True
         else:
-            self._unshowable = False
+            self._is_render_failing = False
 
     def render_self(self, out: Samples) -> None:
         """Render the success and duration of the reads."""

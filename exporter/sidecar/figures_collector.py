@@ -45,19 +45,19 @@ def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
         raise FigureOfMeritError(f"{' and '.join(missing)} missing: send an object like {EXAMPLE}")
     name, value = told["name"], told["value"]
     if not isinstance(name, str) or not name.strip():
-        raise FigureOfMeritError(f"name: {_shown(name)} is not a text that names the figure")
+        raise FigureOfMeritError(f"name: {_value_text(name)} is not a text that names the figure")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FigureOfMeritError(f"value: {_shown(value)} is not a number")
+        raise FigureOfMeritError(f"value: {_value_text(value)} is not a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise FigureOfMeritError(f"value: {_shown(value)} is not a finite number")
+        raise FigureOfMeritError(f"value: {_value_text(value)} is not a finite number")
     return safe_label(name.strip()), number
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -77,7 +77,7 @@ class FomCollector:
         self._lock = threading.Lock()
         self._figures = _earlier_figures(context)
 
-    def take(self, body: bytes) -> FigureOfMerit:
+    def accept(self, body: bytes) -> FigureOfMerit:
         """Store the figure of one request; raises FigureOfMeritError. Called by the web server."""
         name, value = parse_figure_of_merit(body)
         figure = FigureOfMerit(name, value, self._clock.time())

@@ -49,16 +49,16 @@ class JobCollector:
         self._manifest = context.manifest
         self._identity = context.identity
         self._tasks = context.tasks
-        self._board = context.board
+        self._published = context.published
 
     def read(self) -> JobSnapshot:
         state = run_files.read_json(self._manifest.run_dir / run_files.STATE_FILE) or {}
         phase = state.get("phase")
-        if phase == "running" and self._board.phase is not None:
-            phase = self._board.phase
+        if phase == "running" and self._published.log_phase is not None:
+            phase = self._published.log_phase
         stop = state.get("stop")
         phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
-        self._board.job_phase = phase
+        self._published.job_phase = phase
         return JobSnapshot(
             phase=phase,
             stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,

@@ -86,7 +86,7 @@ class HttpService:
         self._clock = sidecar.context.clock
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
         self.stopped_by: int | None = None  # signal that requested the stop
-        self.start_again = False  # whether it ended so that a new process can take over
+        self.should_restart = False  # whether it ended so that a new process can take over
 
     def application(self) -> web.Application:
         """Build the application with all routes."""
@@ -115,7 +115,7 @@ class HttpService:
             packer = zlib.compressobj(1, zlib.DEFLATED, 31)
             body = packer.compress(body) + packer.flush()
             headers["Content-Encoding"] = "gzip"
-        self._scrapes.note(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
+        self._scrapes.record(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
         return web.Response(body=body, headers=headers)
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -133,7 +133,7 @@ class HttpService:
         for slot in self._sidecar.slots:
             if isinstance(slot.collector, FomCollector):
                 try:
-                    slot.collector.take(body)
+                    slot.collector.accept(body)
                 except FigureOfMeritError as error:
                     return web.json_response({"error": str(error)}, status=400)
                 slot.request()  # so that the next scrape shows it
@@ -187,7 +187,7 @@ class HttpService:
             self._sidecar.port = port
             self._sidecar.start()
             log.info("listening on %s:%d", host, port)
-            watcher = asyncio.create_task(self._until_over())
+            watcher = asyncio.create_task(self._wait_until_over())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not self._sidecar.final:
                 watcher.cancel()
@@ -206,17 +206,17 @@ class HttpService:
             if slot.collector.name == WorkersCollector.name:
                 slot.request()
 
-    async def _until_over(self) -> None:
+    async def _wait_until_over(self) -> None:
         """Return when the job is finished and its final values were scraped, or linger is over."""
         linger_s = self._sidecar.context.manifest.linger_s
         outlived = False
         while not self._sidecar.workers_ended:
-            if self._sidecar.outlived_its_driver and not outlived:
+            if self._sidecar.has_outlived_driver and not outlived:
                 self._sidecar.publisher.request()  # the publisher decides, since the run directory may hang
-            outlived = self._sidecar.outlived_its_driver
-            if self._sidecar.may_start_again:
+            outlived = self._sidecar.has_outlived_driver
+            if self._sidecar.may_restart:
                 log.warning("the GPU driver was replaced: restarting, since only a new process can read it")
-                self.start_again = True
+                self.should_restart = True
                 return
             await asyncio.sleep(WATCH_S)
         await self._finish(FINAL_READ_S, FINAL_READ_S)
@@ -224,7 +224,7 @@ class HttpService:
             await asyncio.sleep(WATCH_S)
         await self._read_all(self._sidecar.slots, FINAL_READ_S)
         final_at = self._clock.monotonic()
-        while not self._scrapes.satisfied(final_at, self._clock.monotonic()):
+        while not self._scrapes.is_satisfied(final_at, self._clock.monotonic()):
             if self._clock.monotonic() - final_at > linger_s:
                 log.warning("linger is over and the final values were not scraped")
                 return
@@ -281,7 +281,7 @@ class HttpService:
         return all(slot.has_served(ticket) for slot, ticket in tickets)
 
 
-def earlier_port(sidecar: Sidecar) -> int | None:
+def find_earlier_port(sidecar: Sidecar) -> int | None:
     """Port of the previous sidecar of this node and attempt, for a restarted one to reuse; None without one."""
     identity, manifest = sidecar.context.identity, sidecar.context.manifest
     known = run_files.read_json(manifest.run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}

@@ -63,12 +63,12 @@ class DriverRestarts:
     def __init__(self, context: CollectorContext) -> None:
         identity = context.identity
         self._clock = context.clock
-        self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
-        self._refused = False
+        self._state_location = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._was_refused = False
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Whether a restart is allowed now; if so, it is recorded."""
-        kept = load_saved_state(*self._place, kind=RESTARTS_KIND) or {}
+        kept = load_saved_state(*self._state_location, kind=RESTARTS_KIND) or {}
         now, times, last = self._clock.time(), kept.get("times"), kept.get("last")
         if not isinstance(times, int) or not isinstance(last, int | float):
             times, last = 0, 0.0
@@ -76,11 +76,11 @@ class DriverRestarts:
         if times and abs(now - last) < pause_s:
             refused: str | None = f"the last new start was less than {pause_s:g} s ago"
         else:  # without a record, the next process would not know of this restart
-            refused = save_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
-        if refused is not None and not self._refused:
+            refused = save_state(*self._state_location, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
+        if refused is not None and not self._was_refused:
             log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
-        self._refused = refused is not None
-        return not self._refused
+        self._was_refused = refused is not None
+        return not self._was_refused
 
 
 class StatusPublisher:
@@ -95,22 +95,22 @@ class StatusPublisher:
 
     def __init__(self, sidecar: "Sidecar") -> None:
         self._sidecar = sidecar
-        self._announced = False
+        self._has_published_address = False
         self._restarts = DriverRestarts(sidecar.context)
 
     def read(self) -> bool:
         manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
-        if not self._announced and self._sidecar.port is not None:
-            self._announce(self._sidecar.port)
-            self._announced = True
-        if self._sidecar.outlived_its_driver and not self._sidecar.may_start_again:
-            self._sidecar.may_start_again = self._restarts.take()
+        if not self._has_published_address and self._sidecar.port is not None:
+            self._publish_address(self._sidecar.port)
+            self._has_published_address = True
+        if self._sidecar.has_outlived_driver and not self._sidecar.may_restart:
+            self._sidecar.may_restart = self._restarts.acquire()
         folder = manifest.run_dir / run_files.STATUS_DIR
         folder.mkdir(exist_ok=True)
         run_files.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
         return True
 
-    def _announce(self, port: int) -> None:
+    def _publish_address(self, port: int) -> None:
         """Write the address and the labels of the series."""
         context = self._sidecar.context
         identity, run_dir = context.identity, context.manifest.run_dir
@@ -142,20 +142,20 @@ class StatusPublisher:
 class Sidecar:
     """A sidecar without its web server."""
 
-    def __init__(self, context: CollectorContext, made: Sequence[Collector[Any]] | None = None) -> None:
+    def __init__(self, context: CollectorContext, built: Sequence[Collector[Any]] | None = None) -> None:
         self.context = context
-        if made is None:
-            made = [
+        if built is None:
+            built = [
                 *(factory(context) for factory in collectors.COLLECTORS),
                 LaunchCollector(context, self.status),  # last, since it uses the facts of the others
             ]
-        self.slots = [CollectorSlot(collector, context.clock) for collector in made]
+        self.slots = [CollectorSlot(collector, context.clock) for collector in built]
         self.host = ""  # address it listens on; empty for all interfaces
         self.port: int | None = None  # port it listens on; None before it does
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
         self.final = False  # whether the final values have been read
-        self.may_start_again = False  # whether it may exit for a new sidecar that can read the GPUs
+        self.may_restart = False  # whether it may exit for a new sidecar that can read the GPUs
         self._samples = Samples(context.identity.constant_labels())
 
     def start(self) -> None:
@@ -177,10 +177,10 @@ class Sidecar:
         return JobSnapshot("launching", None)
 
     @property
-    def outlived_its_driver(self) -> bool:
+    def has_outlived_driver(self) -> bool:
         """Whether a new sidecar could read the GPUs, this one cannot, and a supervisor would start one."""
-        look = self.context.board.gpus
-        return self.context.identity.supervised and look is not None and look.replaced
+        look = self.context.published.gpu_reading
+        return self.context.identity.supervised and look is not None and look.is_driver_replaced
 
     @property
     def phase(self) -> str:
@@ -236,20 +236,20 @@ class ScrapeLog:
     discovery takes time, and its only page would be lost.
     """
 
-    FORGET_S = 180.0
+    RECENT_S = 180.0
     DISCOVERY_S = 30.0
 
     def __init__(self, started: float, *, announced: bool) -> None:
-        self._last: dict[str, float] = {}
-        self._discovered_by = started + (self.DISCOVERY_S if announced else 0.0)
+        self._last_scrapes: dict[str, float] = {}
+        self._discovery_end = started + (self.DISCOVERY_S if announced else 0.0)
 
-    def note(self, scraper: str, now: float) -> None:
+    def record(self, scraper: str, now: float) -> None:
         """Record a scrape."""
-        self._last = {name: last for name, last in self._last.items() if now - last < self.FORGET_S}
-        self._last[scraper] = now
+        self._last_scrapes = {name: last for name, last in self._last_scrapes.items() if now - last < self.RECENT_S}
+        self._last_scrapes[scraper] = now
 
-    def satisfied(self, since: float, now: float) -> bool:
+    def is_satisfied(self, since: float, now: float) -> bool:
         """Whether all recent scrapers have scraped again after ``since``."""
-        if not self._last:
-            return now >= self._discovered_by
-        return all(last > since for last in self._last.values() if now - last < self.FORGET_S)
+        if not self._last_scrapes:
+            return now >= self._discovery_end
+        return all(last > since for last in self._last_scrapes.values() if now - last < self.RECENT_S)

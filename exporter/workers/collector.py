@@ -66,7 +66,7 @@ LAST_TIME = Family(
     labels=(*WORKER_LABELS, "reason"),
 )
 
-_DETAILS = tuple(item.name for item in dataclasses.fields(ProcessTreeDetails))
+_DETAIL_NAMES = tuple(item.name for item in dataclasses.fields(ProcessTreeDetails))
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class WorkersCollector:
     def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
-        self._news = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
-        self._workers = [WorkerRuns(context, task, self._event) for task in context.tasks]
+        self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
+        self._workers = [WorkerRuns(context, task, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
@@ -115,22 +115,22 @@ class WorkersCollector:
         failures = [
             (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
         ]
-        fresh = self._news.has_news(now)
+        fresh = self._change_check.may_have_changed(now)
         for worker in self._workers:
             peers = [peer for other, peer in failures if other is not worker]
-            worker.look(stop, peers, now, fresh=fresh)
+            worker.poll(stop, peers, now, fresh=fresh)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
-        board = self._context.board
-        board.running = frozenset(facts.task.rank for facts in found if facts.up and at_work)
+        board = self._context.published
+        board.running_ranks = frozenset(facts.task.rank for facts in found if facts.up and at_work)
         board.pids = {worker.task.rank: worker.pids for worker in self._workers}
-        board.starts = {facts.task.rank: facts.start for facts in found if facts.start is not None}
+        board.start_times = {facts.task.rank: facts.start for facts in found if facts.start is not None}
         return WorkersSnapshot(found, tuple(self._events))
 
     def _read_state(self) -> dict[str, object]:
         return run_files.read_json(self._context.manifest.run_dir / run_files.STATE_FILE) or {}
 
-    def _event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
+    def _add_event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
         moment = time if time is not None else self._context.clock.time()
         self._events.append(
             {
@@ -194,7 +194,7 @@ class WorkersCollector:
                 children=facts.sample.children if facts.sample else None,
                 threads=facts.sample.threads if facts.sample else None,
                 found_by=facts.found_by,
-                details={name: getattr(facts.details, name) for name in _DETAILS} if facts.details else None,
+                details={name: getattr(facts.details, name) for name in _DETAIL_NAMES} if facts.details else None,
                 exit=describe_exit(facts.exits[-1]) if facts.exits and not facts.up else None,
                 exits=[describe_exit(ended) for ended in facts.exits],
             )

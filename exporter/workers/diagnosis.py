@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
-from exporter.gpus.analysis.node_status import Told
+from exporter.gpus.analysis.node_status import GpuStatus
 from exporter.logs.last_error import LogError, last_error, plain_line
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact, redact_all
@@ -77,12 +77,14 @@ class RecentSamples:
     def __init__(self) -> None:
         self._older: deque[Mapping[str, float]] = deque(maxlen=OLDER_SAMPLES)
         self._recent: deque[Mapping[str, float]] = deque()
-        self._passed = 0
+        self._aged_out_count = 0
 
     def __len__(self) -> int:
         return len(self._older) + len(self._recent)
 
-    def add(self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: Told | None = None) -> None:
+    def add(
+        self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: GpuStatus | None = None
+    ) -> None:
         """Add a sample from a worker's entry, the memory and the GPUs of the status."""
         known = {key: value for key, value in worker.items() if key in _WORKER_KEYS and isinstance(value, int | float)}
         sample: dict[str, float] = {"time": now, **known, **gpu_sample(worker, gpus or {})}
@@ -92,9 +94,9 @@ class RecentSamples:
         self._recent.append(sample)
         if len(self._recent) > RECENT_SAMPLES:
             oldest = self._recent.popleft()
-            if self._passed % OLDER_EVERY == 0:
+            if self._aged_out_count % OLDER_EVERY == 0:
                 self._older.append(oldest)
-            self._passed += 1
+            self._aged_out_count += 1
 
     def samples(self) -> list[dict[str, float]]:
         """Samples from the oldest to the latest, with ``cpu_cores`` used since the previous one."""
@@ -118,59 +120,59 @@ class NodeSituation:
 
     time: float
     status: Mapping[str, Any]  # of the node, as at `/status`
-    course: Sequence[Mapping[str, float]] = ()
+    recent_samples: Sequence[Mapping[str, float]] = ()
     details: Mapping[str, Any] | None = None  # open files and other last known facts of the process
     stacks: Mapping[str, str] | None = None  # of running processes, by description
 
 
 def build_failure_diagnosis(
-    files: RunFilesView, moment: NodeSituation, ended: Mapping[str, Any], errors: Sequence[Pattern]
+    files: RunFilesView, situation: NodeSituation, ended: Mapping[str, Any], errors: Sequence[Pattern]
 ) -> dict[str, Any]:
     """Build the diagnosis of a failure.
 
     ``ended`` has the exit reason and evidence as in the status and the report; ``errors`` are the error patterns of all
     jobs.
     """
-    return _build("failure", files, moment, {"exit": _exit(files, ended)}, errors)
+    return _build("failure", files, situation, {"exit": _exit_facts(files, ended)}, errors)
 
 
 def build_stall_diagnosis(
-    files: RunFilesView, moment: NodeSituation, since: float | None, errors: Sequence[Pattern]
+    files: RunFilesView, situation: NodeSituation, since: float | None, errors: Sequence[Pattern]
 ) -> dict[str, Any]:
     """Build the diagnosis of a running worker without progress ``since`` this time."""
-    return _build("stall", files, moment, {"since": since}, errors)
+    return _build("stall", files, situation, {"since": since}, errors)
 
 
 def _build(
-    kind: str, files: RunFilesView, moment: NodeSituation, what: Mapping[str, Any], errors: Sequence[Pattern]
+    kind: str, files: RunFilesView, situation: NodeSituation, facts: Mapping[str, Any], errors: Sequence[Pattern]
 ) -> dict[str, Any]:
-    status = moment.status
+    status = situation.status
     workers = {int(entry["rank"]): entry for entry in status.get("workers", ())}
     own = workers.get(files.rank, {})
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": kind,
-        "time": moment.time,
+        "time": situation.time,
         **{name: getattr(files, name) for name in ("worker", "role", "rank", "ranks", "node", "attempt", "restart")},
-        **what,
+        **facts,
         "error": _last_error(files.logs, errors),
         "progress": {key: own[key] for key in _PROGRESS_KEYS if own.get(key) is not None},
-        "course": list(moment.course),
-        "gpus": gpu_evidence(_of_this_run(own, files), status.get("gpus") or {}, moment.course),
-        "process": _process(own, files, moment.details),
+        "course": list(situation.recent_samples),
+        "gpus": gpu_evidence(_entry_of_run(own, files), status.get("gpus") or {}, situation.recent_samples),
+        "process": _process_facts(own, files, situation.details),
         "memory": status.get("memory") or {},
         "filesystems": list(status.get("filesystems") or ()),
-        "peers": [_peer(entry) for rank, entry in sorted(workers.items()) if rank != files.rank][:MOST_PEERS],
+        "peers": [_peer_facts(entry) for rank, entry in sorted(workers.items()) if rank != files.rank][:MOST_PEERS],
         "job": {key: value for key, value in (status.get("job") or {}).items() if key in _JOB_KEYS},
         "stop": files.state.get("stop"),
-        "stacks": {name: text[:STACK_LENGTH] for name, text in (moment.stacks or {}).items()},
+        "stacks": {name: text[:STACK_LENGTH] for name, text in (situation.stacks or {}).items()},
         "logs": [],
     }
     if "phase" in files.state:
         body["job"]["phase"] = files.state["phase"]
     body = redact_all(body)
-    body["logs"] = [_log(log) for log in files.logs]  # redacted as texts, since a secret may span several lines
-    return _fitted(body)
+    body["logs"] = [_log_facts(log) for log in files.logs]  # redacted as texts, since a secret may span several lines
+    return _fit_size(body)
 
 
 _PROGRESS_KEYS = (
@@ -184,7 +186,7 @@ _RECORD_KEYS = (
 )
 
 
-def _exit(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]:
+def _exit_facts(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]:
     record = {**files.start, **files.ended}
     found = {key: ended.get(key) for key in ("reason", "evidence", "code", "signal")}
     found |= {key: record[key] for key in _RECORD_KEYS if record.get(key) is not None}
@@ -200,13 +202,13 @@ def _exit(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_this_run(own: Mapping[str, Any], files: RunFilesView) -> dict[str, Any]:
+def _entry_of_run(own: Mapping[str, Any], files: RunFilesView) -> dict[str, Any]:
     """Entry of a worker, without the GPU values if they are of a later run."""
     kept = own.get("restarts") == files.restart
     return {key: value for key, value in own.items() if kept or not key.startswith("gpu_") or key == "gpu_plan"}
 
 
-def _process(own: Mapping[str, Any], files: RunFilesView, details: Mapping[str, Any] | None) -> dict[str, Any]:
+def _process_facts(own: Mapping[str, Any], files: RunFilesView, details: Mapping[str, Any] | None) -> dict[str, Any]:
     """Last known facts of the process, limited to this run of the worker."""
     found: dict[str, Any] = {}
     if own.get("restarts") == files.restart:
@@ -217,7 +219,7 @@ def _process(own: Mapping[str, Any], files: RunFilesView, details: Mapping[str, 
     return found
 
 
-def _peer(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _peer_facts(entry: Mapping[str, Any]) -> dict[str, Any]:
     ended = entry.get("exit")
     found = {key: entry.get(key) for key in ("worker", "rank", "up", "state", "restarts", "items", "last_progress")}
     found |= {"unit": entry.get("unit"), "stalled": entry.get("stalled")}
@@ -252,7 +254,7 @@ def _last_error(logs: Sequence[LogEndView], errors: Sequence[Pattern]) -> dict[s
     }
 
 
-def _log(log: LogEndView) -> dict[str, Any]:
+def _log_facts(log: LogEndView) -> dict[str, Any]:
     text = "\n".join(plain_line(raw, None) for raw in log.text.split(b"\n"))
     lines = redact(text).rstrip("\n").split("\n")
     kept = [line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..." for line in lines[-LOG_LINES:]]
@@ -264,7 +266,7 @@ def _log(log: LogEndView) -> dict[str, Any]:
     }
 
 
-def _fitted(body: dict[str, Any]) -> dict[str, Any]:
+def _fit_size(body: dict[str, Any]) -> dict[str, Any]:
     """The body within `MOST_JSON_BYTES`: stacks, peers and logs are halved until it fits."""
     while len(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")) > MOST_JSON_BYTES:
         if not any(log["lines"] for log in body["logs"]) and not body["stacks"] and not body["peers"]:
@@ -280,32 +282,32 @@ def _fitted(body: dict[str, Any]) -> dict[str, Any]:
 def render_diagnosis(body: Mapping[str, Any]) -> str:
     """Render the diagnosis for people: the failure first, the log ends last."""
     for lines in (LOG_LINES, 50, 25, 10, 5):
-        text = "\n".join(_text(body, lines)) + "\n"
+        text = "\n".join(_text_lines(body, lines)) + "\n"
         if len(text.encode("utf-8", "replace")) <= MOST_TEXT_BYTES:
             return text
     return text.encode("utf-8", "replace")[: MOST_TEXT_BYTES - 100].decode("utf-8", "ignore") + "\n... (cut)\n"
 
 
-def _text(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
+def _text_lines(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
     yield _headline(body)
     yield ""
     yield from _exit_text(body)
     yield from _error_text(body)
     yield from _section("GPUs of the worker", _gpu_text(body))
-    yield from _section("Progress", _pairs(body["progress"]))
+    yield from _section("Progress", _value_lines(body["progress"]))
     yield from _section("Last minutes", _samples_text(body))
-    yield from _section("Process", _pairs(body["process"]))
-    yield from _section("Memory of the job on this node", _pairs(body["memory"]))
+    yield from _section("Process", _value_lines(body["process"]))
+    yield from _section("Memory of the job on this node", _value_lines(body["memory"]))
     yield from _section("Disk space", _disk_text(body["filesystems"]))
     yield from _section("Other workers of this node", (_peer_text(peer) for peer in body["peers"]))
-    yield from _section("Job", _pairs({**body["job"], **({"stop": body["stop"]} if body["stop"] else {})}))
+    yield from _section("Job", _value_lines({**body["job"], **({"stop": body["stop"]} if body["stop"] else {})}))
     for name, stack in body["stacks"].items():
         yield from _section(f"Stack of {name}", stack.split("\n"))
     for log in body["logs"]:
         shown = log["lines"][-log_lines:]
         cut = log["cut"] or len(shown) < len(log["lines"])
         what = "is empty" if not shown else f"the last {len(shown)} lines" if cut else "all of it"
-        yield f"== {log['file']} ({_size(log['size_bytes'])}): {what}"
+        yield f"== {log['file']} ({_size_text(log['size_bytes'])}): {what}"
         yield from shown
         yield ""
 
@@ -316,19 +318,19 @@ def _headline(body: Mapping[str, Any]) -> str:
         f", {word} {body[key]}" for key, word in (("attempt", "attempt"), ("restart", "restart")) if body[key]
     )
     if body["kind"] == "stall":
-        since = f" since {_clock(body['since'])}" if body["since"] is not None else ""
+        since = f" since {_time_text(body['since'])}" if body["since"] is not None else ""
         return f"{who}{run} makes no progress{since}"
-    return f"{who}{run} failed: {body['exit']['reason']} at {_clock(body['exit'].get('end'))}"
+    return f"{who}{run} failed: {body['exit']['reason']} at {_time_text(body['exit'].get('end'))}"
 
 
 def _exit_text(body: Mapping[str, Any]) -> Iterator[str]:
     if "exit" in body:
         shown = {key: value for key, value in body["exit"].items() if key != "signals_received"}
         received = [
-            f"{entry['signal']} from pid {entry['from_pid']} at {_clock(entry['time'])}"
+            f"{entry['signal']} from pid {entry['from_pid']} at {_time_text(entry['time'])}"
             for entry in body["exit"].get("signals_received", ())
         ]
-        yield from _section("Exit", _pairs({**shown, "signals_received": received or None}))
+        yield from _section("Exit", _value_lines({**shown, "signals_received": received or None}))
 
 
 def _error_text(body: Mapping[str, Any]) -> Iterator[str]:
@@ -345,7 +347,7 @@ def _error_text(body: Mapping[str, Any]) -> Iterator[str]:
         "stands_in": place,
     }
     traceback = ["", *(f"  {line}" for line in error["traceback"])] if error["traceback"] else []
-    yield from _section("Last error in its logs", [*_pairs(found), *traceback])
+    yield from _section("Last error in its logs", [*_value_lines(found), *traceback])
 
 
 def _section(title: str, lines: "Iterator[str] | Sequence[str]") -> Iterator[str]:
@@ -356,30 +358,30 @@ def _section(title: str, lines: "Iterator[str] | Sequence[str]") -> Iterator[str
         yield ""
 
 
-def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+def _value_lines(values: Mapping[str, Any]) -> Iterator[str]:
     """One line for each known value or entry."""
     for key, value in values.items():
         if value is None or value == [] or value == {}:
             continue
         entries = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not any(isinstance(entry, str) for entry in value):
-            entries = [", ".join(_words(key, entry) for entry in value)]
+            entries = [", ".join(_value_text(key, entry) for entry in value)]
         for at, entry in enumerate(entries):
-            yield f"  {key if at == 0 else '':<22} {_words(key, entry)}"
+            yield f"  {key if at == 0 else '':<22} {_value_text(key, entry)}"
 
 
-def _words(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     """One value in readable form, with the unit that its key implies."""
     if key == "oom_victims" and isinstance(value, Mapping):
-        return ", ".join(f"pid {pid} at {_clock(moment)}" for pid, moment in value.items())
+        return ", ".join(f"pid {pid} at {_time_text(moment)}" for pid, moment in value.items())
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_words(name, entry)}" for name, entry in value.items() if entry is not None)
+        return ", ".join(f"{name}={_value_text(name, entry)}" for name, entry in value.items() if entry is not None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if key.endswith("_bytes"):
-        return f"{_size(value)}"
+        return f"{_size_text(value)}"
     if key in ("start", "end", "time", "since", "last_progress"):
-        return _clock(value)
+        return _time_text(value)
     if key.endswith(("_s", "_seconds")):
         return f"{value:.1f} s"
     return str(value) if isinstance(value, int) else f"{value:.4g}"
@@ -402,7 +404,7 @@ def _samples_text(body: Mapping[str, Any]) -> Iterator[str]:
     widths = [max(11, len(title)) for _, title in columns]
     yield "  " + "".join((f"{'time':>8}", *(f"  {t:>{w}}" for (_, t), w in zip(columns, widths, strict=True))))
     for sample in course:
-        cells = [_words(key, sample[key]) if key in sample else "-" for key, _ in columns]
+        cells = [_value_text(key, sample[key]) if key in sample else "-" for key, _ in columns]
         moment = f"{sample['time'] - end:+.0f}s"
         yield "  " + "".join((f"{moment:>8}", *(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))))
 
@@ -412,8 +414,9 @@ def _gpu_text(body: Mapping[str, Any]) -> Iterator[str]:
     for title, words, moment in gpu_lines(body.get("gpus") or {}):
         when = ""
         if moment is not None:
-            when = f", at {_clock(moment)} ({abs(end - moment):.0f} s {'before' if moment <= end else 'after'} the end)"
-            when = when if body["kind"] == "failure" else f", at {_clock(moment)}"
+            when = f", at {_time_text(moment)}"
+            if body["kind"] == "failure":
+                when += f" ({abs(end - moment):.0f} s {'before' if moment <= end else 'after'} the end)"
         yield f"  {title:<22} {words}{when}"
 
 
@@ -421,7 +424,7 @@ def _disk_text(filesystems: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for entry in filesystems:
         free, size = entry.get("available_bytes"), entry.get("size_bytes")
         if isinstance(free, int | float) and isinstance(size, int | float):
-            yield f"  {entry.get('group')!s:<22} {_size(free)} free of {_size(size)}"
+            yield f"  {entry.get('group')!s:<22} {_size_text(free)} free of {_size_text(size)}"
         else:
             yield f"  {entry.get('group')!s:<22} does not answer"
 
@@ -430,15 +433,15 @@ def _peer_text(peer: Mapping[str, Any]) -> str:
     ended = peer["exit"]
     words = [str(peer["state"])]
     if ended:
-        words = [f"ended by {ended['reason']} at {_clock(ended['time'])}"]
+        words = [f"ended by {ended['reason']} at {_time_text(ended['time'])}"]
     if peer["stalled"]:
         words.append("stalled")
     if peer["items"] is not None:
-        words.append(f"{peer['items']} {unit_word(peer)}, last at {_clock(peer['last_progress'])}")
+        words.append(f"{peer['items']} {unit_word(peer)}, last at {_time_text(peer['last_progress'])}")
     return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(words)}"
 
 
-def _size(count: float) -> str:
+def _size_text(count: float) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -447,10 +450,10 @@ def _size(count: float) -> str:
     return f"{value:.1f} TiB"
 
 
-def _clock(moment: object) -> str:
-    if not isinstance(moment, int | float):
+def _time_text(time_s: object) -> str:
+    if not isinstance(time_s, int | float):
         return "an unknown time"
     try:
-        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        return str(moment)
+        return str(time_s)

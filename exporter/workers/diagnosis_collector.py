@@ -11,8 +11,8 @@ from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.packs_reader import read_error_patterns
-from exporter.logs.places_reader import find_extra_logs
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.procfs import read_start_ticks
 from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
@@ -26,7 +26,7 @@ from exporter.workers.diagnosis import (
 from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
-LOOK_S = 1.0
+READ_INTERVAL_S = 1.0
 STACK_PEERS = 4  # other workers of this node whose stacks are read
 STACKS_OF_WORKER = 2
 STACKS_TIMEOUT_S = 2.0
@@ -35,7 +35,7 @@ NO_PY_SPY = {"workers of this node": "no stack: py-spy is not installed"}
 
 log = logging.getLogger("gpujob.diagnostics")
 
-Build = Callable[[RunFiles, NodeSituation], dict[str, Any]]
+DiagnosisBuilder = Callable[[RunFiles, NodeSituation], dict[str, Any]]
 
 
 class DiagnosticsCollector:
@@ -45,19 +45,19 @@ class DiagnosticsCollector:
     """
 
     name = "diagnostics"
-    interval_s = LOOK_S
+    interval_s = READ_INTERVAL_S
     families: tuple[Family, ...] = ()
 
     def __init__(self, context: CollectorContext, status: Callable[[], dict[str, Any]]) -> None:
         self._context = context
         self._status = status
         self._tasks = {task.rank: task for task in context.tasks}
-        self._courses: dict[tuple[int, int], RecentSamples] = {}  # by rank and restart
+        self._recent_samples: dict[tuple[int, int], RecentSamples] = {}  # by rank and restart
         self._details: dict[tuple[int, int], Mapping[str, Any]] = {}
-        self._done: set[tuple[int, int]] = set()
+        self._diagnosed_runs: set[tuple[int, int]] = set()
         # Restart and last progress of each stalled worker, by rank.
-        self._stalls: dict[int, tuple[int, float | None]] = {}
-        self._full = False
+        self._diagnosed_stalls: dict[int, tuple[int, float | None]] = {}
+        self._is_disk_full = False
 
     def read(self) -> int:
         """Diagnose new failures and stalls; return the number of failed runs diagnosed so far."""
@@ -67,44 +67,44 @@ class DiagnosticsCollector:
         for entry in status["workers"]:
             task = self._tasks.get(entry.get("rank"))
             if task is not None and "exits" in entry:
-                self._note(now, task, entry, status)
-                fresh += [(task, *new) for new in self._new(task, entry)]
+                self._record_sample(now, task, entry, status)
+                fresh += [(task, *new) for new in self._find_new(task, entry)]
         if fresh:
             self._diagnose(now, status, fresh)
-        return len(self._done)
+        return len(self._diagnosed_runs)
 
-    def _note(self, now: float, task: Task, entry: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+    def _record_sample(self, now: float, task: Task, entry: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         run = task.rank, int(entry["restarts"])
         if entry.get("details"):
             self._details[run] = entry["details"]
         if not entry["up"]:
             return
-        if run not in self._courses:
-            self._courses.pop((task.rank, run[1] - 2), None)
+        if run not in self._recent_samples:
+            self._recent_samples.pop((task.rank, run[1] - 2), None)
             self._details.pop((task.rank, run[1] - 2), None)
-            self._courses[run] = RecentSamples()
-        self._courses[run].add(now, entry, status["memory"], status.get("gpus") or {})
+            self._recent_samples[run] = RecentSamples()
+        self._recent_samples[run].add(now, entry, status["memory"], status.get("gpus") or {})
 
-    def _new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, Build]]:
+    def _find_new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, DiagnosisBuilder]]:
         """Runs that failed or stalled since the last read, each with its diagnosis builder."""
         for ended in entry["exits"]:
             run = task.rank, int(ended["restart"])
-            if run not in self._done and ended["reason"] not in CONSEQUENCES:
-                self._done.add(run)
+            if run not in self._diagnosed_runs and ended["reason"] not in CONSEQUENCES:
+                self._diagnosed_runs.add(run)
                 yield run[1], partial(build_failure_diagnosis, ended=ended, errors=read_error_patterns())
         if not entry.get("stalled") or not entry["up"]:
-            self._stalls.pop(task.rank, None)
-        elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._stalls.get(task.rank):
-            self._stalls[task.rank] = stall
+            self._diagnosed_stalls.pop(task.rank, None)
+        elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._diagnosed_stalls.get(task.rank):
+            self._diagnosed_stalls[task.rank] = stall
             yield stall[0], partial(build_stall_diagnosis, since=stall[1], errors=read_error_patterns())
 
-    def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, Build]]) -> None:
+    def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
         found = []
         with_stacks = find_py_spy() is not None
         for task, restart, build in fresh:
             run = task.rank, restart
-            files = self._files(task, restart)
-            course = self._courses[run].samples() if run in self._courses else []
+            files = self._read_files(task, restart)
+            course = self._recent_samples[run].samples() if run in self._recent_samples else []
             moment = NodeSituation(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
             body = build(files, moment)
             if not course and has_diagnosis(self._context.manifest.run_dir, body):
@@ -114,18 +114,18 @@ class DiagnosticsCollector:
         if not found or not with_stacks:
             return
         # Write all files first: stacks take seconds, which a stopping node may not have.
-        stacks = self._stacks(status, {task.rank for task, _, _ in fresh})
+        stacks = self._read_stacks(status, {task.rank for task, _, _ in fresh})
         for files, moment, build in found:
-            self._write(build(files, NodeSituation(now, status, moment.course, moment.details, stacks)))
+            self._write(build(files, NodeSituation(now, status, moment.recent_samples, moment.details, stacks)))
 
-    def _files(self, task: Task, restart: int) -> RunFiles:
+    def _read_files(self, task: Task, restart: int) -> RunFiles:
         context = self._context
         manifest, identity = context.manifest, context.identity
         rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
         more = find_extra_logs(manifest, rank_of).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
-    def _stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
+    def _read_stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
         """Python stacks of what is left of these workers, and of some running peers."""
         proc, job_id = self._context.proc, self._context.identity.job_id
         wanted: dict[int, str] = {}
@@ -136,7 +136,7 @@ class DiagnosticsCollector:
                 continue
             if entry["up"] and (task.rank in ranks or others < STACK_PEERS):
                 others += task.rank not in ranks
-                roots, what = [int(entry["pid"])] if self._is_here(task, entry) else [], ""
+                roots, what = [int(entry["pid"])] if self._is_recorded_process(task, entry) else [], ""
             elif not entry["up"] and task.rank in ranks:
                 roots, what = sorted(find_leftover_processes(job_id, task.rank, proc)), ", left over"
             else:
@@ -147,7 +147,7 @@ class DiagnosticsCollector:
         found = read_stacks(list(wanted), STACKS_TIMEOUT_S)
         return {wanted[pid]: text for pid, text in found.items()}
 
-    def _is_here(self, task: Task, entry: Mapping[str, Any]) -> bool:
+    def _is_recorded_process(self, task: Task, entry: Mapping[str, Any]) -> bool:
         """Whether the recorded pid is this worker in our pid namespace, not an unrelated process."""
         identity = self._context.identity
         name = run_files.record_name(task.worker, task.rank, identity.attempt, int(entry["restarts"]))
@@ -160,9 +160,9 @@ class DiagnosticsCollector:
             write_diagnosis(self._context.manifest.run_dir, body, render_diagnosis(body))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not (full and self._full):
+            if not (full and self._is_disk_full):
                 log.warning("the diagnosis of %s cannot be written: %s", body["worker"], error.strerror)
-            self._full = self._full or full
+            self._is_disk_full = self._is_disk_full or full
 
     def render(self, snapshot: int, out: Samples) -> None:
         """Render nothing: the diagnoses are files."""

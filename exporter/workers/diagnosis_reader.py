@@ -18,7 +18,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.logs.places_reader import log_paths, run_suffix
+from exporter.logs.log_files_reader import log_paths, run_suffix
 
 MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
@@ -106,7 +106,10 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
 def has_diagnosis(run_dir: Path, body: Mapping[str, Any]) -> bool:
     """Whether a diagnosis of the same end or stall exists; ``body`` needs only the identifying keys."""
     folder = run_dir / run_files.DIAGNOSTICS_DIR
-    return any(_same(run_files.read_json(folder / f"{stem}.json"), body) for stem in (_own_stem(body), _stem(body)))
+    return any(
+        _is_same_case(run_files.read_json(folder / f"{stem}.json"), body)
+        for stem in (_run_stem(body), _latest_stem(body))
+    )
 
 
 def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
@@ -116,49 +119,49 @@ def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
     """
     folder = run_dir / run_files.DIAGNOSTICS_DIR
     folder.mkdir(exist_ok=True)
-    stem, own = _stem(body), _own_stem(body)
+    stem, own = _latest_stem(body), _run_stem(body)
     latest, known = run_files.read_json(folder / f"{stem}.json"), run_files.read_json(folder / f"{own}.json")
-    if any(_same(old, body) and _richness(old) > _richness(body) for old in (latest, known)):
+    if any(_is_same_case(old, body) and _richness(old) > _richness(body) for old in (latest, known)):
         return False
     stems = [stem]
     if body["ranks"] > 1 or known is not None:
         stems = [own, stem]
-    if latest is not None and _own_stem(latest) != own:
-        if _moment(latest) > _moment(body):
+    if latest is not None and _run_stem(latest) != own:
+        if _event_time(latest) > _event_time(body):
             stems = [own]  # an older end, reported late
         else:
             stems = [own, stem]
-            _keep(folder, stem, _own_stem(latest))
+            _move_diagnosis(folder, stem, _run_stem(latest))
     for name in stems:
         _write_text(folder / f"{name}.txt", text)
         run_files.write_json(folder / f"{name}.json", body)
     return True
 
 
-def _keep(folder: Path, stem: str, own: str) -> None:
-    """Rename the files under ``stem`` to ``own``, unless those exist."""
+def _move_diagnosis(folder: Path, stem: str, new_stem: str) -> None:
+    """Rename the files under ``stem`` to ``new_stem``, unless those exist."""
     for suffix in ("txt", "json"):
-        if not (folder / f"{own}.{suffix}").exists():
+        if not (folder / f"{new_stem}.{suffix}").exists():
             try:
-                (folder / f"{stem}.{suffix}").rename(folder / f"{own}.{suffix}")
+                (folder / f"{stem}.{suffix}").rename(folder / f"{new_stem}.{suffix}")
             except FileNotFoundError:
                 continue  # another node was faster
 
 
-def _stem(body: Mapping[str, Any]) -> str:
+def _latest_stem(body: Mapping[str, Any]) -> str:
     return f"{body['worker']}{'_stall' if body['kind'] == 'stall' else ''}"
 
 
-def _own_stem(body: Mapping[str, Any]) -> str:
+def _run_stem(body: Mapping[str, Any]) -> str:
     run = run_suffix(int(body["attempt"]), 0) + f"_r{body['restart']}"
     return f"{body['worker']}_rank{body['rank']}{run}{'_stall' if body['kind'] == 'stall' else ''}"
 
 
-_NAMES = ("kind", "worker", "rank", "attempt", "restart", "since")
+_IDENTIFYING_KEYS = ("kind", "worker", "rank", "attempt", "restart", "since")
 
 
-def _same(old: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
-    return old is not None and all(old.get(name) == body.get(name) for name in _NAMES)
+def _is_same_case(old: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
+    return old is not None and all(old.get(name) == body.get(name) for name in _IDENTIFYING_KEYS)
 
 
 def _richness(body: Mapping[str, Any] | None) -> int:
@@ -166,7 +169,7 @@ def _richness(body: Mapping[str, Any] | None) -> int:
     return sum(len(body.get(name) or ()) for name in ("course", "stacks")) if body is not None else -1
 
 
-def _moment(body: Mapping[str, Any]) -> float:
+def _event_time(body: Mapping[str, Any]) -> float:
     ended = body.get("exit")
     moment = ended.get("end") if isinstance(ended, dict) else None
     moment = moment if moment is not None else body.get("time")

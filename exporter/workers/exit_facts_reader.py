@@ -3,18 +3,18 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from exporter.collecting.collector import Board, CollectorContext
+from exporter.collecting.collector import CollectorContext, PublishedValues
 from exporter.contract.manifest import Task
-from exporter.gpus.analysis.blame import FaultAttribution, GpuError, WorkerGpuRelation
+from exporter.gpus.analysis.attribution import FaultAttribution, GpuError, WorkerGpuRelation
 from exporter.gpus.records import GpuState
 from exporter.machine.kernel_log import KernelEvent, KernelXid, OomVictim
 
-LAST_LOOK_S = 0.5  # time for the read of the GPUs at an end: a GPU lost just now may not be known yet
+LAST_READ_S = 0.5  # time for the read of the GPUs at an end: a GPU lost just now may not be known yet
 
 
 def oom_exit_facts(context: CollectorContext, pids: Collection[int], since: float) -> dict[str, Any]:
     """Whether the OOM killer killed one of these processes, according to the kernel log."""
-    victims = [event.what.pid for event in _kernel_events(context, since) if isinstance(event.what, OomVictim)]
+    victims = [event.detail.pid for event in _kernel_events(context, since) if isinstance(event.detail, OomVictim)]
     victim = next((pid for pid in reversed(victims) if pid in pids), None)
     return {} if victim is None else {"oom_victim": f"its process {victim} was killed for lack of memory"}
 
@@ -28,7 +28,7 @@ def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int],
     told = [
         GpuError(event.time, what.code, pci=what.pci, pid=what.pid, gpu_instance=what.gpu_instance)
         for event in _kernel_events(context, since)
-        if isinstance(what := event.what, KernelXid)
+        if isinstance(what := event.detail, KernelXid)
     ]
     if context.gpus is not None:
         told += [
@@ -36,25 +36,27 @@ def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int],
             for event in context.gpus.events()
             if event.time >= since
         ]
-    board = context.board
+    board = context.published
     others = {pid for rank, theirs in board.pids.items() if rank != task.rank for pid in theirs}
-    blame = FaultAttribution(list(_gpus(context, task)), pids, others - set(pids))
+    blame = FaultAttribution(list(_gpu_relations(context, task)), pids, others - set(pids))
     faults = [{"time": error.time, "xid": error.xid, "words": words} for error, words in blame.errors(told)]
-    losses = [{"time": time, "gpu": gpu, "words": words} for gpu, time, words in blame.losses(_lost(context, task))]
+    losses = [
+        {"time": time, "gpu": gpu, "words": words} for gpu, time, words in blame.losses(_lost_gpus(context, task))
+    ]
     return {**({"gpu_faults": faults} if faults else {}), **({"gpu_lost": losses} if losses else {})}
 
 
-def _lost(context: CollectorContext, task: Task) -> Mapping[str, tuple[float, str]]:
+def _lost_gpus(context: CollectorContext, task: Task) -> Mapping[str, tuple[float, str]]:
     """Lost GPUs by UUID: since when, and the driver's words.
 
     Empty at the first read of the workers: an end before it has nothing to do with GPUs lost now.
     """
-    board, host = context.board, context.gpus
-    if board.gpus is None or host is None or task.rank not in board.pids:
+    board, host = context.published, context.gpus
+    if board.gpu_reading is None or host is None or task.rank not in board.pids:
         return {}
-    look = host.look(LAST_LOOK_S)
+    look = host.poll(LAST_READ_S)
     gone = [state for state in look.gpus if state.state in ("lost", "reset_required")]
-    return {**{state.gpu.uuid: (look.time, state.words or state.state) for state in gone}, **board.gpus_lost}
+    return {**{state.gpu.uuid: (look.time, state.message or state.state) for state in gone}, **board.gpus_lost}
 
 
 def _kernel_events(context: CollectorContext, since: float) -> list[KernelEvent]:
@@ -64,10 +66,10 @@ def _kernel_events(context: CollectorContext, since: float) -> list[KernelEvent]
     return [event for event in context.kernel.events if event.time >= since]
 
 
-def _gpus(context: CollectorContext, task: Task) -> Iterator[WorkerGpuRelation]:
+def _gpu_relations(context: CollectorContext, task: Task) -> Iterator[WorkerGpuRelation]:
     """GPUs of this node as of the last read."""
-    board = context.board
-    states = board.gpus.gpus if board.gpus is not None else ()
+    board = context.published
+    states = board.gpu_reading.gpus if board.gpu_reading is not None else ()
     planned: dict[str, set[int]] = {}  # ranks that the plan gives a GPU, by UUID; a MIG instance counts for its GPU too
     parents = {state.gpu.uuid: state.gpu.parent for state in states}
     for other in context.tasks:
@@ -82,12 +84,14 @@ def _gpus(context: CollectorContext, task: Task) -> Iterator[WorkerGpuRelation]:
             pci=gpu.pci_bus_id,
             parent=gpu.parent,
             gpu_instance=gpu.gpu_instance,
-            own=task.rank in ranks,
-            alone=ranks == {task.rank} and _knows_foreign_processes(state, board) and gpu.uuid not in board.shared_gpus,
+            is_own=task.rank in ranks,
+            is_exclusive=ranks == {task.rank}
+            and _has_all_processes(state, board)
+            and gpu.uuid not in board.shared_gpus,
         )
 
 
-def _knows_foreign_processes(state: GpuState, board: Board) -> bool:
+def _has_all_processes(state: GpuState, board: PublishedValues) -> bool:
     """Whether all processes on a GPU were read, which is so only on the job's own GPUs.
 
     Not for a MIG GPU: others may use parts that are not visible here.

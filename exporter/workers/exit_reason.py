@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.gpus.analysis.xid import BLAMED_ON_PROGRAMS, blames_device, fatal_xid_text, xid_meaning
+from exporter.gpus.analysis.xid import PROGRAM_FAULT_XIDS, fatal_xid_text, is_device_fault, xid_meaning
 
 REASONS = (
     "completed",
@@ -29,7 +29,7 @@ REASONS = (
 # Reasons that are not the cause of a job's failure.
 CONSEQUENCES = frozenset({"completed", "terminated_peer", "time_limit", "preempted", "cancelled"})
 
-_CRASHES = {
+_CRASH_SIGNALS = {
     signal.SIGSEGV,
     signal.SIGBUS,
     signal.SIGABRT,
@@ -39,11 +39,15 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 CLOCK_SKEW_S = 5.0  # most that the clocks of two nodes differ
-_ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
-_KILLS = _CRASHES | _ASKS_TO_END | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
+_TERMINATION_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
+_FATAL_SIGNALS = (
+    _CRASH_SIGNALS
+    | _TERMINATION_SIGNALS
+    | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
+)
 # A shell reports these signals as 128 + number; other statuses above 128 are the program's own.
-_KILLS |= {signal.SIGUSR1, signal.SIGUSR2}
-SIGNAL_COUNTS_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
+_FATAL_SIGNALS |= {signal.SIGUSR1, signal.SIGUSR2}
+SIGNAL_WINDOW_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
 DISK_FULL_BYTES = 1 << 20  # with less free space the disk is full, and the log could not be written
 # Log classes that are reasons, causes before their consequences.
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
@@ -68,7 +72,7 @@ class JobStop:
     # Failed nodes, if they are the reason. Their workers failed with them; all other ends are consequences.
     nodes: tuple[str, ...] = ()
 
-    def follows_from(self, rank: int, restart: int) -> bool:
+    def was_caused_by(self, rank: int, restart: int) -> bool:
         """Whether this run of a worker caused the stop."""
         return (self.rank, self.restart) == (rank, restart)
 
@@ -103,7 +107,7 @@ class LostGpu(_GpuIncident):
     gpu: str
     words: str  # from the driver
 
-    def told(self, end: float | None) -> str:
+    def describe(self, end: float | None) -> str:
         """Describe the loss relative to the end of the worker."""
         if end is None:
             return f"{self.gpu} was lost: {self.words}"
@@ -112,7 +116,7 @@ class LostGpu(_GpuIncident):
         return f"{self.gpu} was lost {end - self.time:.0f} s before its end: {self.words}"
 
 
-_DEVICE_WORDS = re.compile(
+_DEVICE_FAULT = re.compile(
     r"NVRM: Xid \(PCI:[^)]{1,40}\): (?P<xid>\d{1,4})(?!\d)|fallen off the bus|[Uu]ncorrectable [\w ]{0,40}error"
 )
 
@@ -180,7 +184,7 @@ def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
     judged = _reason_with_log(evidence)
     if judged.reason in ("completed", "launch_failed"):
         return judged
-    losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    losses = (loss.describe(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
     return ExitReason(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
 
 
@@ -191,66 +195,66 @@ def needs_log_evidence(evidence: ExitEvidence) -> bool:
 
 def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     """Reason of a failed start, a clean exit or a requested end; None for all others."""
-    facts = [_status_words(evidence)]
+    facts = [_status_text(evidence)]
     if evidence.launch_error:
         return ExitReason("launch_failed", (evidence.launch_error,))
     if evidence.code == 0 and evidence.service:
-        asking = [signal_name(entry) for entry in evidence.forwarded if entry in _ASKS_TO_END]
+        asking = [signal_name(entry) for entry in evidence.forwarded if entry in _TERMINATION_SIGNALS]
         if not asking:
             return None
         if evidence.stop is None:
-            return _ended_from_outside(evidence, (*facts, f"{', '.join(asking)} came from outside"))
+            return _reason_of_request(evidence, (*facts, f"{', '.join(asking)} came from outside"))
     if evidence.code == 0:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
             facts.append(f"it had left {count} in the background")
         return ExitReason("completed", tuple(facts))
-    asked = _asked_to_end(evidence, bool(_signals_to_end(evidence)))
+    asked = _teardown_reason(evidence, bool(_requests_to_end(evidence)))
     return None if asked is None else ExitReason(asked[0], (*facts, asked[1]))
 
 
-def _number_of(evidence: ExitEvidence) -> int | None:
+def _fatal_signal(evidence: ExitEvidence) -> int | None:
     """Signal that killed it, also if a shell in between reported 128 + number."""
     code = evidence.code
-    if evidence.signal is None and code is not None and code - 128 in _KILLS:
+    if evidence.signal is None and code is not None and code - 128 in _FATAL_SIGNALS:
         return code - 128
     return evidence.signal
 
 
-def _signals_to_end(evidence: ExitEvidence) -> tuple[int, ...]:
+def _requests_to_end(evidence: ExitEvidence) -> tuple[int, ...]:
     """Signals from outside that request the end, whatever its status, and the signal that killed it."""
-    number = _number_of(evidence)
-    return tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
+    number = _fatal_signal(evidence)
+    return tuple(entry for entry in evidence.forwarded if entry in _TERMINATION_SIGNALS or entry == number)
 
 
 def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
     if (early := _reason_without_log(evidence)) is not None:
         return early
-    code, number, facts = evidence.code, _number_of(evidence), [_status_words(evidence)]
+    code, number, facts = evidence.code, _fatal_signal(evidence), [_status_text(evidence)]
     if code == 0:
-        return ExitReason("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
-    forwarded = _signals_to_end(evidence)
-    kernel = _kernel_evidence(evidence, killed=number == signal.SIGKILL)
+        return ExitReason("app_error", ("a service ended with code 0 while the job needed it", *_log_text(evidence)))
+    forwarded = _requests_to_end(evidence)
+    kernel = _reason_from_kernel(evidence, killed=number == signal.SIGKILL)
     if kernel is None and (evidence.oom_kills or 0) > 0:
         facts.append("the OOM killer took a process of its control group meanwhile")
-    for found in (kernel, _log_evidence(evidence), _disk_evidence(evidence)):
+    for found in (kernel, _reason_from_log(evidence), _reason_from_disk(evidence)):
         if found is not None:
             return ExitReason(found[0], (*facts, *found[1:]))
     if forwarded:
         facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
-        return _ended_from_outside(evidence, tuple(facts))
-    if number in _CRASHES or (number is None and code is not None):
+        return _reason_of_request(evidence, tuple(facts))
+    if number in _CRASH_SIGNALS or (number is None and code is not None):
         fault = _device_fault(evidence) or _program_fault(evidence)
         if fault is not None:
-            return ExitReason("gpu_fault", (*facts, *_log_words(evidence), fault))
-    if number in _CRASHES:
-        return ExitReason("crashed_signal", (*facts, *_log_words(evidence)))
+            return ExitReason("gpu_fault", (*facts, *_log_text(evidence), fault))
+    if number in _CRASH_SIGNALS:
+        return ExitReason("crashed_signal", (*facts, *_log_text(evidence)))
     if number is None and code is not None:
-        return ExitReason("app_error", (*facts, *_log_words(evidence)))
-    return _unexplained(evidence, number, facts)
+        return ExitReason("app_error", (*facts, *_log_text(evidence)))
+    return _reason_of_kill(evidence, number, facts)
 
 
-def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | None:
+def _teardown_reason(evidence: ExitEvidence, has_signals: bool) -> tuple[str, str] | None:
     """Reason of a teardown that reached this worker, as (reason, words).
 
     The wrapper passed a signal on, or was itself killed at the deadline and left no record.
@@ -259,7 +263,7 @@ def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | 
     if stop is None or (evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S):
         return None  # it ended long before the stop
     no_record = evidence.source != "wrapper" or (evidence.code is None and evidence.signal is None)
-    if forwarded or no_record:
+    if has_signals or no_record:
         if evidence.node in stop.nodes:
             return "node_failure", stop.cause
         if stop.reason == "completed":
@@ -272,7 +276,7 @@ def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | 
     return None
 
 
-def _kernel_evidence(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str] | None:
+def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str] | None:
     """Reason according to the kernel, as (reason, words).
 
     A cgroup may be shared, and a child may have been killed long before. So its OOM count explains only a SIGKILL, or
@@ -289,7 +293,7 @@ def _kernel_evidence(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str]
             return "gpu_fault", fault.words
     for loss in evidence.gpu_losses:
         if loss.is_near(evidence.end):
-            return "gpu_fault", loss.told(evidence.end)
+            return "gpu_fault", loss.describe(evidence.end)
     return None
 
 
@@ -304,7 +308,7 @@ def _device_fault(evidence: ExitEvidence) -> str | None:
     """
     if evidence.log.line is not None or _has_reason(evidence.log):
         return None
-    near = (f.words for f in evidence.gpu_faults if blames_device(f.xid) and f.is_near(evidence.end))
+    near = (f.words for f in evidence.gpu_faults if is_device_fault(f.xid) and f.is_near(evidence.end))
     return next(near, None) or _earlier_fault(evidence)
 
 
@@ -314,47 +318,47 @@ def _earlier_fault(evidence: ExitEvidence) -> str | None:
         if (reason := fatal_xid_text(fault.xid)) and fault.is_before(evidence.end):
             earlier = "" if evidence.end is None else f", {max(0.0, evidence.end - fault.time):.0f} s before its end"
             return f"{fault.words}{earlier}; {reason}"
-    losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    losses = (loss.describe(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
     return next(losses, None)
 
 
 def _program_fault(evidence: ExitEvidence) -> str | None:
     """The driver's report of what the program did wrong on a GPU, without follow-up errors."""
     for fault in evidence.gpu_faults:
-        if fault.xid in BLAMED_ON_PROGRAMS and fault.is_near(evidence.end):
+        if fault.xid in PROGRAM_FAULT_XIDS and fault.is_near(evidence.end):
             return f"{fault.words}: {xid_meaning(fault.xid)}, by the program"
     return None
 
 
-def _log_evidence(evidence: ExitEvidence) -> tuple[str, ...] | None:
+def _reason_from_log(evidence: ExitEvidence) -> tuple[str, ...] | None:
     """Reason according to the log, with words for it."""
     log, peer = evidence.log, evidence.peer
     after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
     if PEER_LOST in log.classes and peer is not None and after_a_peer:
         return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
     for reason in _LOG_REASONS:
-        if reason in log.classes or (reason == "gpu_fault" and _blames_the_device(log)):
-            words = "; ".join(_log_words(evidence)) or f"its log says {reason}"
+        if reason in log.classes or (reason == "gpu_fault" and _line_blames_device(log)):
+            words = "; ".join(_log_text(evidence)) or f"its log says {reason}"
             if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
                 return "gpu_fault", fault, words
             return reason, words
     return None
 
 
-def _blames_the_device(log: LogEvidence) -> bool:
+def _line_blames_device(log: LogEvidence) -> bool:
     """Whether the decisive line blames the GPU, not the program on it."""
-    found = _DEVICE_WORDS.search(log.line or "") if GPU_XID in log.classes else None
-    return found is not None and (found["xid"] is None or blames_device(int(found["xid"])))
+    found = _DEVICE_FAULT.search(log.line or "") if GPU_XID in log.classes else None
+    return found is not None and (found["xid"] is None or is_device_fault(int(found["xid"])))
 
 
-def _disk_evidence(evidence: ExitEvidence) -> tuple[str, str] | None:
+def _reason_from_disk(evidence: ExitEvidence) -> tuple[str, str] | None:
     available = evidence.disk_available_bytes
     if evidence.code and available is not None and available < DISK_FULL_BYTES:
         return "disk_full", f"{available} bytes were left on the disk of the run directory"
     return None
 
 
-def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -> ExitReason:
+def _reason_of_kill(evidence: ExitEvidence, number: int | None, facts: list[str]) -> ExitReason:
     """Reason of a kill without evidence of its own."""
     peer = evidence.peer
     if (
@@ -366,29 +370,29 @@ def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -
         facts.append(f"{peer.name} had ended by {peer.reason} {evidence.end - peer.end:.1f} s before")
         if number == signal.SIGTERM:
             return ExitReason("terminated_peer", tuple(facts))
-    if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _at_the_limit(evidence):
+    if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _is_at_time_limit(evidence):
         return ExitReason("time_limit", (*facts, "the time limit was reached"))
     if evidence.wrapper:
         facts.append(f"its wrapper {evidence.wrapper} and left no record: it ended with that")
     elif (number is not None or not evidence.attached) and (fault := _earlier_fault(evidence)) is not None:
-        return ExitReason("gpu_fault", (*facts, fault, *_log_words(evidence)))
+        return ExitReason("gpu_fault", (*facts, fault, *_log_text(evidence)))
     if number is not None:
         facts.append("sender unknown")
     elif evidence.attached:
         facts.append("it was not started by gpujob, so its status is unknown")
     elif not evidence.wrapper:
         facts.append("no exit record was left")
-    return ExitReason("killed_unknown", (*facts, *_log_words(evidence)))
+    return ExitReason("killed_unknown", (*facts, *_log_text(evidence)))
 
 
-def _ended_from_outside(evidence: ExitEvidence, facts: tuple[str, ...]) -> ExitReason:
+def _reason_of_request(evidence: ExitEvidence, facts: tuple[str, ...]) -> ExitReason:
     """Reason of an end that an unknown sender requested: its time may show the time limit."""
-    if _at_the_limit(evidence):
+    if _is_at_time_limit(evidence):
         return ExitReason("time_limit", (*facts, "the time limit was reached"))
     return ExitReason("cancelled", facts)
 
 
-def _at_the_limit(evidence: ExitEvidence) -> bool:
+def _is_at_time_limit(evidence: ExitEvidence) -> bool:
     end, limit = evidence.end, evidence.job_end
     if end is None or limit is None:
         return False
@@ -396,14 +400,14 @@ def _at_the_limit(evidence: ExitEvidence) -> bool:
     return limit - TIME_LIMIT_MARGIN_S <= end <= limit + LIMIT_OVERRUN_S
 
 
-def _log_words(evidence: ExitEvidence) -> tuple[str, ...]:
+def _log_text(evidence: ExitEvidence) -> tuple[str, ...]:
     log = evidence.log
     if log.line is None:
         return ()
     return (f"the last error in its log: {log.line}" + (f" ({log.place})" if log.place else ""),)
 
 
-def _status_words(evidence: ExitEvidence) -> str:
+def _status_text(evidence: ExitEvidence) -> str:
     if evidence.signal is not None:
         return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
     return "exit status unknown" if evidence.code is None else f"exit status {evidence.code}"
@@ -442,7 +446,7 @@ def parse_job_stop(state: Mapping[str, Any]) -> JobStop | None:
     return found if found.reason in REASONS else None
 
 
-def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence:
+def evidence_from_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence:
     """Evidence from an exit record, with further fields of `ExitEvidence` in ``beside``."""
     return ExitEvidence(
         code=record.get("code"),
@@ -452,7 +456,7 @@ def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence
         source=str(record.get("source", "wrapper")),
         launch_error=record.get("error"),
         oom_kills=record.get("oom_kills"),
-        forwarded=tuple(_signals_that_count(record, beside.get("stop"))),
+        forwarded=tuple(_relevant_signals(record, beside.get("stop"))),
         wrapper=record.get("wrapper"),
         disk_available_bytes=record.get("disk_available_bytes"),
         survivors=int(record.get("survivors") or 0),
@@ -464,10 +468,10 @@ def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence
     )
 
 
-def _signals_that_count(record: Mapping[str, Any], stop: JobStop | None) -> Iterator[int]:
+def _relevant_signals(record: Mapping[str, Any], stop: JobStop | None) -> Iterator[int]:
     """Signals shortly before the end or after the stop began."""
     end = record.get("end")
-    since = float("-inf") if end is None else end - SIGNAL_COUNTS_S
+    since = float("-inf") if end is None else end - SIGNAL_WINDOW_S
     if stop is not None:
         since = min(since, stop.time - CLOCK_SKEW_S)
     for moment, number, *_ in record.get("signals") or ():

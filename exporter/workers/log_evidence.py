@@ -21,10 +21,10 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
     """
     classes: set[str] = set()
     chosen: tuple[bool, int, str, LogError] | None = None
-    pack = lexicon.pack_of(*(text for _, text in texts))
-    engine, progress = lexicon.engine(pack), lexicon.progress(pack)
+    pack = lexicon.choose_pack(*(text for _, text in texts))
+    engine, progress = lexicon.engine(pack), lexicon.progress_patterns(pack)
     for name, text in texts:
-        moved = _last_move(engine.scan(text).positions)
+        moved = _last_progress_offset(engine.scan(text).positions)
         final = text if moved is None else _text_after_position(text, moved, progress)
         error = last_error(final, lexicon.errors)
         words = final if error is None or not error.certain else _block(error)
@@ -41,7 +41,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
     return LogEvidence(tuple(sorted(classes)), line, f"{error.source}, in {name}" if error.source else name)
 
 
-def _last_move(positions: Iterable[LogPosition]) -> int | None:
+def _last_progress_offset(positions: Iterable[LogPosition]) -> int | None:
     """Offset of the last record with a new position: a progress bar is drawn again when it is torn down."""
     place, known = None, dict[tuple[str, int | None], tuple[int, int | None]]()
     for position in positions:

@@ -76,7 +76,7 @@ class _OomKillCount:
     file: OpenCgroupFile
     count: int = 0
 
-    def look(self) -> int:
+    def read(self) -> int:
         self.count = max(self.count, oom_kills.parse_oom_kills(self.file.read()) or 0)
         return self.count
 
@@ -98,40 +98,42 @@ class MemoryCollector:
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
         self._runs: dict[int, list[_MemoryRun]] = {task.rank: [] for task in context.tasks}
-        self._own: MemoryCgroup | None = None
+        self._own_cgroup: MemoryCgroup | None = None
         self._reader: MemoryCgroupReader | None = None
-        self._kills: dict[str, _OomKillCount] = {}
+        self._kill_counts: dict[str, _OomKillCount] = {}
         self._most_kills = 0
-        self._log = context.kernel
+        self._kernel_log = context.kernel
         self._pid_namespace = read_pid_namespace(context.proc)
 
     def read(self) -> MemorySnapshot:
-        if self._log is None:
-            self._log = KernelLog(
+        if self._kernel_log is None:
+            self._kernel_log = KernelLog(
                 self._context.clock,
                 self._context.identity.start,
                 str(Path(self._root, "dev/kmsg")),
                 self._context.proc,
             )
-        self._log.read()
-        self._follow_runs()
-        if self._own is None:
-            self._own = read_memory_cgroup("self", self._root)
-        facts = self._look()
+        self._kernel_log.read()
+        self._update_runs()
+        if self._own_cgroup is None:
+            self._own_cgroup = read_memory_cgroup("self", self._root)
+        facts = self._read_memory()
         return MemorySnapshot(
             cgroup=self._reader.cgroup if self._reader is not None else None,
             facts=facts,
-            oom_kills=self._count(facts) if facts is not None else None,
-            kmsg=f"unavailable: {self._log.unavailable}" if self._log.unavailable else "available",
+            oom_kills=self._count_oom_kills(facts) if facts is not None else None,
+            kmsg=f"unavailable: {self._kernel_log.unavailable_reason}"
+            if self._kernel_log.unavailable_reason
+            else "available",
             oom_victims={
-                event.what.pid: event.time
-                for event in self._log.events
-                if isinstance(event.what, OomVictim) and self._is_ours(event.what)
+                event.detail.pid: event.time
+                for event in self._kernel_log.events
+                if isinstance(event.detail, OomVictim) and self._is_ours(event.detail)
             },
             xids=tuple(
-                {"pci": event.what.pci, "code": event.what.code, "pid": event.what.pid, "time": event.time}
-                for event in self._log.events
-                if isinstance(event.what, KernelXid)
+                {"pci": event.detail.pci, "code": event.detail.code, "pid": event.detail.pid, "time": event.time}
+                for event in self._kernel_log.events
+                if isinstance(event.detail, KernelXid)
             )[-LISTED_XIDS:],
         )
 
@@ -142,44 +144,46 @@ class MemoryCollector:
             return f"{victim.cgroup}/".startswith(f"{job}/")
         return any(run.record.get("pid") == victim.pid for run in self._all_runs())
 
-    def _follow_runs(self) -> None:
+    def _update_runs(self) -> None:
         """Find runs with a new record, and the cgroups of those that still run."""
         for task in self._context.tasks:
             runs = self._runs[task.rank]
             while (
-                record := self._record(task, len(runs), "start") or self._record(task, len(runs), "exit")
+                record := self._read_record(task, len(runs), "start") or self._read_record(task, len(runs), "exit")
             ) is not None:
                 runs.append(_MemoryRun(task, len(runs), record))
         for run in self._all_runs():
             if not run.ended:
-                self._follow(run)
+                self._update_run(run)
 
     def _all_runs(self) -> list[_MemoryRun]:
         return [run for runs in self._runs.values() for run in runs]
 
-    def _follow(self, run: _MemoryRun) -> None:
+    def _update_run(self, run: _MemoryRun) -> None:
         pid, namespace = run.record.get("pid"), run.record.get("pid_namespace")
         visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.cgroup is None and isinstance(pid, int) and visible:
             run.cgroup = read_memory_cgroup(pid, self._root, run.record.get("start_ticks"))
-        ended = self._record(run.task, run.restart, "exit")
+        ended = self._read_record(run.task, run.restart, "exit")
         if ended is not None:
             run.ended = True
             kills = ended.get("oom_kills")
             run.oom_kills = kills if isinstance(kills, int) else 0
 
-    def _record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
+    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return run_files.read_json(self._folder / f"{stem}.{kind}.json")
 
-    def _look(self) -> CgroupMemory | None:
-        if self._own is None:
+    def _read_memory(self) -> CgroupMemory | None:
+        if self._own_cgroup is None:
             return None
         known = [
-            run.cgroup for run in self._all_runs() if run.cgroup is not None and run.cgroup.mount == self._own.mount
+            run.cgroup
+            for run in self._all_runs()
+            if run.cgroup is not None and run.cgroup.mount == self._own_cgroup.mount
         ]
         if not self._context.manifest.attached:
-            known.append(self._own)
+            known.append(self._own_cgroup)
         if not known:
             return None
         job = reduce(common_ancestor, known)
@@ -189,38 +193,38 @@ class MemoryCollector:
             self._reader = MemoryCgroupReader(job)
         return self._reader.read()
 
-    def _count(self, facts: CgroupMemory) -> int | None:
+    def _count_oom_kills(self, facts: CgroupMemory) -> int | None:
         """OOM kills of the job on this node; never falls.
 
         A v2 cgroup counts its whole subtree, a v1 cgroup only its own processes. The v1 cgroup of a step is removed
         when its last process is killed; then the count of the wrapper, which ran in it, is used.
         """
-        if self._own is None or facts.oom_kills is None:
+        if self._own_cgroup is None or facts.oom_kills is None:
             return None
-        total = facts.oom_kills if self._own.version == 2 else self._count_v1(self._own)
+        total = facts.oom_kills if self._own_cgroup.version == 2 else self._count_oom_kills_v1(self._own_cgroup)
         self._most_kills = max(self._most_kills, total)
         return self._most_kills
 
-    def _count_v1(self, own: MemoryCgroup) -> int:
+    def _count_oom_kills_v1(self, own: MemoryCgroup) -> int:
         runs = self._all_runs()
         apart = any(run.cgroup is not None and run.cgroup != own for run in runs)
-        counts = {} if self._context.manifest.attached else {own.directory: self._kills_of(own)}
+        counts = {} if self._context.manifest.attached else {own.directory: self._cgroup_oom_kills(own)}
         for run in runs:
             if run.cgroup is not None:
                 place = run.cgroup.directory
-                kernel = self._kills_of(run.cgroup)
+                kernel = self._cgroup_oom_kills(run.cgroup)
             else:  # not found in time: its own cgroup if the other runs have their own, else the shared one
                 place = f"{run.task.rank} {run.restart}" if apart else own.directory
                 kernel = 0
             counts[place] = max(counts.get(place, 0), kernel, run.oom_kills)
         return sum(counts.values())
 
-    def _kills_of(self, cgroup: MemoryCgroup) -> int:
-        kills = self._kills.get(cgroup.directory)
+    def _cgroup_oom_kills(self, cgroup: MemoryCgroup) -> int:
+        kills = self._kill_counts.get(cgroup.directory)
         if kills is None:
             kills = _OomKillCount(OpenCgroupFile(f"{cgroup.directory}/{oom_kills.OOM_FILES[cgroup.version]}"))
-            self._kills[cgroup.directory] = kills
-        return kills.look()
+            self._kill_counts[cgroup.directory] = kills
+        return kills.read()
 
     def render(self, snapshot: MemorySnapshot, out: Samples) -> None:
         facts = snapshot.facts

@@ -12,7 +12,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.places_reader import find_extra_logs, log_paths, read_last_bytes
+from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
 from exporter.machine.procfs import read_pid_namespace, read_start_ticks
@@ -22,7 +22,7 @@ from exporter.workers.exit_reason import (
     ExitEvidence,
     FailedPeer,
     JobStop,
-    evidence_of_record,
+    evidence_from_record,
     find_exit_reason,
     parse_job_stop,
     signal_name,
@@ -36,7 +36,7 @@ LOG_TAIL_BYTES = 64 * 1024
 DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
 QUICK_END_S = 10.0  # a worker that ends sooner may have moved itself into the background
 
-Tell = Callable[[float | None, str, str, Task, str], None]  # sink of events: time, level, kind, task, detail
+EventSink = Callable[[float | None, str, str, Task, str], None]  # sink of events: time, level, kind, task, detail
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,22 @@ class _WorkerRun:
     pids: frozenset[int] = frozenset()  # the worker and its descendants as last found
     # Pid and start of the wrapper while it exists and may still write a record.
     wrapper: tuple[int, int | None] | None = None
-    wrapper_told: bool = False  # whether the kernel notifies us of the wrapper's end
+    is_wrapper_watched: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
     details: ProcessTreeDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
-    exit_seen: bool = False  # its exit record exists, though its reason may wait for a notice
+    has_exit_record: bool = False  # its exit record exists, though its reason may wait for a notice
     ended: WorkerExit | None = None
 
 
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: CollectorContext, task: Task, tell: Tell) -> None:
+    def __init__(self, context: CollectorContext, task: Task, log_event: EventSink) -> None:
         self.task = task
         self._context = context
-        self._tell = tell
+        self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self._runs: list[_WorkerRun] = []
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
@@ -117,18 +117,18 @@ class WorkerRuns:
         """Processes of its latest run as last found; empty after that has ended."""
         return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
 
-    def look(self, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool = True) -> None:
+    def poll(self, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool = True) -> None:
         """Update every run that has not ended; ``peers`` are the failures of other workers.
 
         ``fresh``: whether new records may exist since the last read.
         """
         # By name, not by listing: the directory contains the records of all nodes. Ours are written on this node, so
         # even a network file system shows them immediately.
-        while fresh and any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
+        while fresh and any(self._record_path(len(self._runs), kind).exists() for kind in ("start", "exit")):
             self._runs.append(_WorkerRun(len(self._runs)))
         for run in self._runs:
             if run.ended is None:
-                self._follow(run, stop, peers, now, fresh=fresh)
+                self._poll_run(run, stop, peers, now, fresh=fresh)
 
     def facts(self) -> WorkerReading:
         """The worker as of the last read."""
@@ -138,7 +138,7 @@ class WorkerRuns:
         samples = [run.sample for run in self._runs if run.sample is not None]
         reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
         writes = [sample.io_write_bytes for sample in samples if sample.io_write_bytes is not None]
-        alive = last.ended is None and last.gone_since is None and not last.exit_seen
+        alive = last.ended is None and last.gone_since is None and not last.has_exit_record
         if not alive:
             zombie = last.ended is None and last.sample is not None and last.sample.state == "zombie"
             state = "zombie" if zombie else "dead"
@@ -160,13 +160,13 @@ class WorkerRuns:
             exits=tuple(run.ended for run in self._runs if run.ended is not None),
         )
 
-    def _path(self, restart: int, kind: str) -> Path:
+    def _record_path(self, restart: int, kind: str) -> Path:
         stem = run_files.record_name(self.task.worker, self.task.rank, self._context.identity.attempt, restart)
         return self._folder / f"{stem}.{kind}.json"
 
     # -- while it runs -----------------------------------------------------------------------------
 
-    def _begin(self, run: _WorkerRun, record: Mapping[str, Any], now: float) -> None:
+    def _start_watching(self, run: _WorkerRun, record: Mapping[str, Any], now: float) -> None:
         pid = record.get("pid")
         if not isinstance(pid, int):
             return
@@ -179,7 +179,7 @@ class WorkerRuns:
         run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.visible:
             try:
-                run.tree = self._open(pid, run.start_ticks)
+                run.tree = self._open_process(pid, run.start_ticks)
             except OSError:
                 return  # no free file descriptor: tried again at the next read
             run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # spread over time, not all workers together
@@ -190,15 +190,15 @@ class WorkerRuns:
             wrapper = record.get("wrapper_pid")
             if isinstance(wrapper, int):
                 try:
-                    run.wrapper_told = self._context.exits.watch(wrapper, record.get("wrapper_start_ticks"))
+                    run.is_wrapper_watched = self._context.exits.watch(wrapper, record.get("wrapper_start_ticks"))
                     run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
                 except ProcessLookupError:
                     run.wrapper = None
         run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
-        self._tell(run.start, "info", what, self.task, f"pid {pid}")
+        self._log_event(run.start, "info", what, self.task, f"pid {pid}")
 
-    def _open(self, pid: int, start_ticks: int | None) -> ProcessTree | None:
+    def _open_process(self, pid: int, start_ticks: int | None) -> ProcessTree | None:
         """Open the process and watch for its end; None if it has ended or the pid was reused."""
         try:
             tree = ProcessTree(pid, start_ticks, self._context.proc)
@@ -210,30 +210,34 @@ class WorkerRuns:
             pass  # it has just ended: the next read shows it
         return tree
 
-    def _follow(
+    def _poll_run(
         self, run: _WorkerRun, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool
     ) -> None:
         if run.pid is None:
-            self._begin(run, run_files.read_json(self._path(run.restart, "start")) or {}, now)
-        stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
-        silent = run.wrapper is not None and not self._wrapper_is_there(run)  # before reading its record
-        record = run_files.read_json(self._path(run.restart, "exit")) if fresh or silent or run.exit_seen else None
+            self._start_watching(run, run_files.read_json(self._record_path(run.restart, "start")) or {}, now)
+        stop = None if stop is not None and stop.was_caused_by(self.task.rank, run.restart) else stop
+        silent = run.wrapper is not None and not self._is_wrapper_running(run)  # before reading its record
+        record = (
+            run_files.read_json(self._record_path(run.restart, "exit"))
+            if fresh or silent or run.has_exit_record
+            else None
+        )
         if record is None and self._is_running(run, now):
             return
         if record is None and not fresh:
-            record = run_files.read_json(self._path(run.restart, "exit"))
+            record = run_files.read_json(self._record_path(run.restart, "exit"))
         if record is None and run.visible and run.pid is not None:
             if run.gone_since is None:
-                ending = self._context.exits.ended(run.pid, run.tree.start_ticks if run.tree else None)
-                run.gone_since = ending.moment if ending is not None else now
-            if not self._is_replaced_by_a_descendant(run, now):
-                record = self._without_a_record(run, run.pid, now - run.gone_since, silent=silent)
+                ending = self._context.exits.find_end(run.pid, run.tree.start_ticks if run.tree else None)
+                run.gone_since = ending.time if ending is not None else now
+            if not self._is_replaced_by_descendant(run, now):
+                record = self._record_from_kernel(run, run.pid, now - run.gone_since, has_wrapper_ended=silent)
         if record is not None:
-            run.exit_seen = True
+            run.has_exit_record = True
             of_worker = parse_job_stop(
-                run_files.read_json(self._path(run.restart, "stop")) or {}
+                run_files.read_json(self._record_path(run.restart, "stop")) or {}
             )  # stopped with its peers only
-            self._end(run, record, of_worker or stop, peers, now)
+            self._handle_end(run, record, of_worker or stop, peers, now)
 
     def _is_running(self, run: _WorkerRun, now: float) -> bool:
         """Read its processes; a zombie that is not reaped has ended."""
@@ -247,41 +251,45 @@ class WorkerRuns:
             return False
         run.pids = run.tree.pids
         if now >= run.details_due:
-            run.details = run.tree.details()
+            run.details = run.tree.read_details()
             run.details_due = now + DETAILS_EVERY_S
         return True
 
-    def _is_replaced_by_a_descendant(self, run: _WorkerRun, now: float) -> bool:
+    def _is_replaced_by_descendant(self, run: _WorkerRun, now: float) -> bool:
         """Whether a worker of an attached job has daemonised and continues in a descendant.
 
         A process that briefly outlives a killed worker does not count.
         """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
             return False
-        status = self._status(run.pid, run.tree.start_ticks)
+        status = self._wait_status(run.pid, run.tree.start_ticks)
         for pid in run.tree.survivors():
-            if status != 0 and (status is not None or _session(pid) == run.session):
+            if status != 0 and (status is not None or _read_session_id(pid) == run.session):
                 continue
-            tree = self._open(pid, None)
+            tree = self._open_process(pid, None)
             if tree is not None:
-                self._tell(now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on")
-                self._forget(run)
+                self._log_event(
+                    now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on"
+                )
+                self._stop_watching(run)
                 run.pid, run.tree, run.gone_since = pid, tree, None
                 return True
         return False
 
     # -- its end -------------------------------------------------------------------------------------
 
-    def _without_a_record(self, run: _WorkerRun, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
+    def _record_from_kernel(
+        self, run: _WorkerRun, pid: int, waited_s: float, *, has_wrapper_ended: bool
+    ) -> dict[str, Any] | None:
         """Record of a run that left none, from the kernel; None while one may still appear.
 
-        ``silent``: whether the wrapper is known to have ended.
+        ``has_wrapper_ended``: whether the wrapper is known to have ended.
         """
         attached = self._context.manifest.attached
-        if not attached and not silent and (run.wrapper is not None or waited <= NO_RECORD_GRACE_S):
+        if not attached and not has_wrapper_ended and (run.wrapper is not None or waited_s <= NO_RECORD_GRACE_S):
             return None
-        status = self._status(pid, run.tree.start_ticks if run.tree else run.start_ticks)
-        if status is None and attached and run.tree is not None and waited <= STATUS_GRACE_S:
+        status = self._wait_status(pid, run.tree.start_ticks if run.tree else run.start_ticks)
+        if status is None and attached and run.tree is not None and waited_s <= STATUS_GRACE_S:
             return None
         record: dict[str, Any] = {
             "schema": run_files.RECORD_SCHEMA,
@@ -294,49 +302,49 @@ class WorkerRuns:
             **wait_status_facts(status),
         }
         if run.wrapper is not None:
-            wrapper = wait_status_facts(self._status(*run.wrapper))
+            wrapper = wait_status_facts(self._wait_status(*run.wrapper))
             number = wrapper["signal"]
             record["wrapper"] = f"was killed by {signal_name(number)}" if number is not None else "has ended"
         try:
-            run_files.write_json_if_absent(self._path(run.restart, "exit"), record)
+            run_files.write_json_if_absent(self._record_path(run.restart, "exit"), record)
         except OSError:
             pass  # a full disk: the result is valid without the file
         return record
 
-    def _status(self, pid: int, start_ticks: int | None) -> int | None:
+    def _wait_status(self, pid: int, start_ticks: int | None) -> int | None:
         return self._context.exits.status(pid, start_ticks)
 
-    def _wrapper_is_there(self, run: _WorkerRun) -> bool:
+    def _is_wrapper_running(self, run: _WorkerRun) -> bool:
         if run.wrapper is None:
             return False
         pid, start_ticks = run.wrapper
-        if self._context.exits.ended(pid, start_ticks) is not None:
+        if self._context.exits.find_end(pid, start_ticks) is not None:
             return False
-        if run.wrapper_told:
+        if run.is_wrapper_watched:
             return True
         found = read_start_ticks(pid, self._context.proc)
         return found is not None and start_ticks in (None, found)
 
-    def _end(
+    def _handle_end(
         self, run: _WorkerRun, record: Mapping[str, Any], stop: JobStop | None, peers: Sequence[FailedPeer], now: float
     ) -> None:
         """Find the reason of one end, unless a notice that may explain it is still expected."""
-        told = evidence_of_record(record)
+        told = evidence_from_record(record)
         from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
         if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
             return
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
         run.start = run.start if run.start is not None else record.get("start")
-        earlier = run_files.read_json(self._path(run.restart, "found")) or {}  # from an earlier sidecar
-        record = {**earlier, **record, **self._found(run, told, earlier)}
-        self._forget(run)
+        earlier = run_files.read_json(self._record_path(run.restart, "found")) or {}  # from an earlier sidecar
+        record = {**earlier, **record, **self._save_node_facts(run, told, earlier)}
+        self._stop_watching(run)
         end = told.end if told.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_of_record(
+        evidence = evidence_from_record(
             record,
             stop=stop,
-            log=log_evidence(self._log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
+            log=log_evidence(self._read_log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
@@ -345,52 +353,52 @@ class WorkerRuns:
         judged = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
         level = "info" if judged.reason == "completed" else "critical"
-        self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
+        self._log_event(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
 
-    def _found(self, run: _WorkerRun, told: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    def _save_node_facts(self, run: _WorkerRun, evidence: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
         """Facts that only this node can see, saved for the report in addition to the exit record.
 
         They are merged with ``earlier``, the facts from an earlier sidecar.
         """
         found: dict[str, Any] = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
-        if told.code != 0:
+        if evidence.code != 0:
             found = {
                 **oom_exit_facts(self._context, pids, since),
                 **gpu_exit_facts(self._context, self.task, pids, since),
             }
-        elif run.visible and (left := self._left_running(run, told)):
+        elif run.visible and (left := self._count_background_processes(run, evidence)):
             found = {"survivors": left}
         if found:
             try:
                 run_files.write_json(
-                    self._path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
+                    self._record_path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
                 )
             except OSError:
                 pass  # a full disk
         return found
 
-    def _left_running(self, run: _WorkerRun, told: ExitEvidence) -> int:
+    def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
         """Number of processes left in the background; those of its own session do not count, they end with it."""
-        left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _session(pid) != run.session}
-        if run.start is not None and told.end is not None and told.end - run.start < QUICK_END_S:
+        left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _read_session_id(pid) != run.session}
+        if run.start is not None and evidence.end is not None and evidence.end - run.start < QUICK_END_S:
             left |= (
                 find_leftover_processes(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
             )
         return len(left)
 
-    def _forget(self, run: _WorkerRun) -> None:
+    def _stop_watching(self, run: _WorkerRun) -> None:
         """Stop watching its processes."""
         if run.pid is not None:
-            self._context.exits.forget(run.pid, run.tree.start_ticks if run.tree else None)
+            self._context.exits.drop(run.pid, run.tree.start_ticks if run.tree else None)
         if run.wrapper is not None:
-            self._context.exits.forget(*run.wrapper)
+            self._context.exits.drop(*run.wrapper)
             run.wrapper = None
         if run.tree is not None:
             run.tree.close()
             run.tree = None
 
-    def _log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
+    def _read_log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
         others = find_extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
@@ -406,7 +414,7 @@ def wait_status_facts(status: int | None) -> dict[str, Any]:
     return {"code": os.WEXITSTATUS(status), "signal": None, "core": False}
 
 
-def _session(pid: int) -> int | None:
+def _read_session_id(pid: int) -> int | None:
     try:
         return os.getsid(pid)
     except OSError:

@@ -18,8 +18,8 @@ from launcher.planner.planned_job import PlannedJob
 
 CHECKLIST_SCHEMA = 1
 
-NAMES = ("Environment", "Resources", "Input data", "Output", "Job", "Monitoring")
-MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
+SECTION_NAMES = ("Environment", "Resources", "Input data", "Output", "Job", "Monitoring")
+STATUS_MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class ChecklistSection:
     items: tuple[CheckFinding, ...]
 
 
-def make_checklist(subject: PlannedJob) -> tuple[ChecklistSection, ...]:
+def make_checklist(planned_job: PlannedJob) -> tuple[ChecklistSection, ...]:
     """Run every preflight check, however long it takes."""
     inventory = read_gpu_inventory()
     parts = (
-        _environment(subject, inventory),
-        _resources(subject, inventory),
+        _environment(planned_job, inventory),
+        _resources(planned_job, inventory),
         [
-            *job_checks.check_model(subject),
-            *check_inputs(subject.plan, subject.spec.inputs, look_inside=True),
+            *job_checks.check_model(planned_job),
+            *check_inputs(planned_job.plan, planned_job.spec.inputs, check_contents=True),
         ],
-        _output(subject),
-        _job(subject),
-        _monitoring(subject),
+        _output(planned_job),
+        _check_job(planned_job),
+        _monitoring(planned_job),
     )
-    return tuple(ChecklistSection(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
+    return tuple(ChecklistSection(name, tuple(items)) for name, items in zip(SECTION_NAMES, parts, strict=True))
 
 
-SECTION_OF = {
+SECTION_BY_KEY = {
     **dict.fromkeys(("env", "environment", "setup", "secrets", "container", "backend", "workdir"), "Environment"),
     **dict.fromkeys(("containers", "mounts", "modules", "preamble", "network_interface"), "Environment"),
     **dict.fromkeys(("resources", "gpus_per_node", "cpus_per_node"), "Resources"),
@@ -64,28 +64,28 @@ TOPOLOGY_CODES = (
 
 
 # other places that a finding depends on, by its code
-RESTS_ON = {"policy": ("workers[",), "sample": ("progress.patterns",)}
+DEPENDENCIES_BY_CODE = {"policy": ("workers[",), "sample": ("progress.patterns",)}
 
 
 def checklist_of_broken_job(
-    errors: Sequence[ConfigError], rest: tuple[PlannedJob, frozenset[str]] | None = None, *, topology: bool = False
+    errors: Sequence[ConfigError], remaining: tuple[PlannedJob, frozenset[str]] | None = None, *, topology: bool = False
 ) -> tuple[ChecklistSection, ...]:
-    """Checklist of a job with mistakes: the mistakes by section, then findings on the ``rest``.
+    """Checklist of a job with mistakes: the mistakes by section, then findings on the ``remaining``.
 
-    ``rest`` is the job without its mistakes, and the places that were removed from its files. With ``topology``, the
-    files are correct but the workers do not fit.
+    ``remaining`` is the job without its mistakes, and the places that were removed from its files. With ``topology``,
+    the files are correct but the workers do not fit.
     """
-    wrong: dict[str, list[CheckFinding]] = {name: [] for name in NAMES}
+    wrong: dict[str, list[CheckFinding]] = {name: [] for name in SECTION_NAMES}
     for error in errors:
         for problem in error.problems:
             key = problem.partition(":")[0].partition(".")[0].partition("[")[0]
             fits = not (topology and key in ("workers", "resources"))
-            section = SECTION_OF.get(key, "Job") if fits else "Resources"
-            wrong[section].append(CheckFinding(_code(problem, fits), "error", error.source, problem))
-    if rest is None:
+            section = SECTION_BY_KEY.get(key, "Job") if fits else "Resources"
+            wrong[section].append(CheckFinding(_problem_code(problem, fits), "error", error.source, problem))
+    if remaining is None:
         skipped = CheckFinding("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
         return tuple(ChecklistSection(name, tuple(items) or (skipped,)) for name, items in wrong.items())
-    subject, taken = rest
+    subject, taken = remaining
     return tuple(
         ChecklistSection(
             section.name, (*wrong[section.name], *(item for item in section.items if not _is_unreliable(item, taken)))
@@ -94,16 +94,16 @@ def checklist_of_broken_job(
     )
 
 
-def _is_unreliable(item: CheckFinding, taken: Collection[str]) -> bool:
+def _is_unreliable(item: CheckFinding, removed_places: Collection[str]) -> bool:
     """Whether a finding is about a substitute for a removed value, or reports ok for a place that had a mistake."""
     place = item.place
-    if place in taken or ("workers" in taken and place.startswith("workers")):
+    if place in removed_places or ("workers" in removed_places and place.startswith("workers")):
         return True
-    within = (f"{place}.", f"{place}[", *RESTS_ON.get(item.code, ()))
-    return item.status == "ok" and any(other.startswith(within) for other in taken)
+    within = (f"{place}.", f"{place}[", *DEPENDENCIES_BY_CODE.get(item.code, ()))
+    return item.status == "ok" and any(other.startswith(within) for other in removed_places)
 
 
-def _code(problem: str, fits: bool) -> str:
+def _problem_code(problem: str, fits: bool) -> str:
     found = next((code for code, pattern in TOPOLOGY_CODES if pattern.match(problem)), None)
     return found or ("job-file" if fits else "topology")
 
@@ -169,14 +169,14 @@ def _monitoring(job: PlannedJob) -> list[CheckFinding]:
     ]
 
 
-def _job(job: PlannedJob) -> list[CheckFinding]:
+def _check_job(job: PlannedJob) -> list[CheckFinding]:
     return [
         *_gpus_used(job),
         *_time_limit(job),
         *_batch_size(job),
         *_checkpoints(job),
         *_buffering(job),
-        *_policy(job),
+        *_describe_policy(job),
         *check_placeholders(job),
         *job_checks.check_groups(job),
         *job_checks.check_benchmark(job),
@@ -207,14 +207,14 @@ def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
 def _time_limit(job: PlannedJob) -> list[CheckFinding]:
     limit = job.plan.slurm["time_limit"]
     if limit:
-        return [CheckFinding("time-limit", "ok", "slurm.time_limit", _with_unit(limit))]
+        return [CheckFinding("time-limit", "ok", "slurm.time_limit", _time_limit_text(limit))]
     if job.local:
         return [CheckFinding("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
     message = "is not set, so the partition's default counts; set what the job needs, and a little more"
     return [CheckFinding("no-time-limit", "warning", "slurm.time_limit", message)]
 
 
-def _with_unit(limit: str) -> str:
+def _time_limit_text(limit: str) -> str:
     """Show the unit of a time limit: Slurm reads one number as minutes, and two as minutes and seconds."""
     if limit.isdigit():
         return f"{int(limit)} minute{'s' if int(limit) != 1 else ''}"
@@ -243,7 +243,7 @@ def _batch_size(job: PlannedJob) -> list[CheckFinding]:
     return [CheckFinding("batch-size", "not checked", "GPU memory", message)]
 
 
-def _policy(job: PlannedJob) -> list[CheckFinding]:
+def _describe_policy(job: PlannedJob) -> list[CheckFinding]:
     """Describe the effect of a failed worker, for each role."""
     items = []
     for _, planned, _ in role_commands(job):
@@ -300,5 +300,7 @@ def render_preflight_checklist(sections: Sequence[ChecklistSection]) -> list[str
         lines.append(f"{number} {section.name}")
         for item in section.items:
             words = f"not checked: {item.message}" if item.status == "not checked" else item.message
-            lines.append(f"  {MARKS[item.status]:<7} " + (words if item.place == "-" else f"{item.place}: {words}"))
+            lines.append(
+                f"  {STATUS_MARKS[item.status]:<7} " + (words if item.place == "-" else f"{item.place}: {words}")
+            )
     return lines

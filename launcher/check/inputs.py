@@ -47,7 +47,7 @@ def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
         paths: dict[Path, None] = {}
         missing = []
         for name in names:
-            here = _paths(str(Path(plan.workdir, os.path.expanduser(name))))
+            here = _match_paths(str(Path(plan.workdir, os.path.expanduser(name))))
             paths.update(dict.fromkeys(here))
             if not here:
                 missing.append(name)
@@ -55,14 +55,14 @@ def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
     return found
 
 
-def _paths(name: str) -> list[Path]:
+def _match_paths(name: str) -> list[Path]:
     """Files that a path or glob matches. An existing path is taken literally, whatever characters it contains."""
     if os.path.lexists(name):
         return [Path(name)]
     return [Path(path) for path in sorted(glob.glob(name, recursive=True))] if glob.has_magic(name) else []
 
 
-def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> list[CheckFinding]:
+def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -> list[CheckFinding]:
     """One finding for each entry, or for each kind of problem with its files."""
     if not patterns:
         return [
@@ -72,7 +72,7 @@ def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> l
         ]
     items: list[CheckFinding] = []
     for entry in find_inputs(plan, patterns):
-        found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, look_inside=look_inside)]
+        found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, check_contents=check_contents)]
         if not found:
             size = sum(_size(path) for path in entry.paths)
             each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
@@ -87,7 +87,7 @@ def _presence(entry: InputEntry) -> list[CheckFinding]:
     if not entry.missing:
         return []
     what = "names no file" if len(entry.missing) == 1 else "name no file"
-    message = f"{_some(entry.missing)} {what}; check the path, which counts from the working directory"
+    message = f"{_names_text(entry.missing)} {what}; check the path, which counts from the working directory"
     return [CheckFinding("no-input", "error", entry.place, message)]
 
 
@@ -102,22 +102,23 @@ def _split(entry: InputEntry, workers: int) -> list[CheckFinding]:
     return [CheckFinding("split", "warning", entry.place, message)]
 
 
-def _content(entry: InputEntry, *, look_inside: bool) -> list[CheckFinding]:
+def _content(entry: InputEntry, *, check_contents: bool) -> list[CheckFinding]:
     problems: dict[tuple[str, str], list[str]] = {}
     for path in entry.paths[:MOST_FILES]:
-        problem = _problem(path, look_inside=look_inside)
+        problem = _file_problem(path, check_contents=check_contents)
         if problem is not None:
             problems.setdefault(problem, []).append(str(path))
     items = [
-        CheckFinding(code, "error", entry.place, f"{_some(names)}: {what}") for (code, what), names in problems.items()
+        CheckFinding(code, "error", entry.place, f"{_names_text(names)}: {what}")
+        for (code, what), names in problems.items()
     ]
-    if look_inside and len(entry.paths) > MOST_FILES and not items:
+    if check_contents and len(entry.paths) > MOST_FILES and not items:
         message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were checked"
         items.append(CheckFinding("inputs", "ok", entry.place, message))
     return items
 
 
-def _some(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(f'"{name}"' for name in names[:MOST_NAMES]) + more
 
@@ -129,7 +130,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _problem(path: Path, *, look_inside: bool) -> tuple[str, str] | None:
+def _file_problem(path: Path, *, check_contents: bool) -> tuple[str, str] | None:
     """Problem with one file, as a code and a message with the fix, or None."""
     try:
         facts = path.stat()
@@ -140,13 +141,13 @@ def _problem(path: Path, *, look_inside: bool) -> tuple[str, str] | None:
             return "unreadable-input", "no permission to read it; ask its owner, or run `chmod +r`"
         if stat.S_ISREG(facts.st_mode) and facts.st_size == 0:
             return "empty-input", "the file is empty; has what makes it finished?"
-        wrong = _malformed(path) if look_inside and stat.S_ISREG(facts.st_mode) else None
+        wrong = _content_problem(path) if check_contents and stat.S_ISREG(facts.st_mode) else None
     except OSError as error:
         return "unreadable-input", f"it cannot be read ({error.strerror}); is its file system there?"
     return ("bad-input", wrong) if wrong is not None else None
 
 
-def _malformed(path: Path) -> str | None:
+def _content_problem(path: Path) -> str | None:
     """Problem with the content that is read, or None. Unknown formats have none."""
     with path.open("rb") as source:
         size = os.fstat(source.fileno()).st_size
@@ -178,23 +179,23 @@ def _malformed(path: Path) -> str | None:
     return parse(text, last, whole)
 
 
-def json_problem(text: str, tail: str | None, whole: bool) -> str | None:
+def json_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     """Problem with a JSON document. In one too large to read, only the first character is checked."""
-    if not whole:
+    if not is_complete:
         wrong = text.lstrip()[:1] not in "{["
         return "it does not begin like a large JSON document, with { or [" if wrong else None
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        if text.strip().count("\n") and lines_problem(text, tail, whole) is None:
+        if text.strip().count("\n") and lines_problem(text, tail, is_complete) is None:
             return None  # JSON Lines under the name of JSON
         return f"it is not JSON: {error}"
     return None
 
 
-def lines_problem(text: str, tail: str | None, whole: bool) -> str | None:
+def lines_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     """Problem with the first or the last record of JSON Lines."""
-    records = _whole_lines(text, whole)
+    records = _complete_lines(text, is_complete)
     if not records:
         return None
     found = _record_problem(records[0], "the first record")
@@ -204,9 +205,9 @@ def lines_problem(text: str, tail: str | None, whole: bool) -> str | None:
     return found
 
 
-def _whole_lines(text: str, whole: bool) -> list[str]:
+def _complete_lines(text: str, is_complete: bool) -> list[str]:
     *lines, rest = text.split("\n")  # not splitlines, because a record may contain other Unicode line ends
-    return [f"{line}\n" for line in [*lines, *([rest] if whole else [])] if line.strip()]
+    return [f"{line}\n" for line in [*lines, *([rest] if is_complete else [])] if line.strip()]
 
 
 def _record_problem(line: str, which: str) -> str | None:
@@ -217,9 +218,9 @@ def _record_problem(line: str, which: str) -> str | None:
     return None
 
 
-def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
+def table_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     """Problem with the first rows of a table, such as unequal numbers of fields."""
-    lines = _whole_lines(text, whole)
+    lines = _complete_lines(text, is_complete)
     if not lines:
         return None
     delimiter = max(",;\t|", key=lines[0].count)
@@ -233,9 +234,9 @@ def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
     return None
 
 
-def yaml_problem(text: str, tail: str | None, whole: bool) -> str | None:
+def yaml_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     """Problem with a YAML file, if it was read completely."""
-    if not whole:
+    if not is_complete:
         return None
     try:
         _exhaust(yaml.parse(text, Loader=_YAML))

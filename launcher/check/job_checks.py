@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.check.finding import CheckFinding, Status
 from launcher.jobfile import aliases
-from launcher.jobfile.jobfile import ENGINES, cpus_of_whole_nodes
+from launcher.jobfile.jobfile import ENGINES, cpus_of_full_nodes
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
@@ -21,22 +21,22 @@ from launcher.planner.planned_job import PlannedJob
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 # backends whose workers are each a group of connected processes
-GROUPS = ("torchrun", "accelerate", "deepspeed", "mpi")
+GROUP_BACKENDS = ("torchrun", "accelerate", "deepspeed", "mpi")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
-def check_planned_job(subject: PlannedJob) -> list[CheckFinding]:
+def check_planned_job(planned_job: PlannedJob) -> list[CheckFinding]:
     """Run the checks that every start needs."""
     return [
-        *check_model(subject),
-        *check_container(subject),
-        *check_setup(subject),
-        *check_secrets(subject),
-        *check_roles(subject),
-        *check_groups(subject),
-        *check_benchmark(subject),
-        *check_readiness(subject),
-        *check_slurm(subject),
+        *check_model(planned_job),
+        *check_container(planned_job),
+        *check_setup(planned_job),
+        *check_secrets(planned_job),
+        *check_roles(planned_job),
+        *check_groups(planned_job),
+        *check_benchmark(planned_job),
+        *check_readiness(planned_job),
+        *check_slurm(planned_job),
     ]
 
 
@@ -45,14 +45,14 @@ def has_only_services(plan: Plan) -> bool:
     return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
 
 
-def check_cpus(subject: PlannedJob) -> list[CheckFinding]:
+def check_cpus(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that engines have more CPUs than one for each GPU: tokenizers and schedulers need some."""
-    spec, plan, place = subject.spec, subject.plan, "resources.cpus_per_node"
+    spec, plan, place = planned_job.spec, planned_job.plan, "resources.cpus_per_node"
     said = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
-    site = subject.cluster
-    if subject.local or said or not plan.gpus_per_node or spec.backend.type not in ENGINES:
+    site = planned_job.cluster
+    if planned_job.local or said or not plan.gpus_per_node or spec.backend.type not in ENGINES:
         return []
-    if cpus_of_whole_nodes(spec, site) is not None:
+    if cpus_of_full_nodes(spec, site) is not None:
         return [CheckFinding("cpus", "ok", place, f"{plan.cpus_per_node} CPUs, all of a node")]
     cure = "say how many the job may have, or `slurm: {exclusive: true}` for nodes of its own"
     if site.cpus_per_node and site.gpus_per_node:
@@ -69,18 +69,18 @@ def check_cpus(subject: PlannedJob) -> list[CheckFinding]:
 # -- needs of the workers -------------------------------------------------------------------------
 
 
-def check_model(subject: PlannedJob) -> list[CheckFinding]:
+def check_model(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the model exists, by its alias or as a directory."""
-    model, place = subject.spec.model, "model.path"
+    model, place = planned_job.spec.model, "model.path"
     if model is None:
         return []
-    known = subject.cluster.models
-    found = aliases.resolve_model(model.path, subject.cluster)
+    known = planned_job.cluster.models
+    found = aliases.resolve_model(model.path, planned_job.cluster)
     if found.startswith(aliases.HUB):
         message = f"{found} is fetched by the engine where it runs"
         return [CheckFinding("model", "not checked", place, message)]
     by = f'"{model.path}" is {found}, which' if model.path in known else f'"{found}"'
-    path = Path(subject.plan.workdir, os.path.expanduser(found))
+    path = Path(planned_job.plan.workdir, os.path.expanduser(found))
     if path.is_dir():
         return [CheckFinding("model", "ok", place, f"{by} is there")]
     if "/" not in model.path and model.path not in known:
@@ -94,35 +94,41 @@ def check_model(subject: PlannedJob) -> list[CheckFinding]:
     return [CheckFinding("no-model", "error", place, message)]
 
 
-def check_aliases(subject: PlannedJob) -> list[CheckFinding]:
+def check_aliases(planned_job: PlannedJob) -> list[CheckFinding]:
     """Report a model or image that looks like an alias but is not one."""
-    items, container, planned = check_model(subject), subject.spec.container, subject.plan.container
+    items, container, planned = check_model(planned_job), planned_job.spec.container, planned_job.plan.container
     if container is not None and planned is not None:
-        items.append(_image(subject, container.image, planned.image))
+        items.append(_image(planned_job, container.image, planned.image))
     return [item for item in items if item.code in ("no-model-alias", "no-image-alias")]
 
 
-def check_container(subject: PlannedJob) -> list[CheckFinding]:
+def check_container(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the image, the runtime and the mounts exist."""
-    asked, planned = subject.spec.container, subject.plan.container
+    asked, planned = planned_job.spec.container, planned_job.plan.container
     if asked is None or planned is None:
         return []
-    items = [_image(subject, asked.image, planned.image)]
-    if planned.runtime == PYXIS and subject.local:
+    items = [_image(planned_job, asked.image, planned.image)]
+    if planned.runtime == PYXIS and planned_job.local:
         message = "pyxis is a part of srun, and `gpujob run` starts no step; use apptainer or enroot, or submit the job"
         items.append(CheckFinding("container-local", "error", "container.runtime", message))
-    elif planned.runtime != PYXIS and shutil.which(planned.runtime, path=subject.environ.get("PATH")) is None:
-        cure = "install it, or load its module in this shell" if subject.local else "load its module in `setup.modules`"
+    elif planned.runtime != PYXIS and shutil.which(planned.runtime, path=planned_job.environ.get("PATH")) is None:
+        cure = (
+            "install it, or load its module in this shell"
+            if planned_job.local
+            else "load its module in `setup.modules`"
+        )
         message = f"{planned.runtime} is not on PATH here; {cure}, or use another runtime"
-        items.append(CheckFinding("no-runtime", "error" if subject.local else "warning", "container.runtime", message))
-    return [*items, *_mounts(subject)]
+        items.append(
+            CheckFinding("no-runtime", "error" if planned_job.local else "warning", "container.runtime", message)
+        )
+    return [*items, *_mounts(planned_job)]
 
 
-def _image(subject: PlannedJob, asked: str, image: str) -> CheckFinding:
-    place, known = "container.image", subject.cluster.containers
+def _image(planned_job: PlannedJob, asked: str, image: str) -> CheckFinding:
+    place, known = "container.image", planned_job.cluster.containers
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
     if _IMAGE_FILE.fullmatch(image):
-        if Path(subject.plan.workdir, image).exists():
+        if Path(planned_job.plan.workdir, image).exists():
             return CheckFinding("image", "ok", place, f"{by} is there")
         return CheckFinding(
             "no-image", "error", place, f"{by} does not exist; give the file of the image, or import it first"
@@ -136,8 +142,8 @@ def _image(subject: PlannedJob, asked: str, image: str) -> CheckFinding:
     return CheckFinding("image", "not checked", place, f"{by} is fetched from a registry when the job starts")
 
 
-def _mounts(subject: PlannedJob) -> Iterator[CheckFinding]:
-    plan, place = subject.plan, "container.mounts"
+def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    plan, place = planned_job.plan, "container.mounts"
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or plan.container is None:
         return
@@ -151,14 +157,14 @@ def _mounts(subject: PlannedJob) -> Iterator[CheckFinding]:
             )
             yield CheckFinding("mount-path", "error", place, message)
     for key, given in (
-        ("mounts", subject.cluster.mounts),
-        (place, subject.spec.container and subject.spec.container.mounts),
+        ("mounts", planned_job.cluster.mounts),
+        (place, planned_job.spec.container and planned_job.spec.container.mounts),
     ):
         named = [parse_mount(fill_placeholders(text, values)) for text in given or ()]
         for mount in named:
             if not os.path.exists(mount.source):
                 message = f'"{mount.source}" does not exist here; correct it, or create it on every node'
-                yield CheckFinding("no-mount", "error" if subject.local else "warning", key, message)
+                yield CheckFinding("no-mount", "error" if planned_job.local else "warning", key, message)
         for target, count in Counter(mount.target for mount in named).items():
             if count > 1:
                 yield CheckFinding(
@@ -166,45 +172,45 @@ def _mounts(subject: PlannedJob) -> Iterator[CheckFinding]:
                 )
 
 
-def check_setup(subject: PlannedJob) -> list[CheckFinding]:
+def check_setup(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the setup script exists, and warn that a local run skips the setup."""
-    parts, items = subject.plan.setup.get("parts", ()), []
+    parts, items = planned_job.plan.setup.get("parts", ()), []
     for part in parts:
         if part["script"] is not None:
             if Path(part["script"]).is_file():
                 items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part["script"]}" is there'))
-            elif not subject.local:
+            elif not planned_job.local:
                 message = f'"{part["script"]}" is not a file; give its path from the working directory'
                 items.append(CheckFinding("no-setup-script", "error", "setup.script", message))
-    if parts and subject.local:
+    if parts and planned_job.local:
         message = "modules, script and preamble are for the batch script; `gpujob run` starts without them"
         items.append(CheckFinding("setup-local", "warning", "setup", message))
     return items
 
 
-def check_secrets(subject: PlannedJob) -> list[CheckFinding]:
+def check_secrets(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that secrets are set here, and that none is written where others can read it."""
     items = []
-    for name in subject.spec.secrets:
-        if name in subject.environ:
+    for name in planned_job.spec.secrets:
+        if name in planned_job.environ:
             items.append(CheckFinding("secret", "ok", "secrets", f"{name} is set"))
         else:
             message = f"{name} is not set here; export it before, or leave it out"
             items.append(CheckFinding("no-secret", "error", "secrets", message))
-    for place, names in _literals(subject):
+    for place, names in _literal_secrets(planned_job):
         for name in names:
             message = f"{name} is written out; take it away and say `secrets: [{name}]`, which takes it from here"
             items.append(CheckFinding("secret-value", "warning", f"{place}.{name}", message))
-    for key, text in (("preamble", subject.cluster.preamble), ("setup.preamble", subject.spec.setup.preamble)):
+    for key, text in (("preamble", planned_job.cluster.preamble), ("setup.preamble", planned_job.spec.setup.preamble)):
         for name in _secret_names(dict(_EXPORTED.findall(text or ""))):
             message = f"{name} is written into the batch script; take it away and say `secrets: [{name}]`"
             items.append(CheckFinding("secret-value", "warning", key, message))
     return items
 
 
-def _literals(subject: PlannedJob) -> Iterator[tuple[str, list[str]]]:
+def _literal_secrets(planned_job: PlannedJob) -> Iterator[tuple[str, list[str]]]:
     """Secret-looking variables with a value in the job file, by place."""
-    spec = subject.spec
+    spec = planned_job.spec
     yield "env", _secret_names(spec.env)
     for index, workers in enumerate(spec.workers):
         yield f"workers[{index}].env", _secret_names(workers.env)
@@ -228,9 +234,9 @@ def _secret_names(env: Mapping[str, str]) -> list[str]:
 # -- the job -------------------------------------------------------------------------------------
 
 
-def check_roles(subject: PlannedJob) -> list[CheckFinding]:
+def check_roles(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that a job with prefill or decode has both."""
-    roles = {planned.task.role for planned in subject.plan.tasks}
+    roles = {planned.task.role for planned in planned_job.plan.tasks}
     if len(roles & {"prefill", "decode"}) != 1:
         return []
     (only,) = roles & {"prefill", "decode"}
@@ -239,10 +245,10 @@ def check_roles(subject: PlannedJob) -> list[CheckFinding]:
     return [CheckFinding("topology-aggregated-style", "warning", f"resources.{other}_workers", message)]
 
 
-def check_groups(subject: PlannedJob) -> list[CheckFinding]:
+def check_groups(planned_job: PlannedJob) -> list[CheckFinding]:
     """Warn about several workers that may be meant as one: each worker of these backends is a separate training."""
-    kind, plan, items = subject.spec.backend.type, subject.plan, []
-    if kind not in GROUPS:
+    kind, plan, items = planned_job.spec.backend.type, planned_job.plan, []
+    if kind not in GROUP_BACKENDS:
         return []
     workers: dict[str, dict[str, int]] = {}
     for planned in plan.tasks:
@@ -261,19 +267,19 @@ def check_groups(subject: PlannedJob) -> list[CheckFinding]:
     return items
 
 
-def check_benchmark(subject: PlannedJob) -> list[CheckFinding]:
+def check_benchmark(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that a benchmark has a server to send requests to."""
-    benchmark = subject.spec.benchmark
-    if benchmark is None or benchmark.type == "manual" or any("http" in task.ports for task in subject.plan.tasks):
+    benchmark = planned_job.spec.benchmark
+    if benchmark is None or benchmark.type == "manual" or any("http" in task.ports for task in planned_job.plan.tasks):
         return []
     level: Status = "warning" if benchmark.type == "custom" else "error"
     message = f"{benchmark.type} asks a front end and the job has none; name one under `frontend`"
     return [CheckFinding("no-frontend", level, "benchmark.type", message)]
 
 
-def check_readiness(subject: PlannedJob) -> list[CheckFinding]:
+def check_readiness(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the readiness timeout is shorter than the time limit."""
-    limit, readiness = _time_limit_s(subject), subject.plan.readiness
+    limit, readiness = _time_limit_s(planned_job), planned_job.plan.readiness
     if limit is None or readiness is None or not readiness.rules or readiness.timeout_s < limit:
         return []
     message = (
@@ -283,15 +289,15 @@ def check_readiness(subject: PlannedJob) -> list[CheckFinding]:
     return [CheckFinding("readiness-timeout", "warning", "readiness.timeout", message)]
 
 
-def _time_limit_s(subject: PlannedJob) -> float | None:
-    text = subject.plan.slurm["time_limit"]
-    return None if subject.local or text is None else parse_time_limit(text)
+def _time_limit_s(planned_job: PlannedJob) -> float | None:
+    text = planned_job.plan.slurm["time_limit"]
+    return None if planned_job.local or text is None else parse_time_limit(text)
 
 
-def check_slurm(subject: PlannedJob) -> list[CheckFinding]:
+def check_slurm(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that signal, requeue and segment suit the rest of the job."""
-    asked, items = subject.plan.slurm, []
-    limit = _time_limit_s(subject)
+    asked, items = planned_job.plan.slurm, []
+    limit = _time_limit_s(planned_job)
     if asked["signal"] and limit is not None:
         name, seconds = parse_signal(asked["signal"])
         if seconds >= limit:
@@ -301,11 +307,11 @@ def check_slurm(subject: PlannedJob) -> list[CheckFinding]:
             )
             items.append(CheckFinding("signal-early", "error", "slurm.signal", message))
     if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
-        group = next(group for group in subject.plan.manifest.groups if group.name == "checkpoint")
-        if group.pattern is None and not has_only_services(subject.plan):
+        group = next(group for group in planned_job.plan.manifest.groups if group.name == "checkpoint")
+        if group.pattern is None and not has_only_services(planned_job.plan):
             message = "no checkpoint is watched, so each attempt may start from zero; name them in patterns.checkpoints"
             items.append(CheckFinding("requeue-no-checkpoints", "warning", "slurm.requeue", message))
-    parts = asked["het"] or [subject.plan.nodes]
+    parts = asked["het"] or [planned_job.plan.nodes]
     if asked["segment"] and (odd := next((nodes for nodes in parts if nodes % asked["segment"]), None)):
         message = f"{odd} nodes are no multiple of {asked['segment']}, and Slurm may refuse them; use a divisor"
         items.append(CheckFinding("segment", "warning", "slurm.segment", message))

@@ -15,12 +15,12 @@ from exporter.machine.folders import list_files
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
 from launcher.check.job_checks import check_planned_job
-from launcher.check.python_modules import InterpreterSilent, module_of
+from launcher.check.python_modules import InterpreterSilent, python_module
 from launcher.check.role_programs import (
-    OF_THE_RUN,
+    RUN_PATH_TEXT,
     environment_of,
     find_program,
-    is_known_at_run_only,
+    is_known_only_at_run,
     is_python,
     modules_not_found,
     program_command,
@@ -36,42 +36,54 @@ INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
 
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-_ASSIGNED = re.compile(
+_ASSIGNMENT = re.compile(
     r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
 )
-_SLURM_SETS = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
-_SHELL_SETS = {"HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY"}
-_ALWAYS_SET = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+_SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
+_SHELL_VARIABLES = {
+    "HOME",
+    "PWD",
+    "OLDPWD",
+    "RANDOM",
+    "SECONDS",
+    "HOSTNAME",
+    "UID",
+    "IFS",
+    "LINENO",
+    "BASHPID",
+    "REPLY",
+}
+_TASK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
-def check_plan(subject: PlannedJob) -> list[CheckFinding]:
+def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
     """Run the cheap checks, before every start."""
-    plan = subject.plan
+    plan = planned_job.plan
     return [
-        *check_commands(subject),
-        *(check_modules(subject) if subject.local else ()),  # the nodes may have modules that are missing here
-        *check_variables(subject),
-        *check_gpus_here(subject),
-        *check_inputs(plan, subject.spec.inputs, look_inside=False),
-        *check_directories(subject),
-        *check_output_files(subject),
-        *check_placeholders(subject),
-        *check_sample(subject),
-        *check_target_directory(subject),
-        *check_planned_job(subject),
+        *check_commands(planned_job),
+        *(check_modules(planned_job) if planned_job.local else ()),  # the nodes may have modules that are missing here
+        *check_variables(planned_job),
+        *check_gpus_here(planned_job),
+        *check_inputs(plan, planned_job.spec.inputs, check_contents=False),
+        *check_directories(planned_job),
+        *check_output_files(planned_job),
+        *check_placeholders(planned_job),
+        *check_sample(planned_job),
+        *check_target_directory(planned_job),
+        *check_planned_job(planned_job),
     ]
 
 
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_commands(subject: PlannedJob) -> list[CheckFinding]:
+def check_commands(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that Slurm exists, and each role's program and script."""
-    items, plan, local = [], subject.plan, subject.local
+    items, plan, local = [], planned_job.plan, planned_job.local
     if not local and shutil.which("sbatch") is None:
         message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
         items.append(CheckFinding("no-slurm", "error", "sbatch", message))
-    for place, planned, argv in role_commands(subject):
+    for place, planned, argv in role_commands(planned_job):
         if not argv:
             message = f"{planned.task.role} has no command; give it one, or name a backend that has"
             items.append(CheckFinding("no-command", "error", place, message))
@@ -80,11 +92,11 @@ def check_commands(subject: PlannedJob) -> list[CheckFinding]:
             items.append(CheckFinding("program", "not checked", place, f'"{argv[0]}" is in the container'))
             continue
         program, script = argv[0], _script(argv)
-        missing = find_program(subject, planned, program) is None
-        if missing and "/" not in program and is_known_at_run_only(subject, planned, "PATH"):
-            items.append(CheckFinding("program", "not checked", place, f'"{program}" is looked for in {OF_THE_RUN}'))
+        missing = find_program(planned_job, planned, program) is None
+        if missing and "/" not in program and is_known_only_at_run(planned_job, planned, "PATH"):
+            items.append(CheckFinding("program", "not checked", place, f'"{program}" is looked for in {RUN_PATH_TEXT}'))
         elif missing:
-            at, message = _missing_program(subject, place, planned, program)
+            at, message = _missing_program(planned_job, place, planned, program)
             items.append(CheckFinding("no-program", "error" if local or "/" in program else "warning", at, message))
         if script is not None and not Path(plan.workdir, script).exists():
             message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
@@ -95,43 +107,43 @@ def check_commands(subject: PlannedJob) -> list[CheckFinding]:
     return items
 
 
-def check_modules(subject: PlannedJob) -> list[CheckFinding]:
+def check_modules(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the Python of engines and front ends finds the package that it will run, once for each."""
     items, seen = [], set[tuple[str, ...]]()
-    for place, planned, argv in role_commands(subject):
-        found = module_of(argv) if argv and is_python(argv[0]) and not planned.contained else None
-        program = find_program(subject, planned, argv[0]) if found is not None else None
-        environment = environment_of(subject, planned)
+    for place, planned, argv in role_commands(planned_job):
+        found = python_module(argv) if argv and is_python(argv[0]) and not planned.contained else None
+        program = find_program(planned_job, planned, argv[0]) if found is not None else None
+        environment = environment_of(planned_job, planned)
         if found is None or program is None or (asked := (program, *found, environment.get("PYTHONPATH", ""))) in seen:
             continue
         seen.add(asked)
-        at, _ = _origin(subject, planned, argv[0]) or (place, "")
+        at, _ = _origin(planned_job, planned, argv[0]) or (place, "")
         try:
-            missing = modules_not_found(subject, planned, program, found[-1:], found[:-1])
+            missing = modules_not_found(planned_job, planned, program, found[-1:], found[:-1])
         except InterpreterSilent as why:
             items.append(CheckFinding("module", "not checked", at, str(why)))
             continue
         told, cure = f"{program} does not find {found[-1]}", "activate the environment that has it"
         if not missing:
             items.append(CheckFinding("module", "ok", at, f"{program} finds {found[-1]}"))
-        elif subject.local:
+        elif planned_job.local:
             items.append(CheckFinding("no-module", "error", at, f"{told}; {cure}, or install it"))
         else:
             items.append(CheckFinding("no-module", "warning", at, f"{told} here; unless the nodes have it, {cure}"))
     return items
 
 
-def _missing_program(subject: PlannedJob, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
+def _missing_program(planned_job: PlannedJob, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
     """Place that requires a missing program, and a message with a fix."""
-    at, who = _origin(subject, planned, program) or (place, "")
+    at, who = _origin(planned_job, planned, program) or (place, "")
     if not who:
         return at, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
     return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
 
 
-def _origin(subject: PlannedJob, planned: TaskPlan, program: str) -> tuple[str, str] | None:
+def _origin(planned_job: PlannedJob, planned: TaskPlan, program: str) -> tuple[str, str] | None:
     """Key and name that supply a task's command, or None if the job file contains the command itself."""
-    spec = subject.spec
+    spec = planned_job.spec
     own = [command_argv(workers) for workers in spec.workers if workers.role == planned.task.role]
     if planned.stage == WORKERS and not any(words[:1] == [program] for words in own):
         return "backend.type", spec.backend.type
@@ -158,29 +170,29 @@ def _script(argv: list[str]) -> str | None:
     return None
 
 
-def check_variables(subject: PlannedJob) -> list[CheckFinding]:
+def check_variables(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check required variables, and those that commands use."""
     items = []
-    for name in subject.spec.environment.required:
+    for name in planned_job.spec.environment.required:
         roles = [
             planned.task.role
-            for _, planned, _ in role_commands(subject)
-            if not environment_of(subject, planned).get(name)
+            for _, planned, _ in role_commands(planned_job)
+            if not environment_of(planned_job, planned).get(name)
         ]
         if roles:
             message = f"{name} is not set for {', '.join(roles)}; export it here, or give it in `env`"
             items.append(CheckFinding("no-variable", "error", "environment.required", message))
         else:
             items.append(CheckFinding("variable", "ok", "environment.required", f"{name} is set"))
-    for place, planned, _ in role_commands(subject):
-        items += _named_variables(subject, place, planned)
+    for place, planned, _ in role_commands(planned_job):
+        items += _check_named_variables(planned_job, place, planned)
     return items
 
 
-def _named_variables(subject: PlannedJob, place: str, planned: TaskPlan) -> list[CheckFinding]:
-    argv = program_command(subject, planned, planned.argv)
+def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> list[CheckFinding]:
+    argv = program_command(planned_job, planned, planned.argv)
     text_index = shell_text_index(argv)
-    items, known, cure = [], environment_of(subject, planned), _cure_without_shell(subject, planned)
+    items, known, cure = [], environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
     for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
         if index != text_index:
@@ -188,17 +200,17 @@ def _named_variables(subject: PlannedJob, place: str, planned: TaskPlan) -> list
                 message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {cure}"
                 items.append(CheckFinding("not-expanded", "warning", place, message))
             continue
-        own = set(_ASSIGNED.findall(word)) | _SHELL_SETS | _ALWAYS_SET
+        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | _TASK_VARIABLES
         for name in names:
-            if name not in own and name not in known and not name.startswith(_SLURM_SETS):
+            if name not in own and name not in known and not name.startswith(_SLURM_PREFIXES):
                 message = f"${name} is not set here and would be empty; export it, or give it in `env`"
                 items.append(CheckFinding("no-variable", "warning", place, message))
     return items
 
 
-def _cure_without_shell(subject: PlannedJob, planned: TaskPlan) -> str:
+def _fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:
     """How to expand a variable in words that no shell reads; only commands of roles have `shell: true`."""
-    spec = subject.spec
+    spec = planned_job.spec
     if planned.stage == WORKERS:
         own = any(command_argv(workers) for workers in spec.workers if workers.role == planned.task.role)
         return "`shell: true`" if own else "write its value"
@@ -209,15 +221,15 @@ def _cure_without_shell(subject: PlannedJob, planned: TaskPlan) -> str:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpus_here(subject: PlannedJob, known: int | None = None) -> list[CheckFinding]:
-    """Check that this machine has the GPUs of a local plan; ``known`` is their number, if already read."""
-    plan, place = subject.plan, "resources.gpus_per_node"
+def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> list[CheckFinding]:
+    """Check that this machine has the GPUs of a local plan; ``gpu_count`` is their number, if already read."""
+    plan, place = planned_job.plan, "resources.gpus_per_node"
     needed = plan.gpus_per_node * plan.nodes
     if not needed:
         return [CheckFinding("gpus", "ok", place, "the job asks for no GPUs")]
-    if not subject.local:
+    if not planned_job.local:
         return [CheckFinding("gpus", "not checked", place, "the job's nodes are not this machine")]
-    here = known if known is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
         message = f"the plan gives away {needed} GPUs and this machine has {here}; workers will not find theirs"
         return [CheckFinding("few-gpus", "warning", place, message)]
@@ -227,20 +239,20 @@ def check_gpus_here(subject: PlannedJob, known: int | None = None) -> list[Check
 # -- output --------------------------------------------------------------------------------------
 
 
-def check_directories(subject: PlannedJob) -> list[CheckFinding]:
+def check_directories(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check the directories where the job runs and writes."""
-    items, plan = [], subject.plan
+    items, plan = [], planned_job.plan
     if not Path(plan.workdir).is_dir():
         message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
         items.append(CheckFinding("no-workdir", "error", "workdir", message))
     for place, directory in written_directories(plan):
-        problem = _why_not_writable(Path(directory))
+        problem = _unwritable_reason(Path(directory))
         if problem:
             items.append(CheckFinding("not-writable", "error", place, problem))
         else:
             there = "can be written to" if Path(directory).is_dir() else "can be made"
             items.append(CheckFinding("writable", "ok", place, f'"{directory}" {there}'))
-    if not subject.local and "\\" in plan.logs_dir:
+    if not planned_job.local and "\\" in plan.logs_dir:
         problem = (
             f'"{plan.logs_dir}" holds a backslash, which Slurm\'s file name patterns cannot express; use another one'
         )
@@ -262,7 +274,7 @@ def written_directories(plan: Plan) -> list[tuple[str, str]]:
     return [(place, directory) for directory, place in seen.items()]
 
 
-def _why_not_writable(directory: Path) -> str | None:
+def _unwritable_reason(directory: Path) -> str | None:
     for place in (directory, *directory.parents):
         if place.is_dir():
             if os.access(place, os.W_OK | os.X_OK):
@@ -274,9 +286,9 @@ def _why_not_writable(directory: Path) -> str | None:
     return f'"{directory}" has no parent directory'
 
 
-def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
+def check_output_files(planned_job: PlannedJob) -> list[CheckFinding]:
     """Warn about an earlier job's output files: they would be overwritten, or mistaken for this job's."""
-    group = next(group for group in subject.plan.manifest.groups if group.name == "output")
+    group = next(group for group in planned_job.plan.manifest.groups if group.name == "output")
     if group.pattern is None or not os.path.isabs(group.directory):
         return [CheckFinding("output-files", "ok", "paths.output_dir", "a fresh run directory")]
     try:
@@ -285,7 +297,7 @@ def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
         return [
             CheckFinding("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')
         ]
-    if subject.plan.manifest.gpu_metrics:
+    if planned_job.plan.manifest.gpu_metrics:
         files = tuple(file for file in files if not is_sidecar_csv(file.name))
     if not files:
         return [
@@ -294,7 +306,7 @@ def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
             )
         ]
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
-    if subject.spec.resume:
+    if planned_job.spec.resume:
         message = f'{count} in "{group.directory}" to go on with (resume: true)'
         return [CheckFinding("output-files", "ok", "paths.output_dir", message)]
     message = (
@@ -307,21 +319,21 @@ def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_sample(subject: PlannedJob) -> list[CheckFinding]:
+def check_sample(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the progress patterns match a sample of the log."""
-    progress, place, manifest = subject.spec.progress, "progress.sample", subject.plan.manifest
+    progress, place, manifest = planned_job.spec.progress, "progress.sample", planned_job.plan.manifest
     if progress.sample is None:
         told = f"{len(manifest.progress)} own patterns" if manifest.progress else _builtin_patterns(manifest.pack)
         message = f"{told} without a sample to try on; give a line of the log, or a file of it"
         return [CheckFinding("sample", "not checked", place, message)]
-    text = _sample_text(progress.sample, Path(subject.plan.workdir))
+    text = _sample_text(progress.sample, Path(planned_job.plan.workdir))
     lexicon = lexicon_of_job(manifest)
-    pack = lexicon.pack_of(text)
+    pack = lexicon.choose_pack(text)
     found = lexicon.engine(pack).scan(text)
     seen = {position.pattern: position for position in found.positions}
     items = []
     if seen:
-        position = next((seen[name] for name in lexicon.preference(pack) if name in seen), found.positions[-1])
+        position = next((seen[name] for name in lexicon.preferred_positions(pack) if name in seen), found.positions[-1])
         at = f"{position.done} of {position.total}" if position.total is not None else str(position.done)
         by = f" by the pack {pack}" if lexicon.pack == AUTO and pack != GENERIC else ""
         items.append(CheckFinding("sample", "ok", place, f"position {at} found{by}"))
@@ -333,8 +345,8 @@ def check_sample(subject: PlannedJob) -> list[CheckFinding]:
             "`gpujob scan LOG` shows what is found in a whole log"
         )
         items.append(CheckFinding("no-position", "error", place, message))
-    for pattern in lexicon.progress(pack):
-        if pattern.own and not _pattern_delivers(pattern, seen, found.values):
+    for pattern in lexicon.progress_patterns(pack):
+        if pattern.is_user_defined and not _has_match(pattern, seen, found.values):
             message = f"{pattern.name} finds no number in the sample; does its expression match, and have a group?"
             items.append(CheckFinding("no-match", "warning", f"progress.patterns.{pattern.name}", message))
     return items
@@ -346,16 +358,16 @@ def _builtin_patterns(pack: str) -> str:
     return f"the patterns of the pack {pack}"
 
 
-def _pattern_delivers(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
+def _has_match(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
     """Whether a pattern found its value. A resume pattern may find none, because a log may have no resume."""
     if pattern.kind is PatternKind.POSITION:
         return pattern.name in positions or not positions
     return pattern.kind is PatternKind.RESUME or any(name in values for name in NumberExtractor(pattern).names)
 
 
-def check_target_directory(subject: PlannedJob) -> list[CheckFinding]:
+def check_target_directory(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the job can write its target file for Prometheus."""
-    directory = subject.plan.target_dir
+    directory = planned_job.plan.target_dir
     if directory is None:
         message = "the cluster file names none; Prometheus finds the job by targets.json in its run directory alone"
         return [CheckFinding("targets", "not checked", "target_dir", message)]

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 FIND_TIMEOUT_S = 20.0  # for an interpreter to start and search its path
 
-_ANSWER = "gpujob: modules missing:"
-_FIND = f"""
+_ANSWER_PREFIX = "gpujob: modules missing:"
+_FIND_SCRIPT = f"""
 import importlib.util, sys
 missing = []
 for number, name in enumerate(sys.argv[1:]):
@@ -18,7 +18,7 @@ for number, name in enumerate(sys.argv[1:]):
     if found is None:
         missing.append(number)
 print()
-print({_ANSWER!r}, *missing)
+print({_ANSWER_PREFIX!r}, *missing)
 """  # prints indexes of missing modules on a marked line, because start-up files may print too
 
 
@@ -30,12 +30,12 @@ def missing_modules(
     program: str, names: Sequence[str], environment: Mapping[str, str], workdir: str, flags: Sequence[str] = ()
 ) -> list[str]:
     """Modules that the interpreter ``program``, run with these flags, does not find. Raises InterpreterSilent."""
-    found = _missing((program, *flags, "-c", _FIND, *names), tuple(sorted(environment.items())), workdir)
+    found = _find_missing((program, *flags, "-c", _FIND_SCRIPT, *names), tuple(sorted(environment.items())), workdir)
     return [names[number] for number in found]
 
 
 @lru_cache(maxsize=64)  # points of a sweep repeat the question
-def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], workdir: str) -> tuple[int, ...]:
+def _find_missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], workdir: str) -> tuple[int, ...]:
     program = argv[0]
     try:
         done = subprocess.run(
@@ -55,13 +55,13 @@ def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], wo
         raise InterpreterSilent(f"{program} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
         raise InterpreterSilent(f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
-    answer = next((line for line in done.stdout.splitlines() if line.startswith(_ANSWER)), None)
+    answer = next((line for line in done.stdout.splitlines() if line.startswith(_ANSWER_PREFIX)), None)
     if answer is None:
         raise InterpreterSilent(f"{program} does not say what it finds")
-    return tuple(map(int, answer.removeprefix(_ANSWER).split()))
+    return tuple(map(int, answer.removeprefix(_ANSWER_PREFIX).split()))
 
 
-def module_of(argv: Sequence[str]) -> tuple[str, ...] | None:
+def python_module(argv: Sequence[str]) -> tuple[str, ...] | None:
     """Flags of an interpreter and, last, the package of the module that it runs: ``python3 -u -m sglang.x``.
 
     None if it runs something other than a module.

@@ -12,34 +12,34 @@ from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, Plan, RunFacts, Ta
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
 
-OF_THE_RUN = "a path of `env` that only the run knows"
+RUN_PATH_TEXT = "a path of `env` that only the run knows"
 
 
-def role_commands(subject: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:
+def role_commands(planned_job: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:
     """First task of each role: place of its command, the task, and the words of its own program."""
-    plan = subject.plan
-    facts, seen = _facts(plan), set()
+    plan = planned_job.plan
+    facts, seen = _placeholder_facts(plan), set()
     for planned in plan.tasks:
         if planned.task.role not in seen:
             seen.add(planned.task.role)
             yield (
                 f"{job_file_place(planned)}.command",
                 planned,
-                program_command(subject, planned, task_argv(plan, planned, facts)),
+                program_command(planned_job, planned, task_argv(plan, planned, facts)),
             )
 
 
-def _facts(plan: Plan) -> RunFacts:
+def _placeholder_facts(plan: Plan) -> RunFacts:
     """Placeholder run facts, for values that no run has set yet."""
     return RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
 
 
-def program_command(subject: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
+def program_command(planned_job: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
     """Words of a task, without the shell around some benchmarks."""
-    benchmark = subject.spec.benchmark
+    benchmark = planned_job.spec.benchmark
     if planned.stage != BENCHMARK or benchmark is None:
         return list(argv)
-    return list(argv[BENCHMARKS[benchmark.type].wrapping :])
+    return list(argv[BENCHMARKS[benchmark.type].shell_prefix_length :])
 
 
 def job_file_place(planned: TaskPlan) -> str:
@@ -53,34 +53,34 @@ def is_python(program: str) -> bool:
     return os.path.basename(program).rstrip("0123456789.") == "python"
 
 
-def find_program(subject: PlannedJob, planned: TaskPlan, program: str) -> str | None:
+def find_program(planned_job: PlannedJob, planned: TaskPlan, program: str) -> str | None:
     """Path of the program that a worker would start, or None."""
     if "/" in program:
-        here = Path(subject.plan.workdir, program)
+        here = Path(planned_job.plan.workdir, program)
         return str(here) if here.is_file() and os.access(here, os.X_OK) else None
-    return shutil.which(program, path=environment_of(subject, planned).get("PATH", os.defpath))
+    return shutil.which(program, path=environment_of(planned_job, planned).get("PATH", os.defpath))
 
 
-def environment_of(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
+def environment_of(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """Environment of a worker of this role, as far as known here."""
-    values = placeholder_values(subject.plan, planned, _facts(subject.plan))
-    return {**subject.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
+    values = placeholder_values(planned_job.plan, planned, _placeholder_facts(planned_job.plan))
+    return {**planned_job.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
 
 
-def is_known_at_run_only(subject: PlannedJob, planned: TaskPlan, name: str) -> bool:
+def is_known_only_at_run(planned_job: PlannedJob, planned: TaskPlan, name: str) -> bool:
     """Whether a variable's value, such as ``{run_dir}/bin``, depends on facts of the run."""
-    plan, value = subject.plan, planned.env.get(name, "")
-    one, hosts = _facts(plan), tuple(f"other{index}" for index in range(plan.nodes))
+    plan, value = planned_job.plan, planned.env.get(name, "")
+    one, hosts = _placeholder_facts(plan), tuple(f"other{index}" for index in range(plan.nodes))
     other = dataclasses.replace(one, job_id="1", run_dir=plan.run_dir("1"), hosts=hosts, attempt=1, port_offset=1)
     return len({fill_placeholders(value, placeholder_values(plan, planned, facts)) for facts in (one, other)}) > 1
 
 
 def modules_not_found(
-    subject: PlannedJob, planned: TaskPlan, program: str, names: Sequence[str], flags: Sequence[str] = ()
+    planned_job: PlannedJob, planned: TaskPlan, program: str, names: Sequence[str], flags: Sequence[str] = ()
 ) -> list[str]:
     """Modules that a worker's interpreter does not find. Raises InterpreterSilent if only a run can show it."""
-    missing = missing_modules(program, names, environment_of(subject, planned), subject.plan.workdir, flags)
+    missing = missing_modules(program, names, environment_of(planned_job, planned), planned_job.plan.workdir, flags)
     deciding = ("PATH", *(name for name in planned.env if name.startswith("PYTHON")))
-    if missing and any(is_known_at_run_only(subject, planned, name) for name in deciding):
-        raise InterpreterSilent(f"{', '.join(missing)} may be in {OF_THE_RUN}")
+    if missing and any(is_known_only_at_run(planned_job, planned, name) for name in deciding):
+        raise InterpreterSilent(f"{', '.join(missing)} may be in {RUN_PATH_TEXT}")
     return missing

@@ -34,11 +34,11 @@ _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
+def check_interpreter(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that Python comes from an environment made for the job, not just from PATH."""
     items, doubtful = [], set[str]()
-    for place, planned, argv in role_commands(subject):
-        known = environment_of(subject, planned)
+    for place, planned, argv in role_commands(planned_job):
+        known = environment_of(planned_job, planned)
         active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
         if not argv:
             continue
@@ -51,8 +51,8 @@ def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
         elif active:
             items.append(CheckFinding("interpreter", "ok", place, f"{active} is active"))
         else:
-            found = find_program(subject, planned, argv[0]) or "not here"
-            if _of_environment(found):
+            found = find_program(planned_job, planned, argv[0]) or "not here"
+            if _is_in_virtual_environment(found):
                 items.append(
                     CheckFinding("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment')
                 )
@@ -66,28 +66,28 @@ def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
     return items
 
 
-def _of_environment(interpreter: str) -> bool:
+def _is_in_virtual_environment(interpreter: str) -> bool:
     """Whether an interpreter belongs to a virtual environment (PEP 405: pyvenv.cfg next to its directory)."""
     return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
 
 
-def check_packages(subject: PlannedJob) -> list[CheckFinding]:
+def check_packages(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the workers' Python finds the modules that the job names."""
-    place, names = "environment.packages", subject.spec.environment.packages
+    place, names = "environment.packages", planned_job.spec.environment.packages
     if not names:
         return [CheckFinding("packages", "not checked", place, "the job file names none")]
-    for _, planned, argv in role_commands(subject):
+    for _, planned, argv in role_commands(planned_job):
         here = bool(argv) and is_python(argv[0]) and not planned.contained
-        program = find_program(subject, planned, argv[0]) if here else None
+        program = find_program(planned_job, planned, argv[0]) if here else None
         if program is None:
             continue
         try:
-            missing = modules_not_found(subject, planned, program, names)
+            missing = modules_not_found(planned_job, planned, program, names)
         except InterpreterSilent as why:
             return [CheckFinding("packages", "not checked", place, str(why))]
         if missing:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
-            return [CheckFinding("no-package", "error" if subject.local else "warning", place, message)]
+            return [CheckFinding("no-package", "error" if planned_job.local else "warning", place, message)]
         return [CheckFinding("packages", "ok", place, f"{program} finds {', '.join(names)}")]
     return [CheckFinding("packages", "not checked", place, "no command begins with a Python that is here")]
 
@@ -104,12 +104,12 @@ def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpu_memory(subject: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
+def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
     """Check that no other process uses the GPUs of this machine."""
-    place, plan = "GPU memory", subject.plan
+    place, plan = "GPU memory", planned_job.plan
     if not plan.gpus_per_node:
         return []
-    if not subject.local:
+    if not planned_job.local:
         return [CheckFinding("gpu-memory", "not checked", place, "the job's nodes are not this machine")]
     if isinstance(inventory, str):
         return [CheckFinding("gpu-memory", "not checked", place, inventory)]
@@ -128,17 +128,17 @@ def check_gpu_memory(subject: PlannedJob, inventory: GpuInventory | str) -> list
     return items
 
 
-def check_memory(subject: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> list[CheckFinding]:
+def check_memory(planned_job: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> list[CheckFinding]:
     """Check that this machine has the memory that a local job requests."""
-    place, asked = "resources.memory_per_node", memory_bytes(subject.plan.memory_per_node)
-    if not subject.local:
+    place, asked = "resources.memory_per_node", memory_bytes(planned_job.plan.memory_per_node)
+    if not planned_job.local:
         return [CheckFinding("memory", "not checked", place, "the job's nodes are not this machine")]
     available = _available_memory(meminfo)
     if available is None:
         return [CheckFinding("memory", "not checked", place, f"{meminfo} does not tell")]
     if asked is None:
         return [CheckFinding("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
-    needed = asked * subject.plan.nodes
+    needed = asked * planned_job.plan.nodes
     message = f"{available / GIB:.1f} GiB available, {needed / GIB:.1f} asked for"
     if available < needed:
         return [CheckFinding("little-memory", "warning", place, f"{message}; end other programs, or ask for less")]
@@ -183,14 +183,14 @@ def check_disk(plan: Plan) -> list[CheckFinding]:
     return items
 
 
-def check_network(subject: PlannedJob) -> list[CheckFinding]:
+def check_network(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the model hub answers from here; nodes may be less well connected."""
-    model, place = subject.spec.model, "network"
-    if model is None or not aliases.resolve_model(model.path, subject.cluster).startswith(aliases.HUB):
+    model, place = planned_job.spec.model, "network"
+    if model is None or not aliases.resolve_model(model.path, planned_job.cluster).startswith(aliases.HUB):
         return [
             CheckFinding("network", "not checked", place, "the job fetches nothing from the network as far as is known")
         ]
-    environ = subject.environ
+    environ = planned_job.environ
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return [
             CheckFinding("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")
@@ -241,16 +241,16 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     return found
 
 
-def check_partition(subject: PlannedJob) -> list[CheckFinding]:
+def check_partition(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the partition exists, is up, and is large enough for the job."""
-    if subject.local:
+    if planned_job.local:
         return []
-    place, plan = "slurm.partition", subject.plan
+    place, plan = "slurm.partition", planned_job.plan
     try:
         text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
         partitions = parse_partitions(text)
     except SlurmError as error:
-        return [CheckFinding("partition", "not checked", place, _without_slurm(str(error)))]
+        return [CheckFinding("partition", "not checked", place, _sinfo_error_text(str(error)))]
     except ValueError as error:
         return [CheckFinding("partition", "not checked", place, f"the output of sinfo cannot be read: {error}")]
     asked = plan.slurm["partition"]
@@ -262,17 +262,17 @@ def check_partition(subject: PlannedJob) -> list[CheckFinding]:
         what = f'there is no partition "{asked}"' if asked else "there is no default partition"
         message = f"{what}; use one of {', '.join(sorted(partitions)) or 'none that sinfo shows'}"
         return [CheckFinding("no-partition", "error", place, message)]
-    return [item for partition in chosen for item in _fit(plan, partition)]
+    return [item for partition in chosen for item in _check_fit(plan, partition)]
 
 
-def _without_slurm(words: str) -> str:
+def _sinfo_error_text(words: str) -> str:
     """Shorten an error of sinfo. If it finds no cluster, explain that instead of its search for one."""
     if _NO_CLUSTER.search(words):
         return "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 
-def _fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
+def _check_fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
     place, items = "slurm.partition", []
     if not partition.up:
         message = f"{partition.name} is not up; the job would wait until it is"
@@ -300,13 +300,13 @@ def _fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_endpoints(subject: PlannedJob) -> list[CheckFinding]:
+def check_endpoints(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the site's Prometheus and Alertmanager are ready."""
     return [
         _endpoint(key, url, name)
         for key, url, name in (
-            ("prometheus_url", subject.cluster.prometheus_url, "Prometheus"),
-            ("alertmanager_url", subject.cluster.alertmanager_url, "Alertmanager"),
+            ("prometheus_url", planned_job.cluster.prometheus_url, "Prometheus"),
+            ("alertmanager_url", planned_job.cluster.alertmanager_url, "Alertmanager"),
         )
     ]
 

@@ -30,28 +30,28 @@ class FilledText:
     stage: str = ""  # stage of the process that the text belongs to; empty if it belongs to none
 
 
-def check_placeholders(subject: PlannedJob) -> list[CheckFinding]:
+def check_placeholders(planned_job: PlannedJob) -> list[CheckFinding]:
     """Report each word without a value, once for each place."""
-    plan = subject.plan
+    plan = planned_job.plan
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
     found: dict[tuple[str, str], CheckFinding] = {}
-    swept = _swept(subject.spec.sweep)
-    for text in _texts(subject, facts):
+    swept = _sweep_keys(planned_job.spec.sweep)
+    for text in _filled_texts(planned_job, facts):
         for name in dict.fromkeys(_WORD.findall(text.text)):
-            if name not in swept and (why := _why_unfilled(name, text, plan.nodes)):
+            if name not in swept and (why := _unfilled_reason(name, text, plan.nodes)):
                 message = f"{why}; for braces that stay write {{{{{name}}}}}"
                 found.setdefault((text.place, name), CheckFinding("placeholder", "error", text.place, message))
     return list(found.values())
 
 
-def _swept(sweep: SweepSpec | None) -> set[str]:
+def _sweep_keys(sweep: SweepSpec | None) -> set[str]:
     """Words that a sweep gives a value."""
     if sweep is None:
         return set()
     return {key for keys in (sweep.grid, sweep.zip, *sweep.list) for key in keys}
 
 
-def _why_unfilled(name: str, text: FilledText, nodes: int) -> str | None:
+def _unfilled_reason(name: str, text: FilledText, nodes: int) -> str | None:
     """Why a word has no value, with suggestions; None if it has one or is no placeholder."""
     if text.values.get(name) is not None or _is_numbered(name, nodes):
         return None
@@ -61,8 +61,8 @@ def _why_unfilled(name: str, text: FilledText, nodes: int) -> str | None:
     if _HOST_OR_PORT.fullmatch(name):
         near = difflib.get_close_matches(name, text.values, 1, 0.9)
         meant = f'; did you mean "{{{near[0]}}}"?' if near else ""
-        return f"{{{name}}} is no port of this process{meant}; {_ports_there(text)}"
-    known = [*text.values, "host_0", *([f"{port}_port" for port in _nameable(text)])]
+        return f"{{{name}}} is no port of this process{meant}; {_ports_text(text)}"
+    known = [*text.values, "host_0", *([f"{port}_port" for port in _available_ports(text)])]
     near = difflib.get_close_matches(name.lower(), known, 1, LIKENESS)
     return f'{{{name}}} is no placeholder; did you mean "{{{near[0]}}}"?' if near else None
 
@@ -72,63 +72,63 @@ def _is_numbered(name: str, nodes: int) -> bool:
     return match is not None and (match["kind"] == "port" or int(match["number"]) < nodes)
 
 
-def _nameable(text: FilledText) -> list[str]:
+def _available_ports(text: FilledText) -> list[str]:
     """Ports that a process gets because its command names them."""
     return [name for name in TABLE if name not in HIDDEN_PORTS] if text.stage in (WORKERS, FRONTENDS) else []
 
 
-def _ports_there(text: FilledText) -> str:
+def _ports_text(text: FilledText) -> str:
     if text.stage == BENCHMARK:
         return "a benchmark has none: its requests go to GPUJOB_ENDPOINT"
-    if names := _nameable(text):
+    if names := _available_ports(text):
         return "it can name " + " ".join(f"{{{name}_port}}" for name in names)
     return "use the number of a port here, as in {port_6100}"
 
 
-def _texts(subject: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:
-    plan, seen = subject.plan, set[str]()
-    said = list(_text_places(subject))
+def _filled_texts(planned_job: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:
+    plan, seen = planned_job.plan, set[str]()
+    said = list(_owned_texts(planned_job))
     for planned in plan.tasks:
         if planned.task.role in seen:
             continue
         seen.add(planned.task.role)
         values = placeholder_values(plan, planned, facts)
-        for text in (*planned.argv, *_variables(subject, planned).values()):
+        for text in (*planned.argv, *_variables(planned_job, planned).values()):
             for name in dict.fromkeys(_WORD.findall(text)):
-                yield FilledText(_place(said, planned, name), f"{{{name}}}", values, planned.stage)
+                yield FilledText(_find_place(said, planned, name), f"{{{name}}}", values, planned.stage)
         if planned.contained and plan.container is not None:
-            first = len(subject.cluster.mounts)
+            first = len(planned_job.cluster.mounts)
             for index, mount in enumerate(plan.container.mounts):
                 place = f"container.mounts[{index - first}]" if index >= first else f"mounts[{index}]"
                 yield FilledText(place, mount, values)
     first_task = placeholder_values(plan, plan.tasks[0], facts)
-    for number, pattern in enumerate(subject.spec.inputs):
+    for number, pattern in enumerate(planned_job.spec.inputs):
         yield FilledText(f"inputs[{number}]", pattern, first_task)
     of_job = PlaceholderValues(job_placeholder_values(plan, facts), facts)
-    for place, config in _configs(subject):
+    for place, config in _configs(planned_job):
         for text in _strings(config):
             yield FilledText(place, text, of_job)
 
 
-def _variables(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
+def _variables(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """Variables of a process. Those of the whole job count for workers only; others may lack their ports."""
     if planned.stage == WORKERS:
         return planned.env
-    own = {BENCHMARK: subject.spec.benchmark, FRONTENDS: subject.spec.frontend}.get(planned.stage)
+    own = {BENCHMARK: planned_job.spec.benchmark, FRONTENDS: planned_job.spec.frontend}.get(planned.stage)
     return own.env if own is not None else {}
 
 
-def _place(said: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> str:
+def _find_place(owned_texts: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> str:
     """Place of the job file from which a process has a word; its own part comes first."""
     role, word = planned.task.role, f"{{{name}}}"
     owner = role if planned.stage == WORKERS else planned.stage
-    places = [place for whose, place, text in said if whose in (owner, "") and word in text]
+    places = [place for whose, place, text in owned_texts if whose in (owner, "") and word in text]
     return places[0] if places else role
 
 
-def _text_places(subject: PlannedJob) -> Iterator[tuple[str, str, str]]:
+def _owned_texts(planned_job: PlannedJob) -> Iterator[tuple[str, str, str]]:
     """Owner of each text (a role, a stage, or empty for every worker), its place, and the text."""
-    spec = subject.spec
+    spec = planned_job.spec
     for workers in spec.workers:
         for word in command_argv(workers):
             yield workers.role, f"workers ({workers.role}).command", word
@@ -147,8 +147,8 @@ def _text_places(subject: PlannedJob) -> Iterator[tuple[str, str, str]]:
         yield "", f"env.{name}", value
 
 
-def _configs(subject: PlannedJob) -> Iterator[tuple[str, object]]:
-    spec = subject.spec
+def _configs(planned_job: PlannedJob) -> Iterator[tuple[str, object]]:
+    spec = planned_job.spec
     yield "backend.config", spec.backend.config
     for role in SERVING_ROLES:
         yield f"backend.{role}.config", getattr(spec.backend, role).config

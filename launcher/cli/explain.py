@@ -28,16 +28,16 @@ def explain(key: str | None, cluster: bool, as_json: bool) -> None:
     keys, others = (cluster_keys(), job_keys()) if cluster else (job_keys(), cluster_keys())
     found = find_keys(key, keys) if key is not None else keys
     if not found:
-        fail(_unknown(str(key), keys, others, cluster=cluster))
+        fail(_unknown_key_text(str(key), keys, others, cluster=cluster))
     if as_json:
         print_json({"schema": 1, "keys": [_to_json(entry) for entry in found]})
     elif key is None:
-        _list(found)
+        _print_keys(found)
     else:
         click.echo("\n\n".join(describe_key(entry, keys) for entry in found))
 
 
-def _unknown(text: str, keys: "Sequence[Key]", others: "Sequence[Key]", *, cluster: bool) -> str:
+def _unknown_key_text(text: str, keys: "Sequence[Key]", others: "Sequence[Key]", *, cluster: bool) -> str:
     """The error for a key that does not exist."""
     from launcher.jobfile.keys import find_keys, nearest_keys
 
@@ -55,7 +55,7 @@ def _to_json(key: "Key") -> dict[str, Any]:
     return {**facts, "required": key.required, "meaning": key.meaning, "example": key.example}
 
 
-def _list(keys: "Sequence[Key]") -> None:
+def _print_keys(keys: "Sequence[Key]") -> None:
     width = max(len(key.path) for key in keys)
     click.echo("\n".join(f"{key.path:{width}}  {key.first_sentence}" for key in keys))
 

@@ -70,9 +70,9 @@ monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
 
 def main() -> None:
     """Run the command given in ``sys.argv``; every error of ours becomes one message and exit status 2."""
-    from launcher.programs.environment import forget_coerced_locale
+    from launcher.programs.environment import remove_coerced_locale
 
-    forget_coerced_locale()
+    remove_coerced_locale()
     for stream in (sys.stdout, sys.stderr):  # a name that is not text must not end a command
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -105,16 +105,16 @@ class _Commands(click.Group):
     """Commands whose standard output may end before they do."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _whatever_output_does():  # --help and --version are told here
+        with _handle_output_errors():  # --help and --version are told here
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> object:
-        with _whatever_output_does():
+        with _handle_output_errors():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _whatever_output_does() -> Iterator[None]:
+def _handle_output_errors() -> Iterator[None]:
     """A reader that went away, or a full disk, is no defect of ours: one status, and at most one line."""
     try:
         try:
@@ -123,16 +123,16 @@ def _whatever_output_does() -> Iterator[None]:
             if sys.stdout is not None:  # as with >&-
                 sys.stdout.flush()
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         sys.exit(BROKEN_PIPE)
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
-        _forget_output()
+        _discard_output()
         fail(f"cannot write: {error.strerror}")
 
 
-def _forget_output() -> None:
+def _discard_output() -> None:
     """What is still to be written goes nowhere, and the end of the interpreter does not try again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -178,14 +178,14 @@ def check(job: str, local: bool, as_json: bool) -> None:
         render_preflight_checklist,
     )
     from launcher.cli.partial_check import load_partial_job
-    from launcher.cli.sweep import planned_sweep
+    from launcher.cli.sweep import read_planned_sweep
     from launcher.errors import ConfigErrors, TopologyError
     from launcher.planner.planned_job import read_planned_job
 
     subject = None
     try:
-        swept = planned_sweep(job, local=local)
-        subject = swept.points[0].subject if swept is not None else read_planned_job(job, local=local)
+        swept = read_planned_sweep(job, local=local)
+        subject = swept.points[0].planned_job if swept is not None else read_planned_job(job, local=local)
         sections = make_checklist(subject)
     except ConfigErrors as broken:
         topology = isinstance(broken.__cause__, TopologyError)
@@ -244,7 +244,7 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
     from launcher.steps import slurm_steps
     from launcher.steps.batch_script import render_sbatch
 
-    if (swept := cli_sweep.planned_sweep(job, local=False)) is not None:
+    if (swept := cli_sweep.read_planned_sweep(job, local=False)) is not None:
         cli_sweep.submit_command(swept, dependency=dependency, resume=resume, as_json=as_json)
         return
     if resume is not None:
@@ -258,7 +258,7 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
         raise
     run_dir = staging
     try:
-        run_dir = rundir.settle_run_dir(staging, plan, job_id, cluster)
+        run_dir = rundir.finalize_run_dir(staging, plan, job_id, cluster)
         slurm_steps.release_job(job_id, cluster)
     except BaseException as error:
         rundir.discard_run_dir(run_dir)
@@ -298,12 +298,12 @@ def report(job: str, verify: bool, as_json: bool) -> None:
                 found = client.report(verify=True, progress=line.show)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
-        _say_difference(found)
+        _report_difference(found)
     print_report(found, as_json)
     sys.exit(int(str(found["exit_status"])))
 
 
-def _say_difference(found: Mapping[str, Any]) -> None:
+def _report_difference(found: Mapping[str, Any]) -> None:
     """Say where a verification has come out differently than the one at the end of the job, or that there was none."""
     from launcher.report.state import UNFINISHED
 
@@ -331,11 +331,11 @@ class _VerifyLine:
         if 0.0 < self._due < float("inf"):
             click.echo("\r\x1b[K", nl=False, err=True)
 
-    def show(self, done: int, files: int, silent: str | None) -> None:
+    def show(self, done: int, files: int, silent_mount: str | None) -> None:
         """Show so many of all files, and what does not answer."""
         if (now := time.monotonic()) >= self._due:
             self._due = now + self.EVERY_S
-            waits = f", waiting for {silent}" if silent else ""
+            waits = f", waiting for {silent_mount}" if silent_mount else ""
             click.echo(f"\r\x1b[KVerifying: {done} of {files} files{waits}", nl=False, err=True)
 
 
@@ -351,7 +351,7 @@ def stop(job: str) -> None:
     client = open_job(job)
     if client.manifest.attached:
         fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
-    view = client.look()
+    view = client.read_view()
     if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")
         return

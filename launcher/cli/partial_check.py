@@ -16,8 +16,8 @@ from launcher.rundir.cluster_file import find_cluster_file
 from launcher.sweep.points import expand_sweep, is_sweep
 
 ROUNDS = 8  # removing a part may reveal another mistake
-IDLE = "true"  # a command that does nothing
-SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}  # replacements for required keys
+NO_OP_COMMAND = "true"  # a command that does nothing
+REPLACEMENTS = {"name": "job", "workers": [{"command": NO_OP_COMMAND}]}  # replacements for required keys
 
 _PLACE = re.compile(r"([A-Za-z_][\w-]*(?:\.[^.:\[\]]+|\[\d+\])*): ")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -30,7 +30,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
     try:
         source = find_cluster_file(os.environ, Path.cwd())
         text = source.read_text(encoding="utf-8-sig") if source is not None else ""
-        cluster, taken = _usable(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
+        cluster, taken = _remove_mistakes(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
 
         def planned(body: str, source: str) -> PlannedJob:
             return plan_job(
@@ -42,13 +42,13 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
                 local=local,
             )
 
-        subject, more = _usable(_one_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned)
+        subject, more = _remove_mistakes(_first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned)
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, LauncherError):
         return None
     return subject, taken | more
 
 
-def _one_job(body: Any) -> Any:
+def _first_job(body: Any) -> Any:
     """The content of a job file; for a sweep that can be expanded, its first point, with all values in place."""
     if isinstance(body, Mapping) and is_sweep(body):
         try:
@@ -58,7 +58,7 @@ def _one_job(body: Any) -> Any:
     return body
 
 
-def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
+def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
     """Remove mistakes from a file until ``make`` accepts it. Returns its result and the places removed.
 
     Raises ConfigError, TopologyError, LookupError or TypeError if nothing usable is left.
@@ -72,16 +72,16 @@ def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozense
             if len(places) < len(error.problems):
                 raise
             for place in reversed(dict.fromkeys(places)):  # last list entries first, so that indexes stay valid
-                taken.update(_take_out(body, place))
+                taken.update(_remove_place(body, place))
             taken.update(places)
     raise TopologyError(["too many mistakes"])
 
 
-def _take_out(body: dict[str, Any], place: str) -> Iterator[str]:
+def _remove_place(body: dict[str, Any], place: str) -> Iterator[str]:
     """Remove a value, or replace a required one. Yields other places that this makes meaningless."""
     steps: list[str | int] = [int(part[1:-1]) if part[0] == "[" else part for part in _STEP.findall(place)]
-    if len(steps) == 1 and steps[0] in SUPPLIED:
-        body[steps[0]] = copy.deepcopy(SUPPLIED[str(steps[0])])
+    if len(steps) == 1 and steps[0] in REPLACEMENTS:
+        body[steps[0]] = copy.deepcopy(REPLACEMENTS[str(steps[0])])
         return
     inner: Any = body
     for step in steps[:-1]:
@@ -89,9 +89,9 @@ def _take_out(body: dict[str, Any], place: str) -> Iterator[str]:
             return  # removed with its parent
         inner = inner[step]
     if steps[0] == "workers" and steps[-1] == "command":
-        inner["command"] = IDLE
+        inner["command"] = NO_OP_COMMAND
         yield f"workers ({inner.get('role', 'worker')}).command"
     elif isinstance(inner, Mapping) and steps[-1] not in inner:
-        yield from _take_out(body, place[: place.rindex(str(steps[-1])) - 1])  # its parent
+        yield from _remove_place(body, place[: place.rindex(str(steps[-1])) - 1])  # its parent
     else:
         del inner[steps[-1]]

@@ -44,16 +44,16 @@ def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
     from launcher.planner.planned_job import read_planned_job
 
     subject = read_planned_job(job, local=local)
-    _preflight(subject, job, quiet=quiet)
+    _show_preflight(subject, job, quiet=quiet)
     return subject.plan
 
 
-def _preflight(subject: "PlannedJob", job: str, *, quiet: bool) -> None:
+def _show_preflight(planned_job: "PlannedJob", job: str, *, quiet: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
 
-    items = check_plan(subject)
+    items = check_plan(planned_job)
     if not quiet:
         for item in items:
             if item.status == "warning":
@@ -76,7 +76,7 @@ def open_job(job: str) -> "JobClient":
 
 def print_report(report: Mapping[str, Any], as_json: bool) -> None:
     from launcher.report.text import render_report
-    from launcher.watch.words import printable_line
+    from launcher.watch.text import printable_line
 
     if as_json:
         print_json(report)

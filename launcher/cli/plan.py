@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from launcher.show.sources import ValueSource
     from launcher.sweep.plan import PlannedSweep
 
-NOT_OF_THE_FILE = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
-SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")  # codes that only `submit` refuses
+ENVIRONMENT_CODES = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
+SUBMIT_ONLY_CODES = ("backslash", "no-setup-script", "signal-early")  # codes that only `submit` refuses
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
@@ -39,13 +39,13 @@ def plan_command(
     import gc
 
     gc.disable()  # a short command has no garbage, and the search for it takes a fifth of the time
-    from launcher.cli.sweep import planned_sweep
+    from launcher.cli.sweep import read_planned_sweep
     from launcher.planner.planned_job import read_planned_job
     from launcher.show.sources import explain_values, source_names
     from launcher.steps.batch_script import render_sbatch
 
     hosts = _hosts(nodes)
-    swept = planned_sweep(job, local=local, available=len(hosts) or None)
+    swept = read_planned_sweep(job, local=local, available=len(hosts) or None)
     if swept is not None and point is None:
         _show_sweep(swept, hosts, local=local, explained=explained, as_json=as_json)
         return
@@ -54,7 +54,7 @@ def plan_command(
         from launcher.sweep.show import choose_point, explain_point, script_of_point
 
         chosen = choose_point(swept, str(point))
-        subject, script = chosen.subject, "" if local else script_of_point(swept, chosen)
+        subject, script = chosen.planned_job, "" if local else script_of_point(swept, chosen)
         rows = explain_point(swept, chosen, sources) if explained else None
     elif point is not None:
         raise LauncherError(f"--point: {job} has no sweep; leave --point out")
@@ -83,20 +83,20 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
-    _warn({point.point.name: point.subject for point in swept.points})
+    _show_warnings({point.point.name: point.planned_job for point in swept.points})
     from launcher.show.sources import source_names
-    from launcher.sweep.show import describe_sweep, render_explained, render_sweep
+    from launcher.sweep.show import describe_sweep, render_point_sources, render_sweep
 
     sources = source_names(swept.source, os.environ, Path.cwd())
     if explained and not as_json:
-        click.echo("\n".join(render_explained(swept, sources)))
+        click.echo("\n".join(render_point_sources(swept, sources)))
         return
     body = describe_sweep(swept, local=local, hosts=hosts, sources=sources if explained else None)
     click.echo(json.dumps(body, ensure_ascii=False) if as_json else "\n".join(render_sweep(body)))
 
 
 def _show_job(
-    subject: "PlannedJob",
+    planned_job: "PlannedJob",
     script: str,
     rows: "tuple[ValueSource, ...] | None",
     hosts: tuple[str, ...],
@@ -110,66 +110,66 @@ def _show_job(
     """
     from launcher.show.sources import render_sources
 
-    plan = subject.plan
+    plan = planned_job.plan
     if hosts and len(hosts) < plan.nodes:
         more = plan.nodes - len(hosts)
         raise LauncherError(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {more} more")
-    _warn({"": subject})
+    _show_warnings({"": planned_job})
     if as_json:
         explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if rows is not None else {}
         from launcher.show.json_view import dump_json_chunks
 
-        sys.stdout.writelines(dump_json_chunks({**_described(subject, script, hosts), **explanation}))
+        sys.stdout.writelines(dump_json_chunks({**_plan_to_json(planned_job, script, hosts), **explanation}))
         click.echo()
     elif rows is not None:
         click.echo("\n".join(render_sources(rows)))
     else:
-        _draw(subject, script, hosts, at_once)
+        _print_picture(planned_job, script, hosts, at_once)
 
 
-def _warn(subjects: "Mapping[str, PlannedJob]") -> None:
-    """Warn about what a start would refuse, and about doubtful aliases; ``subjects`` are by point name.
+def _show_warnings(planned_jobs: "Mapping[str, PlannedJob]") -> None:
+    """Warn about what a start would refuse, and about doubtful aliases; ``planned_jobs`` are by point name.
 
     Nothing is refused here: a plan may be shown before its commands are right.
     """
     from launcher.sweep.points import merge_problems
 
-    told = {name: _doubts(subject) for name, subject in subjects.items()}
+    told = {name: _plan_warnings(subject) for name, subject in planned_jobs.items()}
     for line in merge_problems(told, len(told)) if len(told) > 1 else next(iter(told.values())):
         click.echo(f"gpujob: warning: {line}", err=True)
 
 
-def _doubts(subject: "PlannedJob") -> list[str]:
+def _plan_warnings(planned_job: "PlannedJob") -> list[str]:
     from launcher.check.job_checks import check_aliases
     from launcher.check.preflight import check_plan
 
-    both = "run refuses it" if subject.local else "submit and run refuse it"
-    found = [item for item in check_plan(subject) if item.status == "error" and item.code not in NOT_OF_THE_FILE]
-    refused = [f"{item}; {'submit refuses it' if item.code in SUBMIT_ALONE else both}" for item in found]
-    return refused + [str(item) for item in check_aliases(subject) if item.status == "warning"]
+    both = "run refuses it" if planned_job.local else "submit and run refuse it"
+    found = [item for item in check_plan(planned_job) if item.status == "error" and item.code not in ENVIRONMENT_CODES]
+    refused = [f"{item}; {'submit refuses it' if item.code in SUBMIT_ONLY_CODES else both}" for item in found]
+    return refused + [str(item) for item in check_aliases(planned_job) if item.status == "warning"]
 
 
-def _described(subject: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
     """The plan as a JSON object, on Slurm or on this machine."""
-    if subject.local:
-        from launcher.show.local_view import VISIBLE, describe_local, local_facts
+    if planned_job.local:
+        from launcher.show.local_view import VISIBLE_DEVICES, describe_local, local_facts
 
-        facts = local_facts(subject.plan, socket.gethostname(), hosts)
-        return describe_local(subject.plan, facts, os.environ.get(VISIBLE))
+        facts = local_facts(planned_job.plan, socket.gethostname(), hosts)
+        return describe_local(planned_job.plan, facts, os.environ.get(VISIBLE_DEVICES))
     from launcher.show.json_view import describe_plan
 
-    return describe_plan(subject.plan, script, hosts)
+    return describe_plan(planned_job.plan, script, hosts)
 
 
-def _draw(subject: "PlannedJob", script: str, hosts: tuple[str, ...], at_once: int) -> None:
+def _print_picture(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...], at_once: int) -> None:
     from launcher.show.picture import draw_plan
 
-    plan = subject.plan
-    if subject.local:
-        from launcher.show.local_view import VISIBLE, describe_local, local_facts, render_local
+    plan = planned_job.plan
+    if planned_job.local:
+        from launcher.show.local_view import VISIBLE_DEVICES, describe_local, local_facts, render_local
 
         facts = local_facts(plan, socket.gethostname(), hosts)
-        script = render_local(describe_local(plan, facts, os.environ.get(VISIBLE)), at_once)
+        script = render_local(describe_local(plan, facts, os.environ.get(VISIBLE_DEVICES)), at_once)
     else:
         from launcher.show.json_view import planned_facts
 

@@ -45,14 +45,14 @@ def run(
     from launcher.steps.local_steps import wait_for_guard
     from launcher.watch.view import JobClient
 
-    if (swept := sweep.planned_sweep(job, local=True)) is not None:
+    if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
         sweep.run_command_for_sweep(swept, resume=resume, as_json=as_json, quiet=quiet)
         return
     if resume is not None:
         fail(f"--resume: {job} has no sweep; leave --resume out")
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
-    run_dir = rundir.settle_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
+    run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     told = (
         f"stopping the job; its workers have {teardown_limit_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
     )
@@ -78,24 +78,24 @@ def run(
 class _RunningJob:
     """A running job, to which this command forwards its signals."""
 
-    def __init__(self, run_dir: Path, told: str | None) -> None:
-        """Start the job of a run directory. ``told`` is printed at the first Ctrl-C."""
+    def __init__(self, run_dir: Path, interrupt_message: str | None) -> None:
+        """Start the job of a run directory. ``interrupt_message`` is printed at the first Ctrl-C."""
         from launcher.steps.local_steps import start_orchestrator
         from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
         self.interrupted = False
-        self._told = told
+        self._interrupt_message = interrupt_message
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
             argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
             self.process = start_orchestrator(argv, out, err)
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._pass_on)
+                signal.signal(number, self._forward_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
-    def _pass_on(self, number: int, _frame: object) -> None:
+    def _forward_signal(self, number: int, _frame: object) -> None:
         again, self.interrupted = self.interrupted, self.interrupted or number == signal.SIGINT
         self.process.send_signal(number)  # a second SIGINT kills workers that do not end
-        if self.interrupted and not again and self._told is not None:
-            click.echo(f"gpujob: {self._told}", err=True)
+        if self.interrupted and not again and self._interrupt_message is not None:
+            click.echo(f"gpujob: {self._interrupt_message}", err=True)

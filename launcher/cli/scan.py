@@ -35,7 +35,7 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     from launcher.scan.scan import scan_logs
     from launcher.scan.text import printable_text, render_scan, scan_to_json
 
-    lexicon, totals = _asked_for(pack, config)
+    lexicon, totals = _requested_lexicon(pack, config)
     reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
     if as_json:
         click.echo(json.dumps(scan_to_json(reports, unreadable), ensure_ascii=False))
@@ -47,7 +47,7 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
         raise LauncherError("\n  ".join([f"{what} cannot be read", *named]))
 
 
-def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":
+def _requested_lexicon(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":
     """The lexicon and totals for these options. Raises LauncherError for an unknown pack."""
     from exporter.logs.lexicon import AUTO
     from exporter.logs.lexicon_reader import build_lexicon

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
+def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
     """Plan the sweep of a job file; None for a file without one. Raises ConfigErrors with all problems.
 
     ``available`` is the number of nodes, if known.
@@ -38,7 +38,7 @@ def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "Pl
     except ConfigError as error:
         problems.append(error)
     if problems or twice:
-        raise ConfigErrors([*problems, *_problems_of(body, job, twice)])
+        raise ConfigErrors([*problems, *_sweep_problems(body, job, twice)])
     try:
         return plan_sweep(
             body,
@@ -70,7 +70,7 @@ def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
     return (body, twice) if body is not None and is_sweep(body) else None
 
 
-def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
+def _sweep_problems(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
     """All problems of a sweep's job file, the ``known`` ones first."""
     from launcher.sweep.points import read_sweep
 
@@ -82,7 +82,7 @@ def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[Confi
     return [ConfigError(job, problems)] if problems else []
 
 
-def _replan_sweep(home: Path, record: "SweepRecord") -> "PlannedSweep":
+def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
     """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
     from launcher.sweep.directory import JOB_FILE
@@ -90,8 +90,8 @@ def _replan_sweep(home: Path, record: "SweepRecord") -> "PlannedSweep":
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
     return plan_sweep(
-        read_job(home / JOB_FILE),
-        str(home / JOB_FILE),
+        read_job(sweep_dir / JOB_FILE),
+        str(sweep_dir / JOB_FILE),
         load_cluster(os.environ, workdir),
         job_dir=job_dir,
         workdir=workdir,
@@ -100,7 +100,7 @@ def _replan_sweep(home: Path, record: "SweepRecord") -> "PlannedSweep":
     )
 
 
-def _same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
+def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
     ours = {one.point.name: dict(one.point.values) for one in planned.points}
     theirs = {point.name: dict(point.values) for point in record.points}
     if list(ours.items()) != list(theirs.items()):
@@ -111,7 +111,7 @@ def _same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
         )
 
 
-def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
+def _show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.sweep.plan import check_sweep
 
@@ -120,7 +120,7 @@ def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
             click.echo(f"gpujob: warning: {warning}", err=True)
 
 
-def _for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":
+def _adapt_for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":
     """Adapt the sweep to Slurm's settings and to the command's options."""
     from launcher.plan.plan import DEFAULT_KILL_WAIT_S
     from launcher.steps.slurm_steps import read_kill_wait_s
@@ -136,10 +136,10 @@ def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: s
     from launcher.sweep.submit import submit_sweep
 
     if resume is not None:
-        resume_points(_find(resume), planned=planned, local=False, dependency=dependency, as_json=as_json)
+        resume_points(_find_sweep(resume), planned=planned, local=False, dependency=dependency, as_json=as_json)
         return
-    _warn(planned, quiet=as_json)
-    home, record = submit_sweep(_for_slurm(planned, dependency), Path(planned.source).read_bytes())
+    _show_warnings(planned, quiet=as_json)
+    home, record = submit_sweep(_adapt_for_slurm(planned, dependency), Path(planned.source).read_bytes())
     ids = [array.job_id for array in record.arrays]
     if as_json:
         points = [
@@ -152,22 +152,22 @@ def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: s
         return
     for array in record.arrays:
         click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}")
-    _say_next(home)
+    _print_next_commands(home)
     on = {f"--clusters={array.cluster} " for array in record.arrays if array.cluster}
     click.echo(f"Stop: scancel {''.join(on)}{' '.join(ids)}")
 
 
-def _job_id(home: Path, runs: tuple[str, ...]) -> str:
+def _job_id(sweep_dir: Path, runs: tuple[str, ...]) -> str:
     from launcher.rundir.job_ids import job_id_of
 
-    return job_id_of(home / runs[-1])
+    return job_id_of(sweep_dir / runs[-1])
 
 
-def _say_next(home: Path) -> None:
+def _print_next_commands(sweep_dir: Path) -> None:
     import shlex
 
-    click.echo(f"Logs: {home}/")
-    click.echo(f"Table: gpujob sweep {shlex.quote(str(home))}")
+    click.echo(f"Logs: {sweep_dir}/")
+    click.echo(f"Table: gpujob sweep {shlex.quote(str(sweep_dir))}")
 
 
 def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
@@ -178,9 +178,9 @@ def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_jso
     from launcher.sweep.run import begin_sweep, gpu_slots
 
     if resume is not None:
-        resume_points(_find(resume), planned=planned, local=True, as_json=as_json)
+        resume_points(_find_sweep(resume), planned=planned, local=True, as_json=as_json)
         return
-    _warn(planned, quiet=as_json)
+    _show_warnings(planned, quiet=as_json)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
     home, record = begin_sweep(planned, Path(planned.source).read_bytes())
     _run_points(planned, home, record, [one.point.index for one in planned.points], as_json=as_json, quiet=quiet)
@@ -188,7 +188,7 @@ def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_jso
 
 def _run_points(
     planned: "PlannedSweep",
-    home: Path,
+    sweep_dir: Path,
     record: "SweepRecord",
     indexes: list[int],
     *,
@@ -202,28 +202,28 @@ def _run_points(
             click.echo(line)
 
     at_once = planned.sweep.max_parallel or 1
-    say(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {home}")
-    local = LocalSweep(planned, home, record, say)
+    say(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {sweep_dir}")
+    local = LocalSweep(planned, sweep_dir, record, say)
     local.run(indexes)
-    status = _show_states(home, local.record, as_json=as_json)
-    sys.exit(INTERRUPTED if local.signal == signal.SIGINT else status)
+    status = _show_states(sweep_dir, local.record, as_json=as_json)
+    sys.exit(INTERRUPTED if local.received_signal == signal.SIGINT else status)
 
 
-def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
+def _show_states(sweep_dir: Path, record: "SweepRecord", *, as_json: bool) -> int:
     """Print the state of every point. Returns the exit status of the sweep."""
-    from launcher.sweep.directory import read_point_states, render_states, sweep_json, sweep_status
-    from launcher.watch.words import printable_line
+    from launcher.sweep.directory import read_point_states, render_states, sweep_exit_status, sweep_json
+    from launcher.watch.text import printable_line
 
-    states = read_point_states(home, record)
+    states = read_point_states(sweep_dir, record)
     if as_json:
-        click.echo(json.dumps(sweep_json(home, record, states), ensure_ascii=False))
+        click.echo(json.dumps(sweep_json(sweep_dir, record, states), ensure_ascii=False))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo("\n".join(map(printable_line, render_states(states, width))))
-    return sweep_status(states)
+    return sweep_exit_status(states)
 
 
-def _find(sweep: str) -> Path:
+def _find_sweep(sweep: str) -> Path:
     from launcher.rundir.cluster_file import find_logs_dir
     from launcher.sweep.directory import find_sweep_dir
 
@@ -231,7 +231,7 @@ def _find(sweep: str) -> Path:
 
 
 def resume_points(
-    home: Path,
+    sweep_dir: Path,
     *,
     planned: "PlannedSweep | None" = None,
     local: bool | None = None,
@@ -244,44 +244,50 @@ def resume_points(
     by default the sweep's own.
     """
     from launcher.report.state import UNFINISHED
-    from launcher.sweep.directory import arrays_in_queue, ask_queue, points_to_resume, read_point_states, read_record
+    from launcher.sweep.directory import (
+        arrays_in_queue,
+        points_to_resume,
+        read_point_states,
+        read_record,
+        require_queue,
+    )
     from launcher.sweep.submit import keep_job_file, resume_sweep
 
-    record = read_record(home)
+    record = read_record(sweep_dir)
     if local is not None and local != record.local:
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
-        raise LauncherError(f"{home} is a sweep {where}; resume it by `gpujob {command} --resume`")
+        raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it by `gpujob {command} --resume`")
     mended = planned is not None
     if planned is not None:
-        _same_points(planned, record)
-    queue = {} if record.local else ask_queue(home, record)
-    states = read_point_states(home, record, queue)
+        _require_same_points(planned, record)
+    queue = {} if record.local else require_queue(sweep_dir, record)
+    states = read_point_states(sweep_dir, record, queue)
     if record.local and any(state.state in UNFINISHED for state in states):
-        raise LauncherError(f"{home}: its points still run; wait for them, or stop them first")
+        raise LauncherError(f"{sweep_dir}: its points still run; wait for them, or stop them first")
     indexes = list(points_to_resume(states))
     if not indexes:
-        _say_nothing_to_resume(home, record, states, as_json=as_json)
+        _report_nothing_to_resume(sweep_dir, record, states, as_json=as_json)
         return
     if planned is None:
-        planned = _replan_sweep(home, record)
-        _same_points(planned, record)
-    _warn(planned, quiet=as_json)
+        planned = _replan_sweep(sweep_dir, record)
+        _require_same_points(planned, record)
+    _show_warnings(planned, quiet=as_json)
     if record.local:
         if mended:
-            keep_job_file(home, Path(planned.source).read_bytes())
-        _run_points(planned, home, record, indexes, as_json=as_json)
+            keep_job_file(sweep_dir, Path(planned.source).read_bytes())
+        _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
-    changed, arrays = resume_sweep(_for_slurm(planned, dependency), home, record, indexes, after)
+    changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
     if mended:
-        keep_job_file(home, Path(planned.source).read_bytes())
+        keep_job_file(sweep_dir, Path(planned.source).read_bytes())
     ids = [array.job_id for array in arrays]
     if as_json:
         points = [
-            {"index": point.index, "name": point.name, "job_id": _job_id(home, point.runs)}
+            {"index": point.index, "name": point.name, "job_id": _job_id(sweep_dir, point.runs)}
             for point in changed.points
             if point.index in indexes
         ]
-        body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(home), "points": points}
+        body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(sweep_dir), "points": points}
         click.echo(json.dumps(body, ensure_ascii=False))
         return
     for array in arrays:
@@ -290,17 +296,19 @@ def resume_points(
     if after:
         most = planned.sweep.max_parallel
         click.echo(f"They begin when array job {', '.join(after)} has ended: at most {most} points run at once")
-    _say_next(home)
+    _print_next_commands(sweep_dir)
 
 
-def _say_nothing_to_resume(home: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+def _report_nothing_to_resume(
+    sweep_dir: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool
+) -> None:
     """Print that no point is left to resume, which is not an error."""
     from launcher.sweep.directory import sweep_json
 
     if as_json:
-        told: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(home), "points": []}
+        told: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(sweep_dir), "points": []}
         if record.local:
-            told = sweep_json(home, record, states)
+            told = sweep_json(sweep_dir, record, states)
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     done = sum(state.state == "COMPLETED" for state in states)
@@ -321,7 +329,7 @@ def sweep(sweep: str, again: bool, as_json: bool) -> None:
     """
     from launcher.sweep.directory import read_record
 
-    home = _find(sweep)
+    home = _find_sweep(sweep)
     if again:
         resume_points(home, as_json=as_json)
         return

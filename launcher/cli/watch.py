@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def show_job(
     client: "JobClient",
     interval: float,
-    over: Callable[[Mapping[str, Any]], bool],
+    is_over: Callable[[Mapping[str, Any]], bool],
     no_color: bool,
     ascii_only: bool,
 ) -> dict[str, Any]:
-    """Show the job until ``over`` returns true. Returns the last view."""
+    """Show the job until ``is_over`` returns true. Returns the last view."""
     from rich.live import Live
 
     from launcher.watch.picture import LineView, render_picture
@@ -31,19 +31,19 @@ def show_job(
     if not console.is_terminal:
         lines = LineView(console)
         while True:
-            ends = over(view := client.look())
+            ends = is_over(view := client.read_view())
             if ends:
-                view = client.look()
+                view = client.read_view()
             lines.show(view)
             if ends:
                 return view
             time.sleep(interval)
-    view = client.look()
+    view = client.read_view()
     with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
         while True:
-            ends = over(view)
+            ends = is_over(view)
             if ends:
-                view = client.look()
+                view = client.read_view()
             live.update(
                 render_picture(
                     view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
@@ -53,7 +53,7 @@ def show_job(
             if ends:
                 return view
             time.sleep(interval)
-            view = client.look()
+            view = client.read_view()
 
 
 def _plain_characters(console: "Console", ascii_only: bool) -> bool:
@@ -89,7 +89,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
         client = open_job(job)
         if once or as_json:
             while True:
-                view = client.look()
+                view = client.read_view()
                 if as_json:
                     print_json(view)
                 else:

@@ -182,7 +182,7 @@ def load_job(path: Path) -> JobSpec:
 
 def parse_job(text: str, source: str) -> JobSpec:
     """Parse the text of a job file. Raises ConfigError with every problem."""
-    return parse_yaml_model(text, source, JobSpec, _no_commands)
+    return parse_yaml_model(text, source, JobSpec, _missing_commands)
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -195,13 +195,13 @@ def read_job(path: Path) -> dict[str, Any]:
 
 def validate_job(body: dict[str, Any], source: str) -> JobSpec:
     """Check the mapping of a job file. Raises ConfigError with every problem."""
-    return validate_model(body, source, JobSpec, _no_commands)
+    return validate_model(body, source, JobSpec, _missing_commands)
 
 
 ENGINES = ("sglang", "vllm", "trtllm")  # backends that supply the command of their workers
 
 
-def _no_commands(body: Mapping[str, Any]) -> list[str]:
+def _missing_commands(body: Mapping[str, Any]) -> list[str]:
     """Report workers whose command is missing and that no engine supplies, and a job without workers."""
     backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
     if isinstance(backend, dict) and backend.get("type") in ENGINES:
@@ -254,7 +254,7 @@ def gpus_are_defaulted(spec: JobSpec) -> bool:
     return used and "gpus_per_node" not in resources.model_fields_set
 
 
-def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
+def cpus_of_full_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
     """All CPUs of a node, if the job sets none and takes all GPUs: no other job could use the rest.
 
     None otherwise. For exclusive nodes (``slurm.exclusive``), Slurm gives all CPUs by itself.

@@ -23,7 +23,7 @@ Schema = Mapping[str, Any]
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 _COUNTABLE = ("string", "integer", "number")
 _WORDS = re.compile(r"[A-Za-z/][\w./+-]*( [\w./+-]+)*")
-_PARTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
+_PATH_MARKS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Key:
     required: bool = False
 
     @property
-    def top(self) -> str:
+    def top_level_key(self) -> str:
         """The top-level key that it belongs to."""
         return plain_path(self.path).partition(".")[0]
 
@@ -51,13 +51,13 @@ class Key:
 @cache
 def job_keys() -> tuple[Key, ...]:
     """Every key of the job file, in the order of ``keys.yaml``."""
-    return _joined("job", JobSpec.model_json_schema())
+    return _with_meanings("job", JobSpec.model_json_schema())
 
 
 @cache
 def cluster_keys() -> tuple[Key, ...]:
     """Every key of the cluster file, in the order of ``keys.yaml``."""
-    return _joined("cluster", ClusterSpec.model_json_schema())
+    return _with_meanings("cluster", ClusterSpec.model_json_schema())
 
 
 @cache
@@ -87,7 +87,7 @@ def nearest_keys(text: str, keys: Sequence[Key]) -> tuple[str, ...]:
 
 def plain_path(text: str) -> str:
     """A path without the marks of lists and mappings."""
-    return _PARTS.sub("", text)
+    return _PATH_MARKS.sub("", text)
 
 
 def nested(path: str, value: Any) -> Any:
@@ -105,8 +105,8 @@ def nested(path: str, value: Any) -> Any:
 def as_yaml(value: Any) -> str:
     """A value as people write it: blocks outside, innermost lists and mappings on one line."""
     if isinstance(value, Mapping) and value:
-        return "".join(_dumped({name: inner}, isinstance(inner, Mapping | list)) for name, inner in value.items())
-    return _dumped(value, True).removesuffix("...\n")
+        return "".join(_dump({name: inner}, isinstance(inner, Mapping | list)) for name, inner in value.items())
+    return _dump(value, True).removesuffix("...\n")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -120,12 +120,12 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def _dumped(value: Any, inline: bool) -> str:
+def _dump(value: Any, inline: bool) -> str:
     style = None if inline else False
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH, default_flow_style=style)
 
 
-def _joined(file: str, schema: Schema) -> tuple[Key, ...]:
+def _with_meanings(file: str, schema: Schema) -> tuple[Key, ...]:
     known = {key.path: key for key in schema_keys(schema)}
     return tuple(
         replace(known[path], meaning=str(entry["meaning"]), example=entry["example"])
@@ -170,11 +170,11 @@ def _kinds(field: Schema, definitions: Schema) -> list[Schema]:
 
 
 def _type_text(field: Schema, definitions: Schema, ending: str = "") -> str:
-    words = [word for kind in _kinds(field, definitions) for word in _kind_words(kind, definitions, ending)]
-    return _or(tuple(dict.fromkeys(words)))
+    words = [word for kind in _kinds(field, definitions) for word in _kind_texts(kind, definitions, ending)]
+    return _or_text(tuple(dict.fromkeys(words)))
 
 
-def _kind_words(kind: Schema, definitions: Schema, ending: str) -> list[str]:
+def _kind_texts(kind: Schema, definitions: Schema, ending: str) -> list[str]:
     """What a value may be, each in words; ``ending`` is ``s`` where several values are meant."""
     if "enum" in kind:
         return [f"`{value}`" for value in kind["enum"]]
@@ -208,5 +208,5 @@ def _bounds(kind: Schema) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _or(words: Sequence[str]) -> str:
+def _or_text(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)

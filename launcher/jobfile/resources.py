@@ -126,10 +126,10 @@ def command_argv(workers: RoleSpec) -> list[str]:
         return []
     if isinstance(workers.command, list):
         return list(workers.command)
-    return ["bash", "-c", workers.command] if workers.shell else list(_split(workers.command))
+    return ["bash", "-c", workers.command] if workers.shell else list(_split_argv(workers.command))
 
 
 @lru_cache(maxsize=64)
-def _split(text: str) -> tuple[str, ...]:
+def _split_argv(text: str) -> tuple[str, ...]:
     """Split a text as a shell does; cached, because all workers of a role share it."""
     return tuple(shlex.split(text))

@@ -59,7 +59,7 @@ def _rate(value: object) -> object:
 
 def _command(command: object) -> object:
     if isinstance(command, list):
-        command = _joined(command)
+        command = _join_argv(command)
     if isinstance(command, str):
         try:
             empty = not shlex.split(command)
@@ -70,7 +70,7 @@ def _command(command: object) -> object:
     return command
 
 
-def _joined(words: list[object]) -> str:
+def _join_argv(words: list[object]) -> str:
     """Join words into a text that splits into the same words."""
     wrong = [
         (

@@ -16,7 +16,7 @@ MOST_SIGNAL_S = 65535  # longest time before the time limit that sbatch accepts 
 
 Directives = dict[str, str | int | bool | None]
 
-_TAKEN = {
+_RESERVED_DIRECTIVES = {
     "output": "the run directory",
     "error": "the run directory",
     "open-mode": "the run directory",
@@ -80,7 +80,11 @@ def check_directives(directives: Directives) -> Directives:
         for name in directives
         if not _DIRECTIVE.fullmatch(name)
     ]
-    wrong += [f"{name!r} is given by {_TAKEN[name]}; leave it out here" for name in directives if name in _TAKEN]
+    wrong += [
+        f"{name!r} is given by {_RESERVED_DIRECTIVES[name]}; leave it out here"
+        for name in directives
+        if name in _RESERVED_DIRECTIVES
+    ]
     if wrong:
         raise combine_problems([((), problem) for problem in wrong], directives)
     return directives

@@ -103,11 +103,11 @@ def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], give
     return ValidationError.from_exception_data("parts", details)
 
 
-def check_entry(problem_of: Callable[[str], str | None]) -> AfterValidator:
+def check_entry(find_problem: Callable[[str], str | None]) -> AfterValidator:
     """Check list entries one by one, so that one of a wrong type hides no problem of the others."""
 
     def check(text: str) -> str:
-        if problem := problem_of(text):
+        if problem := find_problem(text):
             raise ValueError(problem)
         return text
 

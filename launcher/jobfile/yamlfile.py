@@ -17,16 +17,16 @@ Place = tuple[int, int]  # line and column of a text, from 0
 
 
 def parse_yaml_model(
-    text: str, source: str, model: type[Spec], also: Callable[[dict[str, Any]], list[str]] = lambda _: []
+    text: str, source: str, model: type[Spec], find_more_problems: Callable[[dict[str, Any]], list[str]] = lambda _: []
 ) -> Spec:
     """Parse YAML as a ``model``. Raises ConfigError with every problem.
 
-    ``also`` finds problems of the whole file, which the model cannot see while parts are wrong.
+    ``find_more_problems`` finds problems of the whole file, which the model cannot see while parts are wrong.
     """
     body, twice = read_mapping(text, source)
     if body is None and any(field.is_required() for field in model.model_fields.values()):
         raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
-    return validate_model(body or {}, source, model, also, twice, text)
+    return validate_model(body or {}, source, model, find_more_problems, twice, text)
 
 
 def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[str]]:
@@ -39,52 +39,52 @@ def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[st
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        wrong = _not_yaml(getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error))
-        raise ConfigError(source, [*_in_order(twice), wrong]) from error
+        wrong = _not_yaml_text(getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error))
+        raise ConfigError(source, [*_problems_in_order(twice), wrong]) from error
     except Exception as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
         raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
     if body is not None and not isinstance(body, dict):
         wrong = f"holds a {type(body).__name__}, not a mapping of keys to values"
-        raise ConfigError(source, [*_in_order(twice), wrong])
-    return body, _in_order(twice)
+        raise ConfigError(source, [*_problems_in_order(twice), wrong])
+    return body, _problems_in_order(twice)
 
 
 def validate_model(
     body: dict[str, Any],
     source: str,
     model: type[Spec],
-    also: Callable[[dict[str, Any]], list[str]] = lambda _: [],
-    known: Sequence[str] = (),
+    find_more_problems: Callable[[dict[str, Any]], list[str]] = lambda _: [],
+    known_problems: Sequence[str] = (),
     text: str = "",
 ) -> Spec:
-    """Validate a mapping as a ``model``. Raises ConfigError with the ``known`` problems, then every other one.
+    """Validate a mapping as a ``model``. Raises ConfigError with the ``known_problems`` problems, then every other one.
 
     ``text`` is the original YAML, so that messages can quote it.
     """
     try:
-        if problems := [f"{_join(location)}: {what}" for location, what in _unusable(body, [])]:
-            raise ConfigError(source, [*known, *problems])
+        if problems := [f"{_join(location)}: {what}" for location, what in _find_unusable_texts(body, [])]:
+            raise ConfigError(source, [*known_problems, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
         meant = _places_of_typos(error, model)
-        more = [problem for problem in also(body) if problem.partition(": is missing")[0] not in meant]
-        raise ConfigError(source, [*known, *_problems(error, model, text, meant), *more]) from error
+        more = [problem for problem in find_more_problems(body) if problem.partition(": is missing")[0] not in meant]
+        raise ConfigError(source, [*known_problems, *_problems(error, model, text, meant), *more]) from error
     except (RecursionError, OverflowError, ValueError) as error:
         wrong = f"holds a value that cannot be used: {type(error).__name__}: {error}"
-        raise ConfigError(source, [*known, wrong]) from error
-    if problems := [*known, *also(body)]:
+        raise ConfigError(source, [*known_problems, wrong]) from error
+    if problems := [*known_problems, *find_more_problems(body)]:
         raise ConfigError(source, problems)
     return spec
 
 
-def _not_yaml(mark: yaml.Mark | None, wrong: str) -> str:
+def _not_yaml_text(mark: yaml.Mark | None, wrong: str) -> str:
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"{place}not YAML: {wrong}"
 
 
-def _in_order(twice: Mapping[Place, str]) -> list[str]:
-    return [twice[place] for place in sorted(twice)]
+def _problems_in_order(duplicates: Mapping[Place, str]) -> list[str]:
+    return [duplicates[place] for place in sorted(duplicates)]
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -93,9 +93,9 @@ class UniqueKeyLoader(yaml.SafeLoader):
     It also keeps the last one, but adds the duplicate to ``twice``, so that the rest of the file is checked too.
     """
 
-    def __init__(self, stream: str, twice: dict[Place, str]) -> None:
+    def __init__(self, stream: str, duplicates: dict[Place, str]) -> None:
         super().__init__(stream)
-        self._twice = twice
+        self._duplicates = duplicates
         self._checked: set[int] = set()
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -120,7 +120,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
                 if key in seen:
                     mark = key_node.start_mark
-                    self._twice[mark.line, mark.column] = _not_yaml(mark, f"the key {key!r} is duplicated")
+                    self._duplicates[mark.line, mark.column] = _not_yaml_text(mark, f"the key {key!r} is duplicated")
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -131,7 +131,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-def _unusable(value: object, location: list[int | str]) -> Iterator[tuple[list[int | str], str]]:
+def _find_unusable_texts(value: object, location: list[int | str]) -> Iterator[tuple[list[int | str], str]]:
     """Find texts that no file name, argument or JSON can contain."""
     if isinstance(value, str):
         if "\0" in value:
@@ -140,11 +140,11 @@ def _unusable(value: object, location: list[int | str]) -> Iterator[tuple[list[i
             yield location, "a text cannot hold half a character (a surrogate)"
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _unusable(key if isinstance(key, str) else None, [*location, ascii(key)])
-            yield from _unusable(inner, [*location, key])
+            yield from _find_unusable_texts(key if isinstance(key, str) else None, [*location, ascii(key)])
+            yield from _find_unusable_texts(inner, [*location, key])
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _unusable(inner, [*location, index])
+            yield from _find_unusable_texts(inner, [*location, index])
 
 
 _EXPECTED = {
@@ -175,15 +175,15 @@ def _nearest(location: Location, model: type[BaseModel]) -> str | None:
     return near[0] if near else None
 
 
-def _problems(error: ValidationError, model: type[BaseModel], text: str, meant: Collection[str]) -> list[str]:
+def _problems(error: ValidationError, model: type[BaseModel], text: str, intended_places: Collection[str]) -> list[str]:
     """Report one problem for each place. For a union, report only the kind that was probably meant.
 
-    Missing keys are left out if a misspelled key ``meant`` them.
+    Missing keys are left out if a misspelled key ``intended_places`` them.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in error.errors():
         place, base = _places(entry["loc"], model)
-        if entry["type"] == "missing" and place in meant:
+        if entry["type"] == "missing" and place in intended_places:
             continue
         found.setdefault(base, []).append({**entry, "place": place})
     problems = []
@@ -194,7 +194,7 @@ def _problems(error: ValidationError, model: type[BaseModel], text: str, meant: 
                 entries = [entry for entry in entries if entry["type"] != "list_type"]
             elif all(kinds):
                 words = ", ".join(str(kind) for kind in kinds[:-1]) + f" or {str(kinds[-1]).partition(' or ')[0]}"
-                problems.append(f"{base}: {_shown(entries[0].get('input'))} is not {words}")
+                problems.append(f"{base}: {_value_text(entries[0].get('input'))} is not {words}")
                 continue
         elif len(entries) > 1:
             deeper = [entry for entry in entries if entry["place"] != base]
@@ -214,16 +214,16 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
         return f"{place}: is missing"
     if kind in _EXPECTED:
         cure = ""
-        if kind == "string_type" and isinstance(value, bool) and (word := _written(text, error["loc"])):
+        if kind == "string_type" and isinstance(value, bool) and (word := _source_text(text, error["loc"])):
             return f'{place}: {word} is not {_EXPECTED[kind]}; write it in quotes: "{word}"'
         if kind == "string_type" and value is None:
             cure = "; leave the key out"
         elif kind == "string_type" and not isinstance(value, dict | list):
-            cure = f'; write it in quotes: "{_yaml_word(value)}"'
-        return f"{place}: {_shown(value)} is not {_EXPECTED[kind]}{cure}"
+            cure = f'; write it in quotes: "{_yaml_text(value)}"'
+        return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{cure}"
     if kind == "literal_error":
         expected = str(error["ctx"]["expected"]).replace("'", '"')
-        return f"{place}: {_shown(value)} is not one of {expected}"
+        return f"{place}: {_value_text(value)} is not one of {expected}"
     if kind in ("too_short", "string_too_short"):
         return f"{place}: is empty"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -233,10 +233,10 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
             place, message = f"{place}.{key}" if place else key, rest
         return f"{place}: {message}" if place else message
     _, should, cure = message.partition(" should ")  # as in "Input should be ..." and "String should match ..."
-    return f"{place}: {_shown(value)} must {cure}" if should else f"{place}: {message}"
+    return f"{place}: {_value_text(value)} must {cure}" if should else f"{place}: {message}"
 
 
-def _written(text: str, location: Location) -> str | None:
+def _source_text(text: str, location: Location) -> str | None:
     """The unparsed scalar at a place, or None: YAML 1.1 turns ``no`` and ``on`` into booleans."""
     node = yaml.compose(text, yaml.SafeLoader) if text else None
     for part in location:
@@ -249,17 +249,17 @@ def _written(text: str, location: Location) -> str | None:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
-def _yaml_word(value: object) -> str:
+def _yaml_text(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, str):
         text = f'"{value}"'
     else:
-        text = _yaml_word(value) if isinstance(value, bool | None) else repr(value)
+        text = _yaml_text(value) if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -274,15 +274,15 @@ def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | s
     """Each part of a location, the type it leads to, and whether it only names a member of a union."""
     kind: Any = model
     for part in location:
-        kind = _plain(kind)
-        members = [member for member in _members(kind) if member is not type(None)]
+        kind = _without_annotation(kind)
+        members = [member for member in _union_members(kind) if member is not type(None)]
         if len(members) > 1:
             yield part, kind, True
             lists = [member for member in members if typing.get_origin(member) is list]
             kind = lists[0] if lists and str(part).startswith("list") else str
             continue
         if len(members) == 1:
-            kind = _plain(members[0])
+            kind = _without_annotation(members[0])
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             field = kind.model_fields.get(str(part))
             kind = field.annotation if field is not None else None
@@ -293,11 +293,11 @@ def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | s
         yield part, kind, False
 
 
-def _plain(kind: Any) -> Any:
+def _without_annotation(kind: Any) -> Any:
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
 
 
@@ -318,7 +318,7 @@ def _known_names(model: type[BaseModel], location: Location) -> list[str]:
     kind: Any = model
     for _, reached, _ in _steps(location, model):
         kind = reached
-    kind = _plain(kind)
-    optional = [member for member in _members(kind) if member is not type(None)]
-    kind = _plain(optional[0]) if len(optional) == 1 else kind
+    kind = _without_annotation(kind)
+    optional = [member for member in _union_members(kind) if member is not type(None)]
+    kind = _without_annotation(optional[0]) if len(optional) == 1 else kind
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -14,12 +14,17 @@ from launcher.plan.placeholders import fill_placeholders, placeholder_values, ta
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
-OURS = "/opt/gpujob-launcher"  # our packages in a container; chosen so that it hides nothing of the image
+PACKAGES_IN_CONTAINER = (
+    "/opt/gpujob-launcher"  # our packages in a container; chosen so that it hides nothing of the image
+)
 PACKAGES = Path(__file__).resolve().parents[2]  # directory of our packages on this machine
 # starts the wrapper, which needs only the standard library, where our packages are not installed
-BOOT = f"import sys; sys.path.insert(0, {OURS!r}); from launcher.programs.wrapper import main; main(sys.argv[1:])"
+WRAPPER_CODE = (
+    f"import sys; sys.path.insert(0, {PACKAGES_IN_CONTAINER!r}); "
+    "from launcher.programs.wrapper import main; main(sys.argv[1:])"
+)
 
-_ENROOT_OF_STEP = (
+_ENROOT_STEP_SCRIPT = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
 )  # starts an MPI rank with the variables by which Slurm connects the ranks
@@ -44,7 +49,7 @@ def parse_mount(text: str) -> ContainerMount:
     return ContainerMount(os.path.expanduser(source), target, flags)
 
 
-def runtime_of(plan: Plan, planned: TaskPlan) -> str | None:
+def container_runtime(plan: Plan, planned: TaskPlan) -> str | None:
     """Runtime of the container that a task runs in, or None if it runs in none."""
     return plan.container.runtime if plan.container is not None and planned.contained else None
 
@@ -61,23 +66,25 @@ def container_mounts(
     own = (plan.workdir, plan.job_dir, *(values[name] for name in ("output_dir", "checkpoint_dir", "log_dir")))
     texts = plan.container.mounts if plan.container is not None else ()
     asked = tuple(parse_mount(fill_placeholders(text, values)) for text in texts)
-    return _mounts(packages if runtime_of(plan, planned) == PYXIS else None, own, asked, str(facts.run_dir))
+    return _unique_mounts(
+        packages if container_runtime(plan, planned) == PYXIS else None, own, asked, str(facts.run_dir)
+    )
 
 
 @lru_cache(maxsize=16)
-def _mounts(
-    packages: Path | None, own: tuple[str, ...], asked: tuple[ContainerMount, ...], run_dir: str
+def _unique_mounts(
+    packages: Path | None, own: tuple[str, ...], given: tuple[ContainerMount, ...], run_dir: str
 ) -> tuple[ContainerMount, ...]:
     """Mounts without duplicate targets; cached, because most tasks have the same."""
     found: dict[str, ContainerMount] = {}
     for mount in (
         *(
-            ContainerMount(str(packages / name), f"{OURS}/{name}", "ro")
+            ContainerMount(str(packages / name), f"{PACKAGES_IN_CONTAINER}/{name}", "ro")
             for name in ("exporter", "launcher")
             if packages
         ),
-        *(ContainerMount(path, path) for path in own if not _lies_in(path, own)),
-        *asked,
+        *(ContainerMount(path, path) for path in own if not _is_within(path, own)),
+        *given,
         ContainerMount(run_dir, run_dir),
     ):
         target = os.path.normpath(mount.target)
@@ -86,14 +93,14 @@ def _mounts(
     return tuple(found.values())
 
 
-def _lies_in(path: str, folders: Iterable[str]) -> bool:
+def _is_within(path: str, folders: Iterable[str]) -> bool:
     """Whether a path lies within another of these folders and so is mounted with it."""
     return any(path != folder and path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def pyxis_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES) -> list[str]:
     """Options of srun for a step in a pyxis container; empty for other tasks."""
-    if plan.container is None or runtime_of(plan, planned) != PYXIS:
+    if plan.container is None or container_runtime(plan, planned) != PYXIS:
         return []
     seen = container_mounts(plan, planned, facts, packages)
     return [
@@ -104,36 +111,36 @@ def pyxis_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path
     ]
 
 
-def wrapper_words(plan: Plan, planned: TaskPlan) -> list[str]:
+def container_wrapper_argv(plan: Plan, planned: TaskPlan) -> list[str]:
     """Words that start a task's wrapper in its image; empty when our own interpreter starts it."""
-    if plan.container is None or runtime_of(plan, planned) != PYXIS:
+    if plan.container is None or container_runtime(plan, planned) != PYXIS:
         return []
-    return [plan.container.python, "-I", "-B", "-c", BOOT]
+    return [plan.container.python, "-I", "-B", "-c", WRAPPER_CODE]
 
 
-def worker_words(plan: Plan, planned: TaskPlan, facts: RunFacts, words: Sequence[str]) -> list[str]:
+def container_worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts, command: Sequence[str]) -> list[str]:
     """Words that a task's wrapper starts: the task's own, behind those of Apptainer or enroot if it uses them."""
-    runtime = runtime_of(plan, planned)
+    runtime = container_runtime(plan, planned)
     if plan.container is None or runtime not in (APPTAINER, ENROOT):
-        return list(words)
+        return list(command)
     seen = container_mounts(plan, planned, facts)
     workdir = plan.container.workdir or plan.workdir
     if runtime == APPTAINER:
         argv = ["apptainer", "exec", "--no-home", *(["--nv"] if plan.gpus_per_node else [])]
         for mount in seen:
             argv += ["--bind", str(mount)]
-        return [*argv, "--pwd", workdir, plan.container.image, *words]
-    argv = ["sh", "-c", _ENROOT_OF_STEP, "sh"] if planned.step else ["enroot", "start"]
+        return [*argv, "--pwd", workdir, plan.container.image, *command]
+    argv = ["sh", "-c", _ENROOT_STEP_SCRIPT, "sh"] if planned.step else ["enroot", "start"]
     for mount in seen:  # fields of fstab(5), separated by colons (enroot's doc/cmd/start.md)
         flags = f"x-create=auto,rbind,{mount.flags or 'rw'}"
         argv += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
-    for name in _passed_on(plan, planned, facts):
+    for name in _forwarded_variables(plan, planned, facts):
         argv += ["--env", name]
     # enroot has no option for the working directory
-    return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *words]
+    return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *command]
 
 
-def _passed_on(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
+def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     """Names of variables to pass on explicitly: enroot drops the rest of its environment."""
     given: Mapping[str, str] = task_environment(plan, planned, facts, 0)
     resume = {"GPUJOB_RESUME"} if facts.attempt else set()

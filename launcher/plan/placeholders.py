@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from exporter.logs.places_reader import progress_path
+from exporter.logs.log_files_reader import progress_path
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -30,14 +30,14 @@ _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<na
 # placeholders of a node's address and of a port, by number
 NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
 _SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # hosts, addresses and ports: text without meaning to a shell
-_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # cache of `job_placeholder_values`
+_cached_job_values: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # cache of `job_placeholder_values`
 
 
 class PlaceholderValues(dict[str, str]):
     """Values of placeholders. The numbered ones, ``host_N`` and ``port_N``, are made on demand."""
 
-    def __init__(self, plain: Mapping[str, str], facts: RunFacts) -> None:
-        super().__init__(plain)
+    def __init__(self, values: Mapping[str, str], facts: RunFacts) -> None:
+        super().__init__(values)
         self._facts = facts
 
     def __missing__(self, name: str) -> str:
@@ -51,7 +51,7 @@ class PlaceholderValues(dict[str, str]):
             raise KeyError(name)
         return self._facts.address(number)
 
-    def places(self) -> "PlaceholderValues":
+    def hosts_and_ports(self) -> "PlaceholderValues":
         """Only the hosts and ports, which are safe to insert into a shell's text."""
         plain = {name: value for name, value in self.items() if name not in VARIABLES and _SAFE.fullmatch(value)}
         return PlaceholderValues(plain, self._facts)
@@ -69,18 +69,18 @@ def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     words = [fill_placeholders(word, values) if "{" in word else word for word in planned.argv]
     text = shell_text_index(planned.argv)
     if text is not None:
-        words[text] = fill_shell_text(planned.argv[text], values.places())
+        words[text] = fill_shell_text(planned.argv[text], values.hosts_and_ports())
     return words
 
 
-def shell_text_index(words: Sequence[str]) -> int | None:
+def shell_text_index(argv: Sequence[str]) -> int | None:
     """Index of the word that a shell will read as a program, as in ``bash -c TEXT``, or None."""
-    for start, word in enumerate(words):
+    for start, word in enumerate(argv):
         if word.endswith(SHELLS) and word.rpartition("/")[2] in SHELLS:
-            for index in range(start + 1, len(words) - 1):
-                if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", words[index]):
+            for index in range(start + 1, len(argv) - 1):
+                if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", argv[index]):
                     return index + 1
-                if not words[index].startswith(("-", "+")) and not re.fullmatch(r"-[A-Za-z]*o", words[index - 1]):
+                if not argv[index].startswith(("-", "+")) and not re.fullmatch(r"-[A-Za-z]*o", argv[index - 1]):
                     return None  # a script file
     return None
 
@@ -106,10 +106,10 @@ def escape_placeholders(text: str) -> str:
     return re.sub(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", r"{{\1}}", text)
 
 
-def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
+def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
     """Replace each placeholder by its variable in double quotes, so that it stays one word.
 
-    ``places`` are values without meaning to a shell; they are inserted directly.
+    ``safe_values`` are values without meaning to a shell; they are inserted directly.
     """
     quote = ""
 
@@ -121,7 +121,7 @@ def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
         if match["literal"]:
             return f"{{{match['literal']}}}"
         if match["name"] not in VARIABLES:
-            return fill_placeholders(token, places)
+            return fill_placeholders(token, safe_values)
         variable = f"${{{VARIABLES[match['name']]}}}"
         return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
 
@@ -135,13 +135,13 @@ def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:
 
 def job_placeholder_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
     """Values of the placeholders that are the same for all tasks, cached for one job."""
-    global _latest
-    if _latest is None or _latest[0] is not plan or _latest[1] is not facts:
-        _latest = (plan, facts, _job_values(plan, facts))
-    return _latest[2]
+    global _cached_job_values
+    if _cached_job_values is None or _cached_job_values[0] is not plan or _cached_job_values[1] is not facts:
+        _cached_job_values = (plan, facts, _build_job_values(plan, facts))
+    return _cached_job_values[2]
 
 
-def _job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
+def _build_job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
     run_dir, logs = facts.run_dir, plan.manifest.logs
     return {
         "world_size": str(plan.world_size),

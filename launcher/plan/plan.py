@@ -18,7 +18,7 @@ MOST_NAME_BYTES = 100  # of the job name within the run directory's name; file n
 # stages of a job, in starting order
 INFRA, WORKERS, FRONTENDS, BALANCER, BENCHMARK = STAGES = ("infra", "workers", "frontends", "balancer", "benchmark")
 PREFILL, DECODE = "prefill", "decode"  # roles of disaggregated serving; neither works without the other
-COUNTING = ("dynamo", "sglang")  # readiness kinds whose answers count the registered workers
+COUNTING_KINDS = ("dynamo", "sglang")  # readiness kinds whose answers count the registered workers
 
 
 @dataclass(frozen=True)

@@ -40,35 +40,35 @@ TABLE: Mapping[str, PortKind] = {
 
 # request to the nodes before the start, and the ports that the job was given
 SURVEY_FILE, PORTS_FILE = "survey.json", "ports.json"
-EPHEMERAL = 32768  # first port that Linux assigns by itself (ip_local_port_range)
-END = 65536
+FIRST_EPHEMERAL_PORT = 32768  # first port that Linux assigns by itself (ip_local_port_range)
+PORT_END = 65536
 
 # Tried in turn. With up to 16 workers on a node, two offsets never assign the same port. Only the further ports that
 # a program may take can collide; programs then try the next one.
 OFFSETS = (0, 17, 34, 544, 561, 578, 4046, 4063, 4080, 4590, 4607, 4624, 8092, 8109, 8126, 8636)
 
 
-def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine: bool) -> list[dict[str, int]]:
+def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, is_one_machine: bool) -> list[dict[str, int]]:
     """Assign ports, before the offset, to each process.
 
     A request is a node and the names of the ports needed there. No port is assigned twice on a node, nor are the
-    further ports that the table reserves for its program. With ``one_machine``, one machine plays all nodes. Raises
+    further ports that the table reserves for its program. With ``is_one_machine``, one machine plays all nodes. Raises
     TopologyError when a node runs out of ports.
     """
     by_place: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
     for node, names in requests:
-        by_place.setdefault(0 if one_machine else node, []).append((node, names))
+        by_place.setdefault(0 if is_one_machine else node, []).append((node, names))
     given: dict[int, Iterator[dict[str, int]]] = {}
     alike: dict[tuple[tuple[str, ...], ...], list[dict[str, int]]] = {}
     for place, wanted in by_place.items():
         kind = tuple(names for _, names in wanted)
         if kind not in alike:  # most nodes have the same processes
-            alike[kind] = _assign_place(wanted)
+            alike[kind] = _assign_on_machine(wanted)
         given[place] = iter(alike[kind])
-    return [next(given[0 if one_machine else node]) for node, _ in requests]
+    return [next(given[0 if is_one_machine else node]) for node, _ in requests]
 
 
-def _assign_place(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[str, int]]:
+def _assign_on_machine(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[str, int]]:
     """Assign ports to the processes that share one machine."""
     used: set[int] = set()
     following: dict[str, int] = {}
@@ -80,7 +80,7 @@ def _assign_place(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[
             port = following.get(name, kind.base)
             while not used.isdisjoint(range(port, port + kind.width)):
                 port += kind.width
-            if port + kind.width > END:
+            if port + kind.width > PORT_END:
                 what = f"its processes need more {name} ports than there are from {kind.base} on"
                 raise TopologyError([f"node {node}: {what}; use more nodes"])
             used.update(range(port, port + kind.width))
@@ -140,28 +140,28 @@ def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, Any]:
 
 
 def free_offsets(
-    ports_of_nodes: Mapping[int, Collection[int]], busy_of_nodes: Mapping[int, Collection[int]], seed: int
+    ports_by_node: Mapping[int, Collection[int]], busy_by_node: Mapping[int, Collection[int]], seed: int
 ) -> tuple[int, ...]:
     """The ``OFFSETS`` that hit no busy port on any node, starting from the one that ``seed`` selects.
 
     Seeding with the job id makes jobs that search at the same time try different offsets first. Offsets that reach
     into Linux's ephemeral ports are left out too.
     """
-    highest = max((port for ports in ports_of_nodes.values() for port in ports), default=0)
+    highest = max((port for ports in ports_by_node.values() for port in ports), default=0)
     # a plan with many virtual nodes reaches into the ephemeral ports itself
-    end = EPHEMERAL if highest < EPHEMERAL else END
-    first = _digits(seed, len(OFFSETS)) % len(OFFSETS)
+    end = FIRST_EPHEMERAL_PORT if highest < FIRST_EPHEMERAL_PORT else PORT_END
+    first = _digit_sum(seed, len(OFFSETS)) % len(OFFSETS)
     return tuple(
         offset
         for offset in OFFSETS[first:] + OFFSETS[:first]
         if highest + offset < end
         and not any(
-            port + offset in busy_of_nodes.get(node, ()) for node, ports in ports_of_nodes.items() for port in ports
+            port + offset in busy_by_node.get(node, ()) for node, ports in ports_by_node.items() for port in ports
         )
     )
 
 
-def _digits(number: int, base: int) -> int:
+def _digit_sum(number: int, base: int) -> int:
     """Digit sum of a number in ``base``. Every digit counts, so ids that differ by ``base`` differ in it."""
     total = 0
     while number:

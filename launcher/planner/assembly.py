@@ -13,7 +13,7 @@ from launcher.jobfile.jobfile import ENGINES, ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, FrontendSpec
 from launcher.plan import ports
-from launcher.plan.plan import BALANCER, BENCHMARK, COUNTING, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
+from launcher.plan.plan import BALANCER, BENCHMARK, COUNTING_KINDS, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
 from launcher.plan.plan import FRONTENDS as FRONTENDS_STAGE
 from launcher.planner.assembly_checks import JobParts, assembly_problems
 from launcher.planner.backends import BACKENDS
@@ -23,7 +23,7 @@ from launcher.planner.backends.base import (
     BackendWorker,
     config_name,
     config_path,
-    option_words,
+    option_argv,
 )
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.benchmarks.base import Endpoint, benchmark_environment
@@ -33,9 +33,9 @@ from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
 _PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
-CLIENTS = "http"  # port name under which a front end serves clients, whichever table entry it is
+CLIENT_PORT_NAME = "http"  # port name under which a front end serves clients, whichever table entry it is
 
-Group = tuple[Role, tuple[Task, ...]]  # a worker's role and processes, before its ports are known
+WorkerGroup = tuple[Role, tuple[Task, ...]]  # a worker's role and processes, before its ports are known
 
 
 @dataclass(frozen=True)
@@ -53,31 +53,31 @@ class PlannedService:
 
     task: Task
     stage: str
-    needs: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
+    port_names: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
 
 
-def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, layout: Topology, *, local: bool = False) -> Assembly:
+def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, topology: Topology, *, local: bool = False) -> Assembly:
     """Make the tasks of a placed job. Raises TopologyError with every problem.
 
     ``local``: one machine plays all nodes, so each port exists only once.
     """
-    return _Assembler(BackendContext(spec, cluster), layout, local).assembly()
+    return _Assembler(BackendContext(spec, cluster), topology, local).assembly()
 
 
 class _Assembler:
     """The parts of one job, made in order: workers and services, ports, commands."""
 
-    def __init__(self, setting: BackendContext, layout: Topology, local: bool) -> None:
-        spec = setting.spec
-        self._setting, self._spec, self._layout = setting, spec, layout
+    def __init__(self, context: BackendContext, topology: Topology, local: bool) -> None:
+        spec = context.spec
+        self._context, self._spec, self._topology = context, spec, topology
         self._frontend = FRONTENDS[spec.frontend.type] if spec.frontend else None
         self._benchmark = spec.benchmark if spec.benchmark and spec.benchmark.type != "manual" else None
-        self._backends = {role.name: _backend_of(spec, role) for role in layout.roles}
-        self._mentioned = {role.name: self._mentioned_by(role) for role in layout.roles}
-        self._given = {role.name: self._given_environment(role) for role in layout.roles}
-        self._configs = {role.name: self._config_environment(role) for role in layout.roles}
+        self._backends = {role.name: _role_backend(spec, role) for role in topology.roles}
+        self._named_ports = {role.name: self._ports_named_by(role) for role in topology.roles}
+        self._role_environments = {role.name: self._role_environment(role) for role in topology.roles}
+        self._config_environments = {role.name: self._config_environment(role) for role in topology.roles}
         self._services = self._make_services()
-        groups = _groups(layout)
+        groups = _worker_groups(topology)
         self._ports = self._assign_ports(groups, local)
         self._workers = [
             BackendWorker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports)
@@ -85,18 +85,18 @@ class _Assembler:
         ]
         self._served = self._served_workers()
         self._endpoint = self._find_endpoint()
-        parts = JobParts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
-        if problems := assembly_problems(setting, parts, {service.task.role for service in self._services}):
+        parts = JobParts(topology.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
+        if problems := assembly_problems(context, parts, {service.task.role for service in self._services}):
             raise TopologyError(problems)
         self._infra = self._infra_environment()
 
     def assembly(self) -> Assembly:
-        serving = {role.name: self._serves(role) for role in self._layout.roles}
+        serving = {role.name: self._is_service(role) for role in self._topology.roles}
         tasks = [
             planned for worker in self._workers for planned in self._worker_tasks(worker, serving[worker.role.name])
         ]
         tasks += [self._service_task(service) for service in self._services]
-        rules, asked = self._rules(), self._spec.readiness
+        rules, asked = self._readiness_rules(), self._spec.readiness
         readiness = ReadinessPlan(tuple(rules), asked.timeout, asked.interval) if rules else None
         return Assembly(tuple(tasks), readiness, self._templates())
 
@@ -107,19 +107,19 @@ class _Assembler:
         def add(name: str, role: str, index: int, node: int, stage: str, needs: Iterable[str] = ()) -> None:
             stem = name if stage == BENCHMARK else f"{{node}}_{name}"
             logs = tuple(f"{stem}{{run}}.{stream}" for stream in ("out", "err"))
-            rank = len(self._layout.tasks) + len(found)
+            rank = len(self._topology.tasks) + len(found)
             later = stage == BENCHMARK
             task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
             found.append(PlannedService(task, stage, tuple(needs)))
 
-        layout, frontend, spec = self._layout, self._frontend, self._spec.frontend
+        layout, frontend, spec = self._topology, self._frontend, self._spec.frontend
         if frontend is not None and spec is not None:
             for infra in frontend.infra:
                 add(infra.name, infra.name, 0, layout.infra_node, INFRA, infra.ports)
-            if frontend.own_process:
-                named = _mentioned([spec.command or "", *spec.env.values(), *map(str, spec.args.values())])
+            if frontend.has_own_process:
+                named = _named_ports([spec.command or "", *spec.env.values(), *map(str, spec.args.values())])
                 own = "internal" if spec.balanced else "public"
-                needs = dict.fromkeys((own, *frontend.ports, *(name for name in named if name != CLIENTS)))
+                needs = dict.fromkeys((own, *frontend.ports, *(name for name in named if name != CLIENT_PORT_NAME)))
                 for index in range(spec.count):
                     node = layout.frontend_nodes[index % len(layout.frontend_nodes)]
                     add(f"frontend_{index}", "frontend", index, node, FRONTENDS_STAGE, needs)
@@ -129,47 +129,51 @@ class _Assembler:
             add("benchmark", "benchmark", 0, layout.client_node, BENCHMARK)
         return found
 
-    def _assign_ports(self, groups: Sequence[Group], local: bool) -> dict[int, dict[str, int]]:
+    def _assign_ports(self, groups: Sequence[WorkerGroup], is_one_machine: bool) -> dict[int, dict[str, int]]:
         """Ports by rank: those that the program needs, and those that the user's command names."""
         processes = {role.name: len(tasks) for role, tasks in groups}
-        needs = {role.name: self._port_names(role, processes[role.name]) for role in self._layout.roles}
+        needs = {role.name: self._port_names(role, processes[role.name]) for role in self._topology.roles}
         requests = [(task, needs[role.name][task.local_rank > 0]) for role, tasks in groups for task in tasks]
-        if self._frontend is not None and not self._frontend.own_process:
+        if self._frontend is not None and not self._frontend.has_own_process:
             task, own = requests[0]
-            requests[0] = (task, tuple("public" if name == CLIENTS else name for name in own))
-        requests += [(service.task, service.needs) for service in self._services]
+            requests[0] = (task, tuple("public" if name == CLIENT_PORT_NAME else name for name in own))
+        requests += [(service.task, service.port_names) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
-        given = ports.assign_ports([(task.node_index, names) for task, names in requests], one_machine=local)
+        given = ports.assign_ports(
+            [(task.node_index, names) for task, names in requests], is_one_machine=is_one_machine
+        )
         return {
-            task.rank: {CLIENTS if name in ("public", "internal") else name: port for name, port in own.items()}
+            task.rank: {
+                CLIENT_PORT_NAME if name in ("public", "internal") else name: port for name, port in own.items()
+            }
             for (task, _), own in zip(requests, given, strict=True)
         }
 
     def _port_names(self, role: Role, processes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Ports of the first process of each worker of a role, and of each further process."""
-        backend, named = self._backends[role.name], self._mentioned[role.name]
-        first = tuple(dict.fromkeys((*backend.ports(self._setting, role, processes), *named)))
+        backend, named = self._backends[role.name], self._named_ports[role.name]
+        first = tuple(dict.fromkeys((*backend.ports(self._context, role, processes), *named)))
         # further processes use the first one's ports for everything else
-        return first, backend.follower_ports(self._setting, role)
+        return first, backend.follower_ports(self._context, role)
 
-    def _mentioned_by(self, role: Role) -> list[str]:
+    def _ports_named_by(self, role: Role) -> list[str]:
         """Ports named in the user's command, options and variables of a role."""
         texts = [*command_argv(role.options), *role.options.env.values(), *self._spec.env.values()]
-        for options in self._options(role):
+        for options in self._backend_options(role):
             texts += [*options.env.values(), *map(str, options.args.values())]
-        return _mentioned(texts)
+        return _named_ports(texts)
 
-    def _options(self, role: Role) -> list[Any]:
+    def _backend_options(self, role: Role) -> list[Any]:
         """Backend options of the job file for a role; empty if it does not run the job's backend."""
         if self._backends[role.name].name != self._spec.backend.type:
             return []
-        return [options for _, options in self._setting.parts(role.name)]
+        return [options for _, options in self._context.role_options(role.name)]
 
-    def _given_environment(self, role: Role) -> dict[str, str]:
+    def _role_environment(self, role: Role) -> dict[str, str]:
         """Variables of the job file for a role; more specific ones override."""
         given = dict(self._spec.env)
-        for part in self._options(role):
+        for part in self._backend_options(role):
             given.update(part.env)
         return {**given, **role.options.env}
 
@@ -184,43 +188,43 @@ class _Assembler:
         for stage in (BALANCER, FRONTENDS_STAGE):
             for service in self._services:
                 if service.stage == stage:
-                    return Endpoint(service.task.node_index, self._ports[service.task.rank][CLIENTS])
-        serving = (worker for worker in self._served if CLIENTS in worker.ports)
-        return next((Endpoint(worker.node, worker.ports[CLIENTS]) for worker in serving), None)
+                    return Endpoint(service.task.node_index, self._ports[service.task.rank][CLIENT_PORT_NAME])
+        serving = (worker for worker in self._served if CLIENT_PORT_NAME in worker.ports)
+        return next((Endpoint(worker.node, worker.ports[CLIENT_PORT_NAME]) for worker in serving), None)
 
-    def _serves(self, role: Role) -> bool:
+    def _is_service(self, role: Role) -> bool:
         """Whether the workers of a role serve until the job ends."""
         if role.options.service is not None:
             return role.options.service
         backend = self._backends[role.name]
         asked = self._spec.frontend is not None or self._spec.benchmark is not None
         used = backend.name == "command" and asked and any(worker.role is role for worker in self._served)
-        return backend.service or used
+        return backend.is_service or used
 
-    def _worker_tasks(self, worker: BackendWorker, serves: bool) -> Iterator[TaskPlan]:
-        role, setting, options, several = worker.role, self._setting, worker.role.options, len(worker.tasks) > 1
+    def _worker_tasks(self, worker: BackendWorker, is_service: bool) -> Iterator[TaskPlan]:
+        role, setting, options, several = worker.role, self._context, worker.role.options, len(worker.tasks) > 1
         backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
-        before, given = {**self._infra, **self._configs[role.name]}, self._given[role.name]
-        there = _gpus_by_node(worker) if backend.sees_worker else {}
+        before, given = {**self._infra, **self._config_environments[role.name]}, self._role_environments[role.name]
+        there = _gpus_by_node(worker) if backend.sees_worker_gpus else {}
         nodes = len(worker.nodes) if several else 1
         for task in worker.tasks:
             seen = there.get(task.node_index, task.gpus)
-            words = (command_argv(options) if backend.service else []) or backend.words(setting, worker, task)
+            words = (command_argv(options) if backend.is_service else []) or backend.argv(setting, worker, task)
             environment = {**before, **backend.environment(setting, worker, task), **given}
             if task.local_rank:
-                words = self._of_leader(words, worker, task)
-                values = self._of_leader(environment.values(), worker, task)
+                words = self._with_leader_ports(words, worker, task)
+                values = self._with_leader_ports(environment.values(), worker, task)
                 environment = dict(zip(environment, values, strict=True))
             yield TaskPlan(
-                replace(task, service=serves),
+                replace(task, service=is_service),
                 tuple(words),
                 environment,
                 options.critical,
                 options.restart.max,
                 options.restart.backoff,
                 WORKERS,
-                service=serves,
-                step=worker.name if backend.one_step and several else "",
+                service=is_service,
+                step=worker.name if backend.is_one_step and several else "",
                 leader_node=worker.node,
                 worker_size=len(worker.tasks),
                 worker_nodes=nodes,
@@ -230,7 +234,7 @@ class _Assembler:
                 metrics=backend.metrics(setting, worker, task),
             )
 
-    def _of_leader(self, texts: Iterable[str], worker: BackendWorker, task: Task) -> list[str]:
+    def _with_leader_ports(self, texts: Iterable[str], worker: BackendWorker, task: Task) -> list[str]:
         """Replace ports that only the worker's first process has, in the texts of a further process."""
         own = self._ports[task.rank]
 
@@ -242,7 +246,7 @@ class _Assembler:
 
     def _config_environment(self, role: Role) -> dict[str, str]:
         name = self._backends[role.name].name
-        if name != self._spec.backend.type or not self._setting.config(role.name):
+        if name != self._spec.backend.type or not self._context.config(role.name):
             return {}
         return {"GPUJOB_CONFIG_FILE": config_path(name, role.name)}
 
@@ -255,14 +259,14 @@ class _Assembler:
         task, metrics, words = service.task, None, list[str]()
         environment: dict[str, str] = {}
         if service.stage == INFRA:
-            words = dynamo.infra_command(task.worker, task.node_index)
+            words = dynamo.infra_argv(task.worker, task.node_index)
         elif service.stage == BALANCER:
-            words = nginx.nginx_command()
+            words = nginx.nginx_argv()
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
             frontend, said = self._frontend, self._spec.frontend
-            made = self._setting.once(("frontend",), lambda: self._frontend_parts(frontend, said))
+            made = self._context.cached(("frontend",), lambda: self._frontend_parts(frontend, said))
             words, environment, metrics = made
         return TaskPlan(
             task,
@@ -277,37 +281,37 @@ class _Assembler:
 
     def _benchmark_parts(self, benchmark: BenchmarkSpec) -> tuple[list[str], dict[str, str]]:
         kind = BENCHMARKS[benchmark.type]
-        told = benchmark_environment(self._setting, kind, benchmark, self._endpoint)
-        told |= {**self._infra, **worker_url_variables(self._setting, self._served)}
+        told = benchmark_environment(self._context, kind, benchmark, self._endpoint)
+        told |= {**self._infra, **worker_url_variables(self._context, self._served)}
         if benchmark.config:
             told["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
-        words = kind.words(self._setting, benchmark, self._endpoint)
+        words = kind.argv(self._context, benchmark, self._endpoint)
         return words, {**told, **self._spec.env, **benchmark.env}
 
     def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
         """Command and variables of a front end, and the location of its metrics."""
-        told = {**self._infra, **worker_url_variables(self._setting, self._served)}
-        if self._setting.model_name:
-            told["GPUJOB_MODEL"] = self._setting.model_name
+        told = {**self._infra, **worker_url_variables(self._context, self._served)}
+        if self._context.model_name:
+            told["GPUJOB_MODEL"] = self._context.model_name
         if spec.config:
             told["GPUJOB_CONFIG_FILE"] = "{run_dir}/frontend_config.yaml"
         environment = {**told, **self._spec.env, **spec.env}
         if spec.command is not None:
-            return [*shlex.split(spec.command), *option_words(spec.args)], environment, None
-        return frontend.words(self._setting, self._served), environment, frontend.metrics()
+            return [*shlex.split(spec.command), *option_argv(spec.args)], environment, None
+        return frontend.argv(self._context, self._served), environment, frontend.metrics()
 
-    def _rules(self) -> list[ReadyRule]:
+    def _readiness_rules(self) -> list[ReadyRule]:
         """Rules for the next stage: of services, of workers, and of the model as a whole."""
         found = [
             ReadyRule(service.task.worker, "tcp", service.task.node_index, port, before=WORKERS)
             for service in self._services
             if service.stage == INFRA
-            for port in [self._ports[service.task.rank][service.needs[0]]]
+            for port in [self._ports[service.task.rank][service.port_names[0]]]
         ]
         if self._spec.readiness.kind == "none":
             return found
         for worker in self._workers:
-            found += self._backends[worker.role.name].rules(self._setting, worker)
+            found += self._backends[worker.role.name].ready_rules(self._context, worker)
         return found + self._model_rules()
 
     def _model_rules(self) -> list[ReadyRule]:
@@ -316,43 +320,46 @@ class _Assembler:
         if self._frontend is None or spec is None or self._endpoint is None:
             return []
         kind = self._frontend.readiness if readiness.kind == "auto" else readiness.kind
-        expected = Counter(worker.role.name for worker in self._served) if kind in COUNTING else {}
+        expected = Counter(worker.role.name for worker in self._served) if kind in COUNTING_KINDS else {}
         path = (readiness.path or "") if kind != "tcp" else ""
         balanced = [service for service in self._services if service.stage == FRONTENDS_STAGE and spec.balanced]
-        asked = [(task.worker, task.node_index, self._ports[task.rank][CLIENTS]) for task in (s.task for s in balanced)]
+        asked = [
+            (task.worker, task.node_index, self._ports[task.rank][CLIENT_PORT_NAME])
+            for task in (s.task for s in balanced)
+        ]
         asked.append(("", self._endpoint.node, self._endpoint.port))
         return [ReadyRule(subject, kind, node, port, path, dict(expected)) for subject, node, port in asked]
 
     def _templates(self) -> dict[str, str]:
         configs: dict[str, Any] = {}
-        for role in self._layout.roles:
-            if self._configs[role.name]:
-                configs[config_name(self._backends[role.name].name, role.name)] = self._setting.config(role.name)
+        for role in self._topology.roles:
+            if self._config_environments[role.name]:
+                configs[config_name(self._backends[role.name].name, role.name)] = self._context.config(role.name)
         for name, options in (("frontend", self._spec.frontend), ("benchmark", self._benchmark)):
             if options is not None and options.config:
                 configs[f"{name}_config.yaml"] = options.config
-        found = {name: _yaml(config) for name, config in configs.items()}
+        found = {name: _render_yaml(config) for name, config in configs.items()}
         for balancer in (service.task for service in self._services if service.stage == BALANCER):
             fronts = [service.task for service in self._services if service.stage == FRONTENDS_STAGE]
-            upstreams = [Endpoint(task.node_index, self._ports[task.rank][CLIENTS]) for task in fronts]
-            public = Endpoint(balancer.node_index, self._ports[balancer.rank][CLIENTS])
+            upstreams = [Endpoint(task.node_index, self._ports[task.rank][CLIENT_PORT_NAME]) for task in fronts]
+            public = Endpoint(balancer.node_index, self._ports[balancer.rank][CLIENT_PORT_NAME])
             found[nginx.FILE] = nginx.render_nginx_config(
-                public.port_word, [f"{at.host}:{at.port_word}" for at in upstreams]
+                public.port_text, [f"{at.host}:{at.port_text}" for at in upstreams]
             )
         return found
 
 
-def _backend_of(spec: JobSpec, role: Role) -> Backend:
+def _role_backend(spec: JobSpec, role: Role) -> Backend:
     """The backend of a role: the job's, or `command` for a role next to an engine with its own command."""
     helps = spec.backend.type in ENGINES and role.name not in SERVING_ROLES and command_argv(role.options)
     return BACKENDS["command" if helps else spec.backend.type]
 
 
-def _groups(layout: Topology) -> list[Group]:
+def _worker_groups(topology: Topology) -> list[WorkerGroup]:
     """The processes of each worker, in rank order."""
-    roles = {role.name: role for role in layout.roles}
+    roles = {role.name: role for role in topology.roles}
     groups: dict[str, list[Task]] = {}
-    for task in layout.tasks:
+    for task in topology.tasks:
         groups.setdefault(task.worker, []).append(task)
     return [(roles[tasks[0].role], tuple(tasks)) for tasks in groups.values()]
 
@@ -364,13 +371,13 @@ def _gpus_by_node(worker: BackendWorker) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _mentioned(texts: Sequence[str]) -> list[str]:
+def _named_ports(texts: Sequence[str]) -> list[str]:
     """Names of ports used in placeholders, without duplicates."""
     found = (name for text in texts for name in _PORT_NAME.findall(text))
     return [name for name in dict.fromkeys(found) if name in ports.TABLE]
 
 
-def _yaml(config: dict[str, Any]) -> str:
+def _render_yaml(config: dict[str, Any]) -> str:
     import yaml  # lazy: few jobs need it
 
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, default_flow_style=False)

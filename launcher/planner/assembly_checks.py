@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from launcher.jobfile.jobfile import ENGINES
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec
-from launcher.plan.plan import COUNTING
+from launcher.plan.plan import COUNTING_KINDS
 from launcher.planner.backends.base import DISAGGREGATED, Backend, BackendContext, BackendWorker, LaunchedBackend
-from launcher.planner.backends.command import LISTENS
+from launcher.planner.backends.command import PORT_PLACEHOLDER
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.benchmarks.base import Endpoint
 from launcher.planner.frontends import FRONTENDS
@@ -28,39 +28,42 @@ class JobParts:
     endpoint: Endpoint | None  # where clients send requests
 
 
-def assembly_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> list[str]:
+def assembly_problems(context: BackendContext, parts: JobParts, services: Collection[str]) -> list[str]:
     """Find all problems, each with place, value and fix; ``services`` are the roles of tasks that are not workers."""
-    found = [*_role_problems(setting, parts, services)]
+    found = [*_role_problems(context, parts, services)]
     for role in parts.roles:
         backend = parts.backends[role.name]
-        if not (backend.service and command_argv(role.options)):  # a user's own command may divide the GPUs in any way
-            found += backend.problems(setting, role)
-    found += [*_frontend_problems(setting, parts), *_benchmark_problems(setting, parts)]
-    found += _readiness_problems(setting, parts)
+        if not (
+            backend.is_service and command_argv(role.options)
+        ):  # a user's own command may divide the GPUs in any way
+            found += backend.problems(context, role)
+    found += [*_frontend_problems(context, parts), *_benchmark_problems(context, parts)]
+    found += _readiness_problems(context, parts)
     return list(dict.fromkeys(found))
 
 
-def _role_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> Iterator[str]:
-    spec, names = setting.spec, [role.name for role in parts.roles]
+def _role_problems(context: BackendContext, parts: JobParts, services: Collection[str]) -> Iterator[str]:
+    spec, names = context.spec, [role.name for role in parts.roles]
     for role in parts.roles:
-        yield from parts.backends[role.name].granularity_problems(setting, role)
-    yield from _mixed_problems(setting, parts)
+        yield from parts.backends[role.name].granularity_problems(context, role)
+    yield from _mixed_problems(context, parts)
     for name in sorted(set(names) & set(services)):
-        yield f"{setting.key_of(name, 'role')}: the job has a service of its own called {name}; call the role otherwise"
+        key = context.role_key(name, "role")
+        yield f"{key}: the job has a service called {name} already; choose another name for the role"
     for name in SERVING_ROLES:
         if name not in names and getattr(spec.backend, name) != EngineRoleSpec():
             have = ", ".join(names)
             yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or say {name}_workers"
 
 
-def _mixed_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
+def _mixed_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
     """Refuse agg together with prefill or decode: engines and front ends support one or the other.
 
     A user's own command without a front end may give these roles any meaning.
     """
     counts = {role.name: role.count for role in parts.roles}
     apart = [name for name in DISAGGREGATED if name in counts]
-    if not apart or "agg" not in counts or (setting.spec.backend.type not in ENGINES and parts.frontend is None):
+    if not apart or "agg" not in counts or (context.spec.backend.type not in ENGINES and parts.frontend is None):
         return
     others = " and ".join(f"{counts[name]} {name}" for name in apart)
     yield (
@@ -69,14 +72,14 @@ def _mixed_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
     )
 
 
-def _frontend_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
-    spec, frontend = setting.spec, parts.frontend
+def _frontend_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
+    spec, frontend = context.spec, parts.frontend
     kind = spec.backend.type
     names = {worker.role.name for worker in parts.served}
     if frontend is None:
         if kind in ENGINES and names & set(DISAGGREGATED):
             fits = " or ".join(
-                name for name, known in FRONTENDS.items() if kind in known.backends and known.own_process
+                name for name, known in FRONTENDS.items() if kind in known.backends and known.has_own_process
             )
             yield f"frontend: is missing; {' and '.join(sorted(names))} workers of {kind} need one: {fits}"
         return
@@ -89,11 +92,11 @@ def _frontend_problems(setting: BackendContext, parts: JobParts) -> Iterator[str
     if len(alone) == 1 and "agg" not in names:
         have, lacks = alone.pop(), next(name for name in DISAGGREGATED if name not in names)
         yield f"resources.{lacks}_workers: {have} workers and none for {lacks}; add some, or call the role agg"
-    yield from frontend.problems(setting, parts.served)
+    yield from frontend.problems(context, parts.served)
 
 
-def _benchmark_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
-    benchmark, kind = parts.benchmark, setting.spec.backend.type
+def _benchmark_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
+    benchmark, kind = parts.benchmark, context.spec.backend.type
     if benchmark is None:
         return
     if any(isinstance(backend, LaunchedBackend) for backend in parts.backends.values()):
@@ -102,17 +105,17 @@ def _benchmark_problems(setting: BackendContext, parts: JobParts) -> Iterator[st
     if BENCHMARKS[benchmark.type].needs_endpoint and parts.endpoint is None:
         yield (
             f"benchmark.type: {benchmark.type} sends requests and nothing takes them; say a frontend, or have the "
-            f"workers' command listen on {LISTENS}"
+            f"workers' command listen on {PORT_PLACEHOLDER}"
         )
-    if benchmark.type == "router" and setting.spec.model is None:
+    if benchmark.type == "router" and context.spec.model is None:
         yield "model: is missing; the router benchmark has to name it in its requests"
 
 
-def _readiness_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
-    kind = setting.spec.readiness.kind
+def _readiness_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
+    kind = context.spec.readiness.kind
     if parts.frontend is not None or kind in ("auto", "none"):
         return
-    if kind in (*COUNTING, "vllm"):
+    if kind in (*COUNTING_KINDS, "vllm"):
         yield f"readiness.kind: {kind} is how a front end is asked, and the job has none; use auto, http or tcp"
     elif parts.endpoint is None:
-        yield f"readiness.kind: {kind} asks the workers at a port, and no command listens on {LISTENS}; use it there"
+        yield f"readiness.kind: {kind} needs a port of the workers; use {PORT_PLACEHOLDER} in their command"

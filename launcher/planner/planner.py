@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
-from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_whole_nodes, with_cluster
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
 from launcher.jobfile.monitoring import EXPORTER_NAMES
 from launcher.jobfile.redaction import redacted_job
 from launcher.jobfile.value_types import parse_time_limit
@@ -61,7 +61,7 @@ def make_plan(
         job_name=spec.name,
         nodes=layout.nodes,
         gpus_per_node=spec.resources.gpus_per_node,
-        cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_whole_nodes(spec, cluster) or 0),
+        cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_full_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
         tasks=mark_contained(assembly.tasks, spec),
         manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),

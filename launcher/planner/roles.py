@@ -25,7 +25,7 @@ class Role:
         return f"resources.{self.name}_nodes"
 
 
-def roles_of(spec: JobSpec) -> tuple[Role, ...]:
+def merge_roles(spec: JobSpec) -> tuple[Role, ...]:
     """Roles in the order of placement: prefill, decode, agg, then as in the file.
 
     Raises TopologyError with every contradiction.
@@ -57,11 +57,11 @@ class _RoleInput:
 
     def __init__(self, resources: ResourcesSpec, name: str, index: int, workers: RoleSpec | None) -> None:
         self.resources, self.name, self.workers = resources, name, workers
-        self.named: int | None = getattr(resources, f"{name}_workers")
+        self.stated_count: int | None = getattr(resources, f"{name}_workers")
         self.nodes: int | None = getattr(resources, f"{name}_nodes")
         size: int | None = getattr(resources, f"gpus_per_{name}")
         count, gpus = (None, None) if workers is None else (workers.count, workers.gpus)
-        self._counts = [(f"resources.{name}_workers", self.named), (f"workers[{index}].count", count)]
+        self._counts = [(f"resources.{name}_workers", self.stated_count), (f"workers[{index}].count", count)]
         self._sizes = [(f"resources.gpus_per_{name}", size), (f"workers[{index}].gpus", gpus)]
         # None: the job file does not mention the role
         self.count = next((value for _, value in self._counts if value is not None), None if workers is None else 1)
@@ -85,11 +85,11 @@ class _RoleInput:
 
 
 def _serving_role(
-    said: _RoleInput, others: Mapping[str, _RoleInput], prefill: Role | None, problems: list[str]
+    role_input: _RoleInput, others: Mapping[str, _RoleInput], prefill: Role | None, problems: list[str]
 ) -> Role | None:
     """Make the prefill, decode or agg role, or None if the job has no such worker."""
-    name, count, nodes, workers = said.name, said.count, said.nodes, said.workers
-    problems += said.problems()
+    name, count, nodes, workers = role_input.name, role_input.count, role_input.nodes, role_input.workers
+    problems += role_input.problems()
     if not count:
         return None
     if nodes == 0 and (name != "decode" or prefill is None):
@@ -99,47 +99,47 @@ def _serving_role(
             + f"set {name}_nodes: 1 or more, or leave it out"
         )
         return None
-    counted = workers is None or said.named is not None or nodes is not None
-    if counted and "gpus_per_node" not in said.resources.model_fields_set:
+    counted = workers is None or role_input.stated_count is not None or nodes is not None
+    if counted and "gpus_per_node" not in role_input.resources.model_fields_set:
         problems.append(
             "resources.gpus_per_node: is missing, and what `resources` counts are workers with GPUs; set it to the "
             "GPUs of a node, here or in the cluster file, or to 0 for workers without GPUs"
         )
         return None
-    gpus = said.gpus
+    gpus = role_input.gpus
     if gpus is None and counted:
-        gpus = _implied_gpus(said, others["decode"], prefill, problems)
-    return Role(name, count, gpus or 0, workers or RoleSpec(role=name), said.key, nodes)
+        gpus = _implied_gpus(role_input, others["decode"], prefill, problems)
+    return Role(name, count, gpus or 0, workers or RoleSpec(role=name), role_input.key, nodes)
 
 
-def _conflict(given: list[tuple[str, int | None]]) -> Iterator[str]:
-    (one, first), (two, second) = given
+def _conflict(settings: list[tuple[str, int | None]]) -> Iterator[str]:
+    (one, first), (two, second) = settings
     if first is not None and second is not None and first != second:
         yield f"{two}: {second}, and {one} is {first}; leave one of them out, or make them equal"
 
 
-def _implied_gpus(said: _RoleInput, decode: _RoleInput, prefill: Role | None, problems: list[str]) -> int:
+def _implied_gpus(role_input: _RoleInput, decode: _RoleInput, prefill: Role | None, problems: list[str]) -> int:
     """GPUs per worker if the file sets none: an equal share of the role's nodes, else one node's.
 
     If decode shares the nodes of prefill, workers of both get the same size, unless the file sets that of decode.
     """
-    name, nodes, per_node = said.name, said.nodes, said.resources.gpus_per_node
+    name, nodes, per_node = role_input.name, role_input.nodes, role_input.resources.gpus_per_node
     if nodes is None or per_node == 0:
         return per_node
     if nodes == 0:
         return prefill.gpus if prefill is not None else 0
     sharers = (decode.count or 0) if name == "prefill" and decode.nodes == 0 else 0
     if sharers and decode.gpus is not None:
-        alone = per_node if said.resources.spread_workers else 0
-        return _prefill_size_beside_decode(said, sharers * max(decode.gpus, alone), problems)
-    count = (said.count or 0) + sharers
-    counts = _even_counts(nodes, per_node, said.resources.spread_workers)
+        alone = per_node if role_input.resources.spread_workers else 0
+        return _prefill_size_with_decode(role_input, sharers * max(decode.gpus, alone), problems)
+    count = (role_input.count or 0) + sharers
+    counts = _even_counts(nodes, per_node, role_input.resources.spread_workers)
     if count in counts:
         return nodes * per_node // count
     least = 2 if sharers else 1
     near = [max((n for n in counts if least <= n < count), default=0), min((n for n in counts if n > count), default=0)]
-    size = _largest_size(nodes, per_node, count, said.resources.spread_workers)
-    both = f", which {said.count} prefill and {sharers} decode workers share," if sharers else ""
+    size = _largest_size(nodes, per_node, count, role_input.resources.spread_workers)
+    both = f", which {role_input.count} prefill and {sharers} decode workers share," if sharers else ""
     use = f"use {' or '.join(str(n) for n in near if n)} workers{' in all' if sharers else ''}" if any(near) else ""
     cures = [cure for cure in (use, f"set gpus_per_{name}: {size}" if size else "") if cure]
     problems.append(
@@ -149,10 +149,10 @@ def _implied_gpus(said: _RoleInput, decode: _RoleInput, prefill: Role | None, pr
     return 0
 
 
-def _prefill_size_beside_decode(said: _RoleInput, taken: int, problems: list[str]) -> int:
-    """GPUs of each prefill worker when decode takes ``taken`` GPUs of its nodes."""
-    count, nodes, per_node = said.count or 1, said.nodes or 0, said.resources.gpus_per_node
-    left = nodes * per_node - taken
+def _prefill_size_with_decode(role_input: _RoleInput, decode_gpus: int, problems: list[str]) -> int:
+    """GPUs of each prefill worker when decode takes ``decode_gpus`` GPUs of its nodes."""
+    count, nodes, per_node = role_input.count or 1, role_input.nodes or 0, role_input.resources.gpus_per_node
+    left = nodes * per_node - decode_gpus
     size, even = max(0, left) // count, left % count == 0
     if size and even and (size <= per_node or size % per_node == 0):
         return size
@@ -160,21 +160,21 @@ def _prefill_size_beside_decode(said: _RoleInput, taken: int, problems: list[str
     fitting = max((each for each in range(1, min(size, per_node) + 1) if per_node % each == 0), default=0)
     if size >= per_node:
         fitting = size // per_node * per_node
-    cure = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(taken + count) // per_node)} or more"
+    cure = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(decode_gpus + count) // per_node)} or more"
     problems.append(f"resources.gpus_per_prefill: is missing, and {told} that divide a node or are nodes; {cure}")
     return 0
 
 
-def _even_counts(nodes: int, per_node: int, spread: bool) -> set[int]:
+def _even_counts(nodes: int, per_node: int, is_spread: bool) -> set[int]:
     """Worker counts that use up these nodes: each takes whole nodes, or an equal part of one."""
     whole = {nodes // each for each in range(1, nodes + 1) if nodes % each == 0}
-    if spread:
+    if is_spread:
         return whole
     return whole | {nodes * each for each in range(1, per_node + 1) if per_node % each == 0}
 
 
-def _largest_size(nodes: int, per_node: int, count: int, spread: bool) -> int:
+def _largest_size(nodes: int, per_node: int, count: int, is_spread: bool) -> int:
     """Most GPUs that each of ``count`` workers can have on these nodes; 0 if there are too many workers."""
     if count <= nodes:
         return nodes // count * per_node
-    return 0 if spread else per_node // -(-count // nodes)
+    return 0 if is_spread else per_node // -(-count // nodes)

@@ -27,7 +27,7 @@ from launcher.rundir.cluster_file import resolve_directory
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # the other services (etcd, nats, nginx) run on the node itself
 
 
-def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict[str, Any]:
+def slurm_options(spec: JobSpec, cluster: ClusterSpec, topology: Topology) -> dict[str, Any]:
     """Options for sbatch beyond the resources. Raises TopologyError if the job cannot be split into components."""
     asked = spec.slurm
     return {
@@ -42,7 +42,7 @@ def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict
         "signal": asked.signal,
         "requeue": asked.requeue.model_dump() if "requeue" in asked.model_fields_set else None,
         "mpi": spec.backend.mpi,
-        "het": list(het_components(layout.tasks, layout.nodes)) if asked.het else None,
+        "het": list(het_components(topology.tasks, topology.nodes)) if asked.het else None,
     }
 
 
@@ -80,12 +80,12 @@ def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str,
     return {"parts": [part for part in parts if any(part.values())]}
 
 
-def run_dir_name(spec: JobSpec, layout: Topology, timestamp: str) -> str:
+def run_dir_name(spec: JobSpec, topology: Topology, timestamp: str) -> str:
     """Name of the run directory, with ``{job_id}``.
 
     A prefill and decode job is named by its worker counts.
     """
-    counts = {role.name: role.count for role in layout.roles}
+    counts = {role.name: role.count for role in topology.roles}
     served = PREFILL in counts or DECODE in counts
     word = f"{counts.get(PREFILL, 0)}P_{counts.get(DECODE, 0)}D" if served else safe_file_word(spec.name)
     return f"{{job_id}}_{word}_{timestamp}"

@@ -1,9 +1,9 @@
 """Placement of workers on nodes and GPUs. Pure.
 
-Roles are placed in the order of ``roles_of``, workers by index, nodes in order. A worker that needs at least a node's
-GPUs takes whole nodes. A smaller one is packed on the current node and never spans two. decode begins on a fresh node
-if prefill left one partly used and another is available. Workers without GPUs are spread over the nodes in even
-blocks.
+Roles are placed in the order of ``merge_roles``, workers by index, nodes in order. A worker that needs at least a
+node's GPUs takes whole nodes. A smaller one is packed on the current node and never spans two. decode begins on a
+fresh node if prefill left one partly used and another is available. Workers without GPUs are spread over the nodes in
+even blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.jobfile.resources import ResourcesSpec
-from launcher.planner.roles import Role, roles_of
+from launcher.planner.roles import Role, merge_roles
 
 Granularity = Literal["node", "gpu"]
 
@@ -39,7 +39,7 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
     ``available`` is the number of nodes, if the file does not set it. ``granularity`` is the backend's default: one
     process for a worker's share of a node, or one for each GPU.
     """
-    roles, resources = roles_of(spec), spec.resources
+    roles, resources = merge_roles(spec), spec.resources
     problems = [problem for role in roles for problem in _size_problems(role, resources)]
     if not problems:
         problems = [problem for role in roles for problem in _nodes_problems(role, resources)]
@@ -50,8 +50,8 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
     pool = range(front, nodes - resources.client_node)
     tasks: list[Task] = []
     by_gpu = (resources.process_granularity or granularity) == "gpu"
-    for role, index, shares in _shares(roles, resources, pool, _decode_shares_node(roles, resources, len(pool))):
-        tasks += _tasks(role, index, len(tasks), shares, by_gpu)
+    for role, index, shares in _worker_shares(roles, resources, pool, _decode_shares_node(roles, resources, len(pool))):
+        tasks += _worker_tasks(role, index, len(tasks), shares, by_gpu)
     _check_invariants(tasks, roles, resources, pool)
     frontends = (front - 1,) if resources.frontend_node else tuple(pool)
     return Topology(
@@ -67,14 +67,17 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
 Share = tuple[int, range]  # a node, and a worker's GPUs on it
 
 
-def _shares(
-    roles: Sequence[Role], resources: ResourcesSpec, pool: range, together: bool
+def _worker_shares(
+    roles: Sequence[Role], resources: ResourcesSpec, pool: range, decode_shares_node: bool
 ) -> Iterator[tuple[Role, int, list[Share]]]:
-    """Each worker with its nodes and GPUs, in rank order; ``together``: decode begins on the last node of prefill."""
+    """Each worker with its nodes and GPUs, in rank order.
+
+    With ``decode_shares_node``, decode begins on the last node of prefill.
+    """
     per_node = resources.gpus_per_node
     node, offset = pool.start, 0
     for role in roles:
-        if role.name == "decode" and role.gpus and offset and node + 1 in pool and not together:
+        if role.name == "decode" and role.gpus and offset and node + 1 in pool and not decode_shares_node:
             node, offset = node + 1, 0
         for index in range(role.count):
             if role.gpus == 0:
@@ -93,7 +96,7 @@ def _shares(
                 node, offset = node + 1, 0
 
 
-def _may_share(roles: Sequence[Role], resources: ResourcesSpec) -> bool:
+def _may_decode_share(roles: Sequence[Role], resources: ResourcesSpec) -> bool:
     """Whether the file allows decode to use a node that prefill left partly used, although another is available."""
     return resources.colocate_prefill_decode or any(role.name == "decode" and role.nodes == 0 for role in roles)
 
@@ -102,10 +105,13 @@ def _decode_shares_node(roles: Sequence[Role], resources: ResourcesSpec, nodes: 
     """Whether decode uses such a node; with ``decode_nodes: 0`` only if it must."""
     if resources.colocate_prefill_decode:
         return True
-    return _may_share(roles, resources) and _filled(roles, resources, apart=True)[0] > nodes
+    return (
+        _may_decode_share(roles, resources)
+        and _count_filled_nodes(roles, resources, starts_decode_apart=True)[0] > nodes
+    )
 
 
-def _tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool) -> Iterator[Task]:
+def _worker_tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool) -> Iterator[Task]:
     """One process for each node of a worker, or for each GPU."""
     name, parts = f"{role.name}_w{index}", shares
     if by_gpu:
@@ -135,7 +141,7 @@ def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
     """Report a role that needs more nodes than the file gives it; skipped if decode may share nodes."""
     if not role.nodes or (role.name == "decode" and resources.colocate_prefill_decode):
         return []
-    needed = nodes_filled([role], resources)
+    needed = min_nodes([role], resources)
     if needed <= role.nodes:
         return []
     key = f"{role.name}_nodes"
@@ -147,8 +153,8 @@ def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
 def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: int | None) -> int:
     """Number of nodes: as the file says, else all that are available, else as few as needed."""
     reserved = [name for name in ("infra", "frontend", "client") if getattr(resources, f"{name}_node")]
-    needed = nodes_filled(roles, resources) + len(reserved)
-    given = _nodes_given(roles)
+    needed = min_nodes(roles, resources) + len(reserved)
+    given = _stated_nodes(roles)
     if given:
         given += len(reserved)
     if resources.colocate_prefill_decode:
@@ -158,15 +164,15 @@ def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: in
     if given > nodes:
         least = max(given, needed)
         keys = " + ".join(f"{role.name}_nodes" for role in roles if role.nodes)
-        kept = f", and {_kept_nodes(reserved)}," if reserved else ""
+        kept = f", and {_reserved_text(reserved)}," if reserved else ""
         problems.append(f"resources.nodes: {nodes}, and {keys}{kept} are {given}; set nodes: {least}, or leave it out")
     elif needed > nodes:
         problems.append(_capacity_problem(roles, resources, reserved, needed, nodes, available))
     elif available is not None and nodes > available:
         source = "resources.nodes" if resources.nodes else " + ".join(role.nodes_key for role in roles if role.nodes)
-        kept = f" and {_kept_nodes(reserved)}" if reserved and not resources.nodes else ""
+        kept = f" and {_reserved_text(reserved)}" if reserved and not resources.nodes else ""
         problems.append(
-            f"{source}: {nodes - (len(reserved) if kept else 0)} nodes{kept} for {_wanted(roles)}, and there are "
+            f"{source}: {nodes - (len(reserved) if kept else 0)} nodes{kept} for {_roles_text(roles)}, and there are "
             f"{available}; name {nodes - available} more, or ask for fewer"
         )
     elif nodes > MOST_NODES:
@@ -176,31 +182,33 @@ def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: in
     return nodes
 
 
-def _nodes_given(roles: Sequence[Role]) -> int:
+def _stated_nodes(roles: Sequence[Role]) -> int:
     """Sum of ``prefill_nodes`` and the like, or 0 if a role with GPUs has none."""
     if all(role.nodes is not None or role.gpus == 0 for role in roles):
         return sum(role.nodes or 0 for role in roles)
     return 0
 
 
-def nodes_filled(roles: Sequence[Role], resources: ResourcesSpec) -> int:
+def min_nodes(roles: Sequence[Role], resources: ResourcesSpec) -> int:
     """Fewest nodes that hold the roles, at least 1.
 
     Calculated, because a typing error must not create millions of tasks first.
     """
-    together, before = _filled(roles, resources, apart=False)
-    if together == before or _may_share(roles, resources):
+    together, before = _count_filled_nodes(roles, resources, starts_decode_apart=False)
+    if together == before or _may_decode_share(roles, resources):
         return max(1, together)
-    return max(1, _filled(roles, resources, apart=True)[0])
+    return max(1, _count_filled_nodes(roles, resources, starts_decode_apart=True)[0])
 
 
-def _filled(roles: Sequence[Role], resources: ResourcesSpec, *, apart: bool) -> tuple[int, int]:
-    """Nodes used in all, and by the roles before decode; ``apart``: decode begins on a fresh node."""
+def _count_filled_nodes(
+    roles: Sequence[Role], resources: ResourcesSpec, *, starts_decode_apart: bool
+) -> tuple[int, int]:
+    """Nodes used in all, and by the roles before decode; ``starts_decode_apart``: decode begins on a fresh node."""
     node = offset = before = 0
     for role in roles:
         if role.name == "decode":
             before = node + (offset > 0)
-            if apart and role.gpus and offset:
+            if starts_decode_apart and role.gpus and offset:
                 node, offset = node + 1, 0
         node, offset = _used_after_role(role, node, offset, resources)
     return node + (offset > 0), before
@@ -221,11 +229,11 @@ def _used_after_role(role: Role, node: int, offset: int, resources: ResourcesSpe
     return node, offset
 
 
-def _kept_nodes(reserved: Sequence[str]) -> str:
+def _reserved_text(reserved: Sequence[str]) -> str:
     return f"{len(reserved)} for {' and '.join(reserved)} alone"
 
 
-def _wanted(roles: Sequence[Role]) -> str:
+def _roles_text(roles: Sequence[Role]) -> str:
     return ", ".join(f"{role.count} {role.name}" + (f" x {role.gpus} GPUs" if role.gpus else "") for role in roles)
 
 
@@ -237,16 +245,16 @@ def _capacity_problem(
     nodes: int,
     available: int | None,
 ) -> str:
-    kept = f" and {_kept_nodes(reserved)}" if reserved else ""
+    kept = f" and {_reserved_text(reserved)}" if reserved else ""
     problem = (
-        f"resources.nodes: {_wanted(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
+        f"resources.nodes: {_roles_text(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
         f"{kept} and the job has {nodes}; "
     )
     if needed > MOST_NODES:
         return f"{problem}a job has at most {MOST_NODES} nodes: use fewer or smaller workers"
-    by_file = resources.nodes or _nodes_given(roles)
+    by_file = resources.nodes or _stated_nodes(roles)
     cure = f"set nodes: {needed}" if by_file or available is None else f"name {needed - nodes} more"
-    if _filled(roles, resources, apart=False)[0] + len(reserved) <= nodes:
+    if _count_filled_nodes(roles, resources, starts_decode_apart=False)[0] + len(reserved) <= nodes:
         cure += ", or colocate_prefill_decode: true"
     return f"{problem}{cure}, or fewer or smaller workers"
 

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.machine.procfs import ENDED, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
+from exporter.machine.procfs import ENDED_STATES, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
 
-TASK = "GPUJOB_WORKER"  # variable of tasks, unset in a user's shell in the job
-RUN = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that identify one attempt of a job
-END_S = 8.0  # between SIGTERM and SIGKILL
-LOOK_S = 0.1
+TASK_VARIABLE = "GPUJOB_WORKER"  # variable of tasks, unset in a user's shell in the job
+RUN_VARIABLES = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that identify one attempt of a job
+GRACE_S = 8.0  # between SIGTERM and SIGKILL
+POLL_INTERVAL_S = 0.1
 
 
 def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
@@ -27,28 +27,28 @@ def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, i
     for name in os.listdir(proc):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        told = read_environment(int(name), (TASK, *RUN), proc) or {}
-        if TASK not in told or any(told.get(variable) != value for variable, value in run.items()):
+        told = read_environment(int(name), (TASK_VARIABLE, *RUN_VARIABLES), proc) or {}
+        if TASK_VARIABLE not in told or any(told.get(variable) != value for variable, value in run.items()):
             continue
         try:
             stat = parse_process_stat(read_proc_file(f"{proc}/{name}/stat", STAT_BYTES))
         except (OSError, ValueError):
             continue  # it has just ended
-        if stat.state not in ENDED:
+        if stat.state not in ENDED_STATES:
             found[int(name)] = stat.parent
     return found
 
 
-def end_task_processes(run: dict[str, str], end_s: float = END_S) -> int:
+def end_task_processes(run: dict[str, str], grace_s: float = GRACE_S) -> int:
     """End the tasks of this attempt; return the number of processes.
 
     Only the topmost get SIGTERM. They are wrappers and forward it; many programs treat a second one as "hurry".
     """
     first = tasks = find_task_processes(run)
     signal_processes([pid for pid, parent in tasks.items() if parent not in tasks], signal.SIGTERM)
-    end = time.monotonic() + end_s
+    end = time.monotonic() + grace_s
     while tasks and time.monotonic() < end:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
         tasks = find_task_processes(run)
     signal_processes(list(tasks), signal.SIGKILL)
     return len(first)
@@ -65,7 +65,7 @@ def signal_processes(pids: list[int], number: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """End leftover processes of this run directory's job if it is over; return the exit status."""
-    run = {variable: os.environ.get(variable, "") for variable in RUN}
+    run = {variable: os.environ.get(variable, "") for variable in RUN_VARIABLES}
     state = run_files.read_json(Path(arguments[0]) / run_files.STATE_FILE) or {}
     if state.get("phase") == "finished" and all(run.values()):
         count = end_task_processes(run)

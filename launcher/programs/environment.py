@@ -2,17 +2,17 @@
 
 import os
 
-COERCED = "LC_CTYPE"
+COERCED_VARIABLE = "LC_CTYPE"
 
 
-def forget_coerced_locale() -> None:
+def remove_coerced_locale() -> None:
     """Remove ``LC_CTYPE`` if this interpreter set it.
 
     In a C locale Python sets it (PEP 538), and every child would inherit it. ``/proc/self/environ`` shows the
     original.
     """
-    if COERCED in os.environ and COERCED.encode() not in original_environment():
-        del os.environ[COERCED]
+    if COERCED_VARIABLE in os.environ and COERCED_VARIABLE.encode() not in original_environment():
+        del os.environ[COERCED_VARIABLE]
 
 
 def original_environment(path: str = "/proc/self/environ") -> dict[bytes, bytes]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 # prefixes of socket names: claims of wrappers, and reservations of jobs
-GIVEN, RESERVED = "gpujob-port-", "gpujob-reserved-port-"
+CLAIM_PREFIX, RESERVATION_PREFIX = "gpujob-port-", "gpujob-reserved-port-"
 _CLAIM = re.compile(r"@(gpujob-(?:reserved-)?port-)(\d+)$", re.MULTILINE)
 
 
@@ -25,13 +25,13 @@ def claim_ports(ports: Iterable[int]) -> list[object]:
     held: list[object] = []
     for port in ports:
         try:
-            held.append(_bound(f"{GIVEN}{port}"))
+            held.append(_bind_claim(f"{CLAIM_PREFIX}{port}"))
         except OSError:
             continue
     return held
 
 
-def hold_reservation(ports: Iterable[int]) -> list[object] | None:
+def try_reserve_ports(ports: Iterable[int]) -> list[object] | None:
     """Reserve all ports until the result is released; None if another job has one of them.
 
     Ports are taken in order, so that one of several competing jobs always succeeds. If the kernel lacks
@@ -40,14 +40,14 @@ def hold_reservation(ports: Iterable[int]) -> list[object] | None:
     held: list[object] = []
     for port in sorted(ports):
         try:
-            held.append(_bound(f"{RESERVED}{port}"))
+            held.append(_bind_claim(f"{RESERVATION_PREFIX}{port}"))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None
     return held
 
 
-def _bound(name: str) -> object:
+def _bind_claim(name: str) -> object:
     import socket  # lazy: few jobs have ports, but every worker has a wrapper
 
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -59,10 +59,12 @@ def _bound(name: str) -> object:
     return holder
 
 
-def ports_claimed_here(kinds: Iterable[str] = (GIVEN, RESERVED), listing: str = "/proc/self/net/unix") -> set[int]:
+def read_claimed_ports(
+    prefixes: Iterable[str] = (CLAIM_PREFIX, RESERVATION_PREFIX), listing: str = "/proc/self/net/unix"
+) -> set[int]:
     """Ports with claims of these kinds on this machine; empty if the kernel has no list (proc(5))."""
     try:
         with open(listing, encoding="ascii", errors="replace") as source:
-            return {int(port) for kind, port in _CLAIM.findall(source.read()) if kind in kinds}
+            return {int(port) for kind, port in _CLAIM.findall(source.read()) if kind in prefixes}
     except OSError:
         return set()

@@ -14,20 +14,20 @@ import time
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # a run of this length resets the delay
-DONE = (0, 2)
-START_AGAIN = 75  # a sidecar asks for a new process (`exporter.cli.START_AGAIN`)
-SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # shows the program that `START_AGAIN` works
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FINAL_STATUSES = (0, 2)
+RESTART_STATUS = 75  # a sidecar asks for a new process (`exporter.cli.RESTART_STATUS`)
+SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # shows the program that `RESTART_STATUS` works
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # warnings before the time limit reach every step, but are meant for workers
-IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
+IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
 
 
-def supervise(argv: list[str], last: list[str]) -> int:
+def supervise(argv: list[str], last_argv: list[str]) -> int:
     """Run ``argv`` until it is done or a stop signal comes, which is passed on; return its exit status.
 
-    Does not return if the program is done by itself and ``last`` takes over.
+    Does not return if the program is done by itself and ``last_argv`` takes over.
     """
-    waited = {*STOPPING, *IGNORED, signal.SIGCHLD}
+    waited = {*STOP_SIGNALS, *IGNORED_SIGNALS, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     failures = 0
     while True:
@@ -45,13 +45,13 @@ def supervise(argv: list[str], last: list[str]) -> int:
             return 127
         status, stopping = _wait(pid, waited)
         code = os.waitstatus_to_exitcode(status)
-        if code == 0 and not stopping and last:
+        if code == 0 and not stopping and last_argv:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.execvp(last[0], last)  # noqa: S606
-        if stopping or code in DONE:
+            os.execvp(last_argv[0], last_argv)  # noqa: S606
+        if stopping or code in FINAL_STATUSES:
             return code if code >= 0 else 128 - code
         failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
-        at_once = code == START_AGAIN and failures == 1
+        at_once = code == RESTART_STATUS and failures == 1
         delay = 0.0 if at_once else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         print(
@@ -59,20 +59,20 @@ def supervise(argv: list[str], last: list[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
-        if _told_to_stop(delay, waited):
+        if _sleep_until_stop(delay, waited):
             return 0
 
 
-def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
+def _wait(pid: int, signals: set[signal.Signals]) -> tuple[int, bool]:
     """Wait status of ``pid``, and whether a stop signal came meanwhile."""
     stopping = False
     while True:
-        info = signal.sigwaitinfo(waited)
+        info = signal.sigwaitinfo(signals)
         if info.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended == pid:
                 return status, stopping
-        elif info.si_signo in STOPPING:
+        elif info.si_signo in STOP_SIGNALS:
             stopping = True
             try:
                 os.kill(pid, signal.SIGTERM)
@@ -80,12 +80,12 @@ def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
                 pass
 
 
-def _told_to_stop(seconds: float, waited: set[signal.Signals]) -> bool:
+def _sleep_until_stop(duration_s: float, signals: set[signal.Signals]) -> bool:
     """Sleep; return true at once when a stop signal comes."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + duration_s
     while (left := end - time.monotonic()) > 0:
-        info = signal.sigtimedwait(waited, left)
-        if info is not None and info.si_signo in STOPPING:
+        info = signal.sigtimedwait(signals, left)
+        if info is not None and info.si_signo in STOP_SIGNALS:
             return True
     return False
 

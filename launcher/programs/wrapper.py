@@ -25,7 +25,7 @@ from launcher.programs.port_claims import claim_ports
 MOST_SIGNALS = 100
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # exit statuses of a shell for a command that did not start
 
-_FAULTS = {
+_FAULT_SIGNALS = {
     signal.SIGSEGV,
     signal.SIGBUS,
     signal.SIGFPE,
@@ -34,9 +34,9 @@ _FAULTS = {
     signal.SIGSYS,
     signal.SIGABRT,
 }
-FORWARDED = (
+FORWARDED_SIGNALS = (
     set(signal.valid_signals())
-    - _FAULTS
+    - _FAULT_SIGNALS
     - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU}
     - {signal.SIGXFSZ}  # from the wrapper's own write beyond a file size limit
 )
@@ -80,20 +80,20 @@ def read_available_bytes(path: str) -> int | None:
     return facts.f_bavail * facts.f_frsize
 
 
-def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tuple[int, object]:
+def wait_forwarding(pid: int, signals: set[int], received: list[list[float]]) -> tuple[int, object]:
     """Wait for ``pid`` and forward signals to it; return its wait status and rusage.
 
-    ``waited`` are blocked signals, including SIGCHLD. A signal from the kernel (Ctrl-C in a terminal) also
-    reaches the worker, in the same process group. It is noted in ``seen`` but not forwarded.
+    ``signals`` are blocked signals, including SIGCHLD. A signal from the kernel (Ctrl-C in a terminal) also
+    reaches the worker, in the same process group. It is noted in ``received`` but not forwarded.
     """
     while True:
-        info = signal.sigwaitinfo(waited)
+        info = signal.sigwaitinfo(signals)
         if info.si_signo == signal.SIGCHLD:
             ended, status, usage = os.wait4(pid, os.WNOHANG)
             if ended == pid:
                 return status, usage
             continue
-        note_signal(seen, [time.time(), info.si_signo, info.si_pid])
+        record_signal(received, [time.time(), info.si_signo, info.si_pid])
         if info.si_code <= 0:
             try:
                 os.kill(pid, info.si_signo)
@@ -101,14 +101,14 @@ def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tupl
                 pass  # it has just ended; SIGCHLD follows
 
 
-def note_signal(seen: list[list[float]], entry: list[float]) -> None:
+def record_signal(received: list[list[float]], entry: list[float]) -> None:
     """Note a signal. Beyond ``MOST_SIGNALS``, keep the last of each kind: checkpoint signals may be many."""
-    if len(seen) >= MOST_SIGNALS:
-        seen[:] = [known for known in seen if known[1] != entry[1]]
-    seen.append(entry)
+    if len(received) >= MOST_SIGNALS:
+        received[:] = [known for known in received if known[1] != entry[1]]
+    received.append(entry)
 
 
-def end_like(status: int) -> None:
+def end_with_status(status: int) -> None:
     """End this process with this wait status, without a second core dump."""
     if os.WIFSIGNALED(status):
         import resource  # lazy: few workers end by a signal
@@ -155,7 +155,7 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
     return pid
 
 
-def become_step_task(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
+def apply_step_entry(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
     """Apply this task's entry of the step file to ``options`` and ``environment``; return its command."""
     entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
     place = os.environ.get("SLURM_PROCID", "")
@@ -178,7 +178,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     """Start the worker, wait for it, write its records and end like it."""
     environment = original_environment()
     if "step-file" in options:
-        argv = become_step_task(options, environment)
+        argv = apply_step_entry(options, environment)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
     folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)
@@ -203,7 +203,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
         environment[name] = task_visible_devices(options["gpus"], environment.get(name))
     held = claim_ports(map(int, options["ports"].split(","))) if "ports" in options else []
     oom_before = oom_kills.read_oom_kills()
-    waited = FORWARDED | {signal.SIGCHLD}
+    waited = FORWARDED_SIGNALS | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     start = time.time()
     try:
@@ -211,7 +211,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
         message = f"cannot start {argv[0]!r}: {error.strerror}"
-        _complain(f"{worker} rank {rank}: {message}")
+        _write_error(f"{worker} rank {rank}: {message}")
         ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
         _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
         os._exit(code)
@@ -244,7 +244,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
             "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
         },
     )
-    end_like(status)
+    end_with_status(status)
 
 
 def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
@@ -252,10 +252,10 @@ def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
     try:
         run_files.write_json_with_reserve(run_dir, path, record)
     except OSError as error:
-        _complain(f"cannot write {path}: {error.strerror}")
+        _write_error(f"cannot write {path}: {error.strerror}")
 
 
-def _complain(message: str) -> None:
+def _write_error(message: str) -> None:
     """Write to standard error, ignoring a full disk or a closed descriptor."""
     try:
         os.write(2, f"gpujob: {message}\n".encode("utf-8", "surrogateescape"))

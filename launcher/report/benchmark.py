@@ -6,7 +6,7 @@ from typing import Any
 from launcher.verify.benchmark_results import LATENCIES
 from launcher.words import plain_text
 
-SHOWN = 40  # longest table
+MOST_SHOWN = 40  # longest table
 
 FAILED = "failed"  # heading and key of failed requests
 
@@ -29,16 +29,16 @@ COLUMNS = (
 def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown lines: a table of the results, then the files that could not be read."""
     rows = [_with_failed(entry) for entry in results if "problem" not in entry]
-    columns = [column for column in COLUMNS if any(_adds(column[1], entry) for entry in rows)]
+    columns = [column for column in COLUMNS if any(_has_column(column[1], entry) for entry in rows)]
     if results:
         yield from ("", "## Benchmark", "")
     if columns:
         yield f"| {' | '.join(head for head, *_ in columns)} |"
         yield f"|{'---|' * len(columns)}"
-        for entry in rows[:SHOWN]:
+        for entry in rows[:MOST_SHOWN]:
             yield f"| {' | '.join(_cell(entry, *column[1:]) for column in columns)} |"
-    if len(rows) > SHOWN:
-        yield from ("", f"and {len(rows) - SHOWN} more, in report.json")
+    if len(rows) > MOST_SHOWN:
+        yield from ("", f"and {len(rows) - MOST_SHOWN} more, in report.json")
     if failed := sum(entry.get(FAILED, 0) for entry in rows):
         asked = sum(entry["requests_expected"] for entry in rows if "requests_expected" in entry)
         words = f"{failed} of {asked} requests failed"
@@ -46,10 +46,10 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     problems = [entry for entry in results if "problem" in entry]
     if problems and columns:
         yield ""
-    for entry in problems[:SHOWN]:
+    for entry in problems[:MOST_SHOWN]:
         yield f"- {plain_text(': '.join(filter(None, (entry['file'], entry['problem']))))}"
-    if len(problems) > SHOWN:
-        yield f"- and {len(problems) - SHOWN} more, in report.json"
+    if len(problems) > MOST_SHOWN:
+        yield f"- and {len(problems) - MOST_SHOWN} more, in report.json"
 
 
 def _with_failed(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -58,15 +58,15 @@ def _with_failed(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**entry, FAILED: failed} if "requests" in entry and failed > 0 else entry
 
 
-def _adds(key: str, entry: Mapping[str, Any]) -> bool:
+def _has_column(key: str, entry: Mapping[str, Any]) -> bool:
     """Whether a value gets a column. TPOT replaces ITL where both exist."""
     return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
 
 
-def _cell(entry: Mapping[str, Any], key: str, factor: float, how: str) -> str:
+def _cell(entry: Mapping[str, Any], key: str, factor: float, number_format: str) -> str:
     if key not in entry:
         return "-"
-    words = format(entry[key] * factor, how)
+    words = format(entry[key] * factor, number_format)
     if key == FAILED:
         return f"{words} ({100 * entry[FAILED] / entry['requests_expected']:.3g}%)"
     differs = key == "requests" and entry.get("requests_expected", entry[key]) != entry[key]

@@ -11,14 +11,14 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.places_reader import find_extra_logs, log_paths, read_last_bytes
+from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
     FailedPeer,
     JobStop,
     LogEvidence,
-    evidence_of_record,
+    evidence_from_record,
     find_exit_reason,
     needs_log_evidence,
     parse_job_stop,
@@ -36,16 +36,16 @@ class ExitReasonFinder:
         self._manifest = manifest
         self._attempt = attempt
         self._job_end = job_end
-        self._words: dict[tuple[int, int], LogEvidence] = {}
-        self._reads_logs = True
+        self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
+        self._may_read_logs = True
 
-    def without_reading(self) -> "ExitReasonFinder":
+    def without_log_reads(self) -> "ExitReasonFinder":
         """Return a copy that reads no further logs, which cost about 10 ms each."""
         other = copy.copy(self)
-        other._reads_logs = False
+        other._may_read_logs = False
         return other
 
-    def judge(
+    def describe_end(
         self,
         task: Task,
         restart: int,
@@ -63,11 +63,11 @@ class ExitReasonFinder:
         folder = self._manifest.run_dir / run_files.WORKERS_DIR
         found = run_files.read_json(folder / f"{stem}.found.json") or {}
         stop = parse_job_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
-        if stop is not None and stop.follows_from(task.rank, restart):
+        if stop is not None and stop.was_caused_by(task.rank, restart):
             stop = None
         end = record.get("end")
         lately = [peer for peer in peers if end is not None and end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_of_record(
+        evidence = evidence_from_record(
             {**found, **record},
             stop=stop,
             peer=min(lately, key=lambda peer: peer.end, default=None),
@@ -76,7 +76,7 @@ class ExitReasonFinder:
             attached=self._manifest.attached,
         )
         if needs_log_evidence(evidence):
-            evidence = replace(evidence, log=self._last_words(task, restart, node, record.get("start")))
+            evidence = replace(evidence, log=self._read_log_evidence(task, restart, node, record.get("start")))
         judged = find_exit_reason(evidence)
         return {
             "reason": judged.reason,
@@ -89,9 +89,9 @@ class ExitReasonFinder:
             "asked_to_end": stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         }
 
-    def _last_words(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
-        known = self._words.get((task.rank, restart))
-        if known is None and not self._reads_logs:
+    def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
+        known = self._evidence_by_run.get((task.rank, restart))
+        if known is None and not self._may_read_logs:
             return LogEvidence()
         if known is None:
             manifest = self._manifest
@@ -100,7 +100,7 @@ class ExitReasonFinder:
             others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
             ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
             known = log_evidence(ends, lexicon_of_job(manifest))
-            self._words[task.rank, restart] = known
+            self._evidence_by_run[task.rank, restart] = known
         return known
 
 
@@ -128,24 +128,24 @@ class TaskFailures:
     """Last failure of each task, ordered by time."""
 
     def __init__(self) -> None:
-        self._in_order: list[tuple[float, int]] = []  # (time, rank)
+        self._by_time: list[tuple[float, int]] = []  # (time, rank)
         self._peers: dict[int, FailedPeer] = {}
 
-    def take(self, task: Task, end: Mapping[str, Any]) -> None:
+    def add(self, task: Task, end: Mapping[str, Any]) -> None:
         """Record the last end of a task, whether or not it is a failure."""
         known = self._peers.pop(task.rank, None)
         if known is not None:
-            del self._in_order[bisect.bisect_left(self._in_order, (known.end, task.rank))]
+            del self._by_time[bisect.bisect_left(self._by_time, (known.end, task.rank))]
         for rank, peer in task_failures([(task, end)]):
             self._peers[rank] = peer
-            bisect.insort(self._in_order, (peer.end, rank))
+            bisect.insort(self._by_time, (peer.end, rank))
 
-    def before(self, rank: int, end: float | None) -> list[FailedPeer]:
+    def find_before(self, rank: int, end: float | None) -> list[FailedPeer]:
         """First failure of another task within ``PEER_WINDOW_S`` before ``end``; empty if none, or ``end`` is None."""
         if end is None:
             return []
-        first = bisect.bisect_left(self._in_order, (end - PEER_WINDOW_S, -1))
-        for moment, other in self._in_order[first : first + 2]:
+        first = bisect.bisect_left(self._by_time, (end - PEER_WINDOW_S, -1))
+        for moment, other in self._by_time[first : first + 2]:
             if other != rank and moment <= end:
                 return [self._peers[other]]
         return []

@@ -10,7 +10,7 @@ from exporter.gpus.analysis.node_status import (
     PREFIX,
     assignable_gpus,
     divided_gpus,
-    energy_words,
+    energy_text,
     missing_gpus_text,
     reason_text,
     xid_text,
@@ -53,15 +53,15 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         if count != 1:
             state = node["health"] or node["driver_state"]
             name = f"all {count}" if count else "none seen"
-            yield _row(node["node"], name, *_amounts(node, whole=bool(wholes)), state)
+            yield _row(node["node"], name, *_usage_cells(node, includes_all_instances=bool(wholes)), state)
         for device in node["gpus"]:
-            amounts = _amounts(device, whole=device["gpu"] in wholes)
-            yield _row(node["node"], device["gpu"], *amounts, _state(device, node))
-    troubles = [line for node in gpus["nodes"] for line in _troubles(node)]
+            amounts = _usage_cells(device, includes_all_instances=device["gpu"] in wholes)
+            yield _row(node["node"], device["gpu"], *amounts, _state_text(device, node))
+    troubles = [line for node in gpus["nodes"] for line in _problem_lines(node)]
     if troubles:
         yield from ("", *troubles)
-    yield from _what_happened(gpus)
-    rows = [_whose(worker, device) for worker in workers for device in worker.get("gpu_devices") or ()]
+    yield from _event_lines(gpus)
+    rows = [_worker_gpu_row(worker, device) for worker in workers for device in worker.get("gpu_devices") or ()]
     if rows:
         yield from ("", "## GPUs of workers", "")
         yield from ("| worker | node | GPU | UUID | planned | used |", "|---|---|---|---|---|---|")
@@ -75,7 +75,7 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         yield from ("", *misplaced)
 
 
-def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
+def _event_lines(gpus: Mapping[str, Any]) -> Iterator[str]:
     """Markdown lines for the first GPU events."""
     events = gpus.get("events") or ()  # absent in older reports
     if events:
@@ -89,7 +89,7 @@ def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
         yield f"- and {more} more, in {run_files.EVENTS_FILE}"
 
 
-def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+def _state_text(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
     """State of a GPU, with the reasons if it is not healthy."""
     reasons = [
         f"{reason['severity']}: {reason['words']}"
@@ -100,16 +100,20 @@ def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
     return "; ".join(reasons if state == "ok" and reasons else [state, *reasons])
 
 
-def _amounts(found: Mapping[str, Any], *, whole: bool) -> tuple[str, str, str]:
+def _usage_cells(found: Mapping[str, Any], *, includes_all_instances: bool) -> tuple[str, str, str]:
     """Utilization, peak memory and energy, as text."""
     busy, peak, total = (
         found.get(key) for key in ("utilization_mean_ratio", "memory_peak_bytes", "memory_total_bytes")
     )
     memory = "-" if peak is None else f"{peak / GIB:.1f}{f' of {total / GIB:.0f}' if total else ''} GiB"
-    return "-" if busy is None else f"{100 * busy:.0f} %", memory, energy_words(found["energy_j"], whole=whole)
+    return (
+        "-" if busy is None else f"{100 * busy:.0f} %",
+        memory,
+        energy_text(found["energy_j"], includes_all_instances=includes_all_instances),
+    )
 
 
-def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
+def _problem_lines(node: Mapping[str, Any]) -> Iterator[str]:
     name = node["node"]
     if node["driver_state"] != "ok":
         why = plain_text(node["words"] or "reason unknown")
@@ -126,7 +130,7 @@ def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
                 yield f"- {name} GPU {device['gpu']}: {plain_text(xid_text(xid))}, last at {clock_text(xid['time'])}"
 
 
-def _whose(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+def _worker_gpu_row(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     used = {None: "-", False: "no", True: "yes"}[device["used"]]
     if device["memory_bytes"] is not None:
         used = f"{device['memory_bytes'] / GIB:.1f} GiB"

@@ -14,22 +14,22 @@ from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.gpus import read_gpu_events
 from launcher.report.restarts import add_earlier_failures, restart_causes
-from launcher.report.state import EXIT_STATUS, job_cause, job_end_state, stop_by_slurm, stop_cause, tolerated_failures
+from launcher.report.state import EXIT_STATUS, job_cause, job_end_state, stop_cause, stop_from_slurm, tolerated_failures
 from launcher.report.text import render_report
-from launcher.report.verification import read_job_results, unreadable_results, verification_rules, verify_job
+from launcher.report.verification import read_job_results, unreadable_results, verification_entry, verify_job
 from launcher.report.workers import (
     add_peer_evidence,
     add_restart_evidence,
     last_end,
     read_runs,
-    restarts_allowed,
+    restart_limits,
     worker_entry,
 )
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.verify.benchmark import PlannedBenchmark, read_planned_benchmark
 from launcher.verify.benchmark_results import count_requests, has_benchmark
-from launcher.verify.timed_reads import OutOfTime, ProgressOf
+from launcher.verify.timed_reads import OutOfTime, ReportProgress
 from launcher.verify.verify import VerificationCheck
 
 REPORT_SCHEMA = 1
@@ -45,13 +45,13 @@ class _RunDirContents:
     manifest: Manifest
     orchestrator: Mapping[str, Any]
     statuses: Mapping[str, Mapping[str, Any]]  # last statuses of the sidecars, by node
-    published: Mapping[str, Any]  # content of `state.json`
+    job_state: Mapping[str, Any]  # content of `state.json`
 
     @classmethod
-    def read(cls, run_dir: Path, coming: int | None = None) -> "_RunDirContents":
-        """Read the files of the current attempt; ``coming`` is an attempt that has no files yet."""
-        if coming is not None:
-            return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
+    def read(cls, run_dir: Path, next_attempt: int | None = None) -> "_RunDirContents":
+        """Read the files of the current attempt; ``next_attempt`` is an attempt that has no files yet."""
+        if next_attempt is not None:
+            return cls(read_manifest(run_dir), {"attempt": next_attempt}, {}, {})
         orchestrator: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         statuses = read_statuses(run_dir, int(orchestrator.get("attempt", 0)))
         return cls(read_manifest(run_dir), orchestrator, statuses, _read_job_state(run_dir))
@@ -84,40 +84,40 @@ def build_report(
     *,
     now: float,
     ended: bool,
-    coming: int | None = None,
+    next_attempt: int | None = None,
     ends: Mapping[int, Mapping[str, Any]] | None = None,
     job_end: float | None = None,
     slurm_state: str | None = None,
     launch: Mapping[str, Any] | None = None,
-    judge: ExitReasonFinder | None = None,
+    finder: ExitReasonFinder | None = None,
     quick: bool = False,
     out_of_time: OutOfTime = lambda: False,
-    progress: ProgressOf | None = None,
+    progress: ReportProgress | None = None,
 ) -> dict[str, Any]:
     """Build the report of the job in ``run_dir``; set ``ended`` if nothing of it runs any more.
 
-    ``coming`` selects an attempt that has not begun. ``launch`` is the result of the launch check.
+    ``next_attempt`` selects an attempt that has not begun. ``launch`` is the result of the launch check.
     ``slurm_state`` is Slurm's state of a job whose orchestrator was lost without publishing a reason.
 
-    ``ends`` are the last ends by rank that the orchestrator saw, which may lack records. ``judge`` is the
+    ``ends`` are the last ends by rank that the orchestrator saw, which may lack records. ``finder`` is the
     finder of their exit reasons, which has already read the logs. A ``quick`` report reads no logs or output
     files and verifies nothing; positions come from the statuses. During verification, ``out_of_time`` is polled
     and ``progress`` is called.
     """
-    found = _RunDirContents.read(run_dir, coming)
+    found = _RunDirContents.read(run_dir, next_attempt)
     manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
-    judge = judge or ExitReasonFinder(manifest, found.attempt, job_end)
+    finder = finder or ExitReasonFinder(manifest, found.attempt, job_end)
     if quick:
-        judge = judge.without_reading()
-    runs, stop = _runs(found, judge, slurm_state)
-    if stop is None and coming is None and (published := _read_job_state(run_dir)).get("stop"):
+        finder = finder.without_log_reads()
+    runs, stop = _read_all_runs(found, finder, slurm_state)
+    if stop is None and next_attempt is None and (published := _read_job_state(run_dir)).get("stop"):
         # the stop was published while we read the records, so records may show its effects
-        found = replace(found, published=published)
-        runs, stop = _runs(found, judge, slurm_state)
-    workers = _workers(found, judge, runs, stop, ends or {}, ended=ended, quick=quick)
+        found = replace(found, job_state=published)
+        runs, stop = _read_all_runs(found, finder, slurm_state)
+    workers = _worker_entries(found, finder, runs, stop, ends or {}, ended=ended, quick=quick)
     planned = read_planned_benchmark(run_dir) if ended and has_benchmark(manifest) else None
     benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
-    cause = job_cause(workers) or stop_cause(found.published.get("stop"))
+    cause = job_cause(workers) or stop_cause(found.job_state.get("stop"))
     restarted = restart_causes(workers)
     if cause is not None:
         add_earlier_failures(cause, restarted)
@@ -157,7 +157,7 @@ def build_report(
         "duration_s": duration,
         **_work(manifest, workers, duration),
         **({"benchmark": benchmark} if benchmark is not None else {}),
-        "verification": verification_rules(state, [check.to_json() for check in checks]),
+        "verification": verification_entry(state, [check.to_json() for check in checks]),
         "gpus": account_gpus(statuses, read_gpu_events(run_dir, start)),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
@@ -168,27 +168,29 @@ def build_report(
     }
 
 
-def _runs(found: _RunDirContents, judge: ExitReasonFinder, slurm_state: str | None) -> tuple[Runs, JobStop | None]:
+def _read_all_runs(
+    found: _RunDirContents, finder: ExitReasonFinder, slurm_state: str | None
+) -> tuple[Runs, JobStop | None]:
     """Runs of all tasks by rank, and the stop of the job: published, else derived from Slurm's state."""
-    manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.published)
-    runs = _runs_until(found, judge, stop)
+    manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.job_state)
+    runs = _runs_with_stop(found, finder, stop)
     if stop is None and slurm_state is not None:
-        stop = stop_by_slurm(slurm_state, found.hosts, nodes, runs)
-        runs = _runs_until(found, judge, stop)
-    add_peer_evidence(judge, manifest, runs, nodes, stop)
+        stop = stop_from_slurm(slurm_state, found.hosts, nodes, runs)
+        runs = _runs_with_stop(found, finder, stop)
+    add_peer_evidence(finder, manifest, runs, nodes, stop)
     return runs, stop
 
 
-def _runs_until(found: _RunDirContents, judge: ExitReasonFinder, stop: JobStop | None) -> Runs:
+def _runs_with_stop(found: _RunDirContents, finder: ExitReasonFinder, stop: JobStop | None) -> Runs:
     return {
-        task.rank: read_runs(judge, found.manifest, task, found.attempt, found.nodes[task.rank], stop)
+        task.rank: read_runs(finder, found.manifest, task, found.attempt, found.nodes[task.rank], stop)
         for task in found.manifest.tasks
     }
 
 
-def _workers(
+def _worker_entries(
     found: _RunDirContents,
-    judge: ExitReasonFinder,
+    finder: ExitReasonFinder,
     runs: Runs,
     stop: JobStop | None,
     ends: Mapping[int, Mapping[str, Any]],
@@ -200,14 +202,14 @@ def _workers(
     workers, seen = [], merge_workers(found.statuses)
     for task in found.manifest.tasks:
         node, entry = found.nodes[task.rank], seen.get(task.rank, {})
-        exit_ = last_end(judge, task, node, runs[task.rank], stop, ends.get(task.rank), ended)
+        exit_ = last_end(finder, task, node, runs[task.rank], stop, ends.get(task.rank), ended)
         devices = worker_devices(entry, found.statuses.get(node, {}).get("gpus") or {})
         worker = worker_entry(
             found.manifest, task, found.attempt, node, runs[task.rank], exit_, entry, ended=ended, quick=quick
         )
         workers.append({**worker, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
     if ended:
-        add_restart_evidence(workers, restarts_allowed(found.manifest.run_dir, workers))
+        add_restart_evidence(workers, restart_limits(found.manifest.run_dir, workers))
     return workers
 
 
@@ -230,7 +232,7 @@ def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | N
     return {
         "unit": work.unit,
         "items": work.done,
-        "items_expected": work.expected_of(manifest.total_items),
+        "items_expected": work.expected_total(manifest.total_items),
         "items_processed": work.processed,
         "throughput_items_per_second": rate,
     }

@@ -19,22 +19,22 @@ def restart_causes(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         who = {key: worker[key] for key in ("worker", "rank", "node")}
         for end in worker["exits"]:
             if end["restart"] < worker["restarts"]:
-                runs.setdefault((worker["worker"], end["restart"]), []).append(who | _end_of(end))
-    return sorted(map(_first, runs.values()), key=_moment)
+                runs.setdefault((worker["worker"], end["restart"]), []).append(who | _end_entry(end))
+    return sorted(map(_first_end, runs.values()), key=_end_time)
 
 
-def _end_of(end: Mapping[str, Any]) -> dict[str, Any]:
+def _end_entry(end: Mapping[str, Any]) -> dict[str, Any]:
     facts = {key: end[key] for key in ("reason", "code", "signal", "time", "restart", "evidence")}
     return facts | {"run": end["restart"] + 1}
 
 
-def _first(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _first_end(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """First failure among the ends of one run, else the first end."""
-    index = first_failure([(_moment(end), end["reason"]) for end in ends])
-    return min(ends, key=_moment) if index is None else ends[index]
+    index = first_failure([(_end_time(end), end["reason"]) for end in ends])
+    return min(ends, key=_end_time) if index is None else ends[index]
 
 
-def _moment(end: Mapping[str, Any]) -> float:
+def _end_time(end: Mapping[str, Any]) -> float:
     return float("inf") if end["time"] is None else float(end["time"])
 
 
@@ -45,7 +45,7 @@ def add_earlier_failures(cause: dict[str, Any], restarted: Iterable[Mapping[str,
     before = [
         f"{end['worker']} (run {end['run']}) had ended by {end['reason']} {cause['time'] - end['time']:.1f} s before"
         for end in restarted
-        if end["worker"] != cause["worker"] and 0.0 <= cause["time"] - _moment(end) <= PEER_WINDOW_S
+        if end["worker"] != cause["worker"] and 0.0 <= cause["time"] - _end_time(end) <= PEER_WINDOW_S
     ]
     cause["evidence"] = [*cause["evidence"], *before]
 

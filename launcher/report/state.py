@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter.logs.places_reader import read_last_bytes
+from exporter.logs.log_files_reader import read_last_bytes
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, first_failure
 
 UNFINISHED = ("PENDING", "RUNNING")  # states of a job that has not ended
@@ -57,7 +57,7 @@ def log_for_missing_report(run_dir: Path) -> Path:
     return failed if read_last_bytes(failed, LOG_TAIL_BYTES).strip() else said
 
 
-def stop_by_slurm(
+def stop_from_slurm(
     state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
 ) -> JobStop | None:
     """Derive a stop from Slurm's state. On a node failure, nodes without any exit record have failed."""
@@ -79,7 +79,7 @@ def job_cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
     index = first_failure([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
-    return _end_of(ended[index])
+    return _end_entry(ended[index])
 
 
 def tolerated_failures(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,11 +87,11 @@ def tolerated_failures(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     others = [worker for worker in workers if not worker["critical"] and worker["exit"]]
     if len(workers) == sum(not worker["critical"] for worker in workers):
         return []  # one of them is the cause
-    failed = [_end_of(worker) for worker in others if worker["exit"]["reason"] not in CONSEQUENCES]
+    failed = [_end_entry(worker) for worker in others if worker["exit"]["reason"] not in CONSEQUENCES]
     return sorted(failed, key=lambda end: end["time"] or float("inf"))
 
 
-def _end_of(worker: Mapping[str, Any]) -> dict[str, Any]:
+def _end_entry(worker: Mapping[str, Any]) -> dict[str, Any]:
     """Worker and details of an end."""
     return {key: worker[key] for key in ("worker", "rank", "node")} | {
         key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")

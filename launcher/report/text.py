@@ -8,7 +8,7 @@ from exporter.progress.work import ITEMS, job_work, unit_word
 from launcher.report.benchmark import benchmark_section
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
-from launcher.words import clock_text, duration_text, end_line, first_names, plain_text, worker_text
+from launcher.words import clock_text, duration_text, end_line, names_text, plain_text, worker_text
 
 FLAWS_SHOWN = 20  # damaged files named in the text; the JSON has all
 EARLIER_SHOWN = 8  # earlier reports named in the text
@@ -54,7 +54,7 @@ def _head(report: Mapping[str, Any]) -> list[str]:
         f"- nodes: {', '.join(report['nodes'])}",
     ]
     if report["attempt"]:
-        earlier = first_names([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
+        earlier = names_text([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
         lines.append(f"- attempt: {report['attempt'] + 1}, after {earlier}")
     if report["items"] is not None:
         lines.append(_work_line(report))
@@ -91,7 +91,7 @@ def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
     missing = cause.get("missing")
     if not missing:
         return [f"- cause: {end_line(cause)}"]
-    names = first_names([worker_text(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
+    names = names_text([worker_text(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
     first, *rest = evidence
     return [
         f"- cause: {names}: {cause['reason']} at {when}: {first}",
@@ -133,12 +133,12 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
         if worker["items"] is not None and len(units) > 1:
             items += f" {unit_word(worker)}"
         allowed = f" of {worker['restarts_max']}" if worker.get("restarts_max") else ""
-        cells = (worker["worker"], worker["rank"], worker["node"], plain_text(_end_words(worker)), items)
+        cells = (worker["worker"], worker["rank"], worker["node"], plain_text(_end_text(worker)), items)
         lines.append(f"| {' | '.join(map(str, cells))} | {worker['restarts']}{allowed} |")
     return lines
 
 
-def _end_words(worker: Mapping[str, Any]) -> str:
+def _end_text(worker: Mapping[str, Any]) -> str:
     """State of a worker, or how it ended."""
     ended = worker["exit"]
     evidence = "; ".join(ended["evidence"]) if ended else ""

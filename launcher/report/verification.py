@@ -7,7 +7,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
-from exporter.logs.places_reader import log_paths, run_suffix
+from exporter.logs.log_files_reader import log_paths, run_suffix
 from exporter.progress.work import job_work
 from launcher.plan.plan import BENCHMARK
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
@@ -21,11 +21,16 @@ from launcher.verify.benchmark import (
     read_planned_benchmark,
 )
 from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark, read_benchmark_results
-from launcher.verify.timed_reads import OutOfTime, ProgressOf
+from launcher.verify.timed_reads import OutOfTime, ReportProgress
 from launcher.verify.verify import VerificationCheck, verify_results
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")  # start of the detail on existing output files
-OF_ALL_WORK = ("outputs", "records", "tokens", BENCHMARK)  # file checks for completeness; the others check validity
+COMPLETENESS_CHECKS = (
+    "outputs",
+    "records",
+    "tokens",
+    BENCHMARK,
+)  # file checks for completeness; the others check validity
 
 
 def benchmark_log(attempt: int) -> str:
@@ -33,7 +38,7 @@ def benchmark_log(attempt: int) -> str:
     return f"benchmark{run_suffix(attempt, 0)}.out"
 
 
-def verification_rules(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+def verification_entry(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         # at least one check besides the exit statuses must have passed
         "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
@@ -46,19 +51,19 @@ def verify_job(
     workers: Iterable[Mapping[str, Any]],
     attempt: int,
     start: object,
-    told: Mapping[str, Mapping[str, Any]],
+    statuses: Mapping[str, Mapping[str, Any]],
     out_of_time: OutOfTime,
-    progress: ProgressOf | None,
+    progress: ReportProgress | None,
     *,
-    again: bool = False,
-    before: int = 0,
+    is_repeated: bool = False,
+    files_before: int = 0,
     files_only: bool = False,
     planned: PlannedBenchmark | None = None,
     results: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[VerificationCheck]:
     """Check a job that has ended, using the entries of its workers and its files.
 
-    ``told`` are the sidecars' last statuses. ``before`` is the number of output files at an earlier
+    ``statuses`` are the sidecars' last statuses. ``files_before`` is the number of output files at an earlier
     verification. ``planned`` is the benchmark of the plan, ``results`` are its measurements.
     """
     workers = list(workers)
@@ -78,21 +83,21 @@ def verify_job(
     found = verify_results(
         manifest,
         work=work,
-        teller="the result files" if of_files else "the logs",
-        reasons=None if files_only else reasons,
+        work_source="the result files" if of_files else "the logs",
+        exit_reasons=None if files_only else reasons,
         since=since,
-        idle=idle,
-        busy=busy,
+        idle_ranks=idle,
+        busy_ranks=busy,
         logs=logs,
-        told=told,
+        statuses=statuses,
         out_of_time=out_of_time,
         progress=progress,
-        again=again,
-        before=before,
+        is_repeated=is_repeated,
+        files_before=files_before,
     )
     if of_benchmark is None:
         return found
-    others = [check for check in found if check.name != "workers" and not check.idle]
+    others = [check for check in found if check.name != "workers" and not check.is_inapplicable]
     return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
 
 
@@ -136,7 +141,7 @@ def result_logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attemp
     return list(dict.fromkeys(paths))
 
 
-def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf | None = None) -> dict[str, Any]:
+def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ReportProgress | None = None) -> dict[str, Any]:
     """Return the report of an ended job with its files verified again. Writes nothing.
 
     ``differs`` names the checks whose results changed. A job that did not end well keeps its state. Its files
@@ -157,8 +162,8 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
         read_statuses(run_dir, attempt),
         lambda: False,
         progress,
-        again=True,
-        before=int(counted[1]) if counted else 0,
+        is_repeated=True,
+        files_before=int(counted[1]) if counted else 0,
         files_only=not well,
         planned=planned,
         results=results,
@@ -175,13 +180,13 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
     differs = [
         check["name"] for check in compared if check["passed"] is not before.get(check["name"], {}).get("passed")
     ]
-    verification = {**verification_rules(state, checks), "state_before": report["state"], "differs": differs}
+    verification = {**verification_entry(state, checks), "state_before": report["state"], "differs": differs}
     found_now = {"benchmark": results} if "benchmark" in report else {}
     return {**report, **found_now, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
 
 
 def _skipped_check(check: VerificationCheck, state: str) -> VerificationCheck:
     """Skip a failed check for completeness if the job did not get that far."""
-    if check.name not in OF_ALL_WORK or check.passed is not False:
+    if check.name not in COMPLETENESS_CHECKS or check.passed is not False:
         return check
     return VerificationCheck(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")

@@ -9,7 +9,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.places_reader import find_extra_logs, log_paths, progress_path, read_first_bytes, read_last_bytes
+from exporter.logs.log_files_reader import find_extra_logs, log_paths, progress_path, read_first_bytes, read_last_bytes
 from exporter.logs.search.findings import ActivityMark, LogPosition
 from exporter.progress import progress_file
 from exporter.progress.track import ProgressTrack, items_of_rank
@@ -22,7 +22,7 @@ LOG_TAIL_BYTES = 64 * 1024
 
 
 def read_runs(
-    judge: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
+    finder: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
 ) -> list[dict[str, Any]]:
     """Runs of one task, oldest first, each with its records and its exit if it has ended."""
     folder = manifest.run_dir / run_files.WORKERS_DIR
@@ -36,7 +36,7 @@ def read_runs(
         run: dict[str, Any] = {"restart": len(runs), **(start or {}), "record": ended, "exit": None}
         if ended is not None:
             run["start"] = ended.get("start", run.get("start"))
-            run["exit"] = judge.judge(task, len(runs), node, ended, stop)
+            run["exit"] = finder.describe_end(task, len(runs), node, ended, stop)
         runs.append(run)
 
 
@@ -52,10 +52,10 @@ def last_position(
     others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
     paths = (*log_paths(task, manifest.run_dir, node, attempt, restart), *others)
     ends = {str(path): read_last_bytes(path, LOG_TAIL_BYTES) for path in paths}
-    pack = lexicon.pack_of(*(read_first_bytes(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
+    pack = lexicon.choose_pack(*(read_first_bytes(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
     tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
     track = ProgressTrack(
-        lexicon.preference(pack),
+        lexicon.preferred_positions(pack),
         epoch_bases={**lexicon.epoch_bases(pack), progress_file.PATTERN: 0},
         epochs=manifest.total_epochs,
         steps=manifest.total_steps,
@@ -69,7 +69,7 @@ def last_position(
     in_order: list[LogPosition | ActivityMark] = [*told.positions, *told.marks]
     for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
         if isinstance(record, ActivityMark):
-            track.mark(record, float(moment))
+            track.apply_activity(record, float(moment))
         else:
             track.update(str(own), record, float(moment), order=1)
     if track.done is None or track.unit is None:
@@ -78,7 +78,7 @@ def last_position(
 
 
 def add_peer_evidence(
-    judge: ExitReasonFinder,
+    finder: ExitReasonFinder,
     manifest: Manifest,
     runs: Mapping[int, list[dict[str, Any]]],
     nodes: Mapping[int, str],
@@ -90,38 +90,38 @@ def add_peer_evidence(
         peers = [peer for rank, peer in failed if rank != task.rank]
         for run in runs[task.rank] if peers else ():
             if run["exit"] is not None:
-                run["exit"] = judge.judge(task, run["restart"], nodes[task.rank], run["record"], stop, peers)
+                run["exit"] = finder.describe_end(task, run["restart"], nodes[task.rank], run["record"], stop, peers)
 
 
 def last_end(
-    judge: ExitReasonFinder,
+    finder: ExitReasonFinder,
     task: Task,
     node: str,
     runs: list[dict[str, Any]],
     stop: JobStop | None,
-    known: Mapping[str, Any] | None,
-    ended: bool,
+    known_end: Mapping[str, Any] | None,
+    has_ended: bool,
 ) -> dict[str, Any] | None:
     """End of the last run: from its record, from the orchestrator, or without evidence.
 
     Once the job has ended for a known reason, a task that never started has an end too.
     """
-    if known is not None and int(known["restart"]) >= len(runs):
-        return dict(known)
+    if known_end is not None and int(known_end["restart"]) >= len(runs):
+        return dict(known_end)
     found = runs[-1]["exit"] if runs else None
-    if found is None and known is not None:
-        return dict(known)
-    if found is not None or not ended:
+    if found is None and known_end is not None:
+        return dict(known_end)
+    if found is not None or not has_ended:
         return found
     if runs:
-        return judge.judge(task, len(runs) - 1, node, {}, stop)
+        return finder.describe_end(task, len(runs) - 1, node, {}, stop)
     return never_started_end(task, node, stop) if stop is not None else None
 
 
-def add_restart_evidence(workers: Iterable[dict[str, Any]], most: Mapping[int, int]) -> None:
-    """Add the number of restarts to workers that failed for good. ``most`` is the limit by rank."""
+def add_restart_evidence(workers: Iterable[dict[str, Any]], limits: Mapping[int, int]) -> None:
+    """Add the number of restarts to workers that failed for good. ``limits`` is the limit by rank."""
     for worker in workers:
-        limit, ended = most.get(worker["rank"]), worker["exit"]
+        limit, ended = limits.get(worker["rank"]), worker["exit"]
         if not limit or not worker["restarts"]:
             continue
         worker["restarts_max"] = limit
@@ -129,7 +129,7 @@ def add_restart_evidence(workers: Iterable[dict[str, Any]], most: Mapping[int, i
             ended["evidence"] = [*ended["evidence"], f"restarted {worker['restarts']} of {limit} times"]
 
 
-def restarts_allowed(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+def restart_limits(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """Restart limits by rank; empty without restarts, to avoid reading a large plan."""
     if not any(worker["restarts"] for worker in workers):
         return {}
@@ -153,19 +153,19 @@ def worker_entry(
     node: str,
     runs: list[dict[str, Any]],
     exit_: Mapping[str, Any] | None,
-    seen: Mapping[str, Any],
+    sidecar_entry: Mapping[str, Any],
     *,
     ended: bool,
     quick: bool,
 ) -> dict[str, Any]:
-    """Describe one worker from its runs and its sidecar's ``seen``, and from its logs unless ``quick``."""
+    """Describe one worker from its runs and its sidecar's ``sidecar_entry``, and from its logs unless ``quick``."""
     position, expected, processed, unit = (
-        seen.get(key) for key in ("items", "items_expected", "items_processed", "unit")
+        sidecar_entry.get(key) for key in ("items", "items_expected", "items_processed", "unit")
     )
-    if ended and not quick and runs and (position is None or not seen.get("exit")):
+    if ended and not quick and runs and (position is None or not sidecar_entry.get("exit")):
         # the sidecar missed the end: prefer the log, unless it counts in another unit
         told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
-        if told is not None and (position is None or told[2] == unit_word(seen)):
+        if told is not None and (position is None or told[2] == unit_word(sidecar_entry)):
             last, total, unit = told
             if position is not None and processed is not None:
                 processed += max(0, last - position)
@@ -184,11 +184,11 @@ def worker_entry(
         "exit": exit_,
         "exits": [run["exit"] for run in runs if run["exit"]],
         "unit": unit,
-        "pattern": seen.get("pattern"),
+        "pattern": sidecar_entry.get("pattern"),
         "items": position,
         "items_expected": expected,
         "items_processed": processed,
-        "items_first": seen.get("items_first"),
-        "cpu_s": seen.get("cpu_s"),
-        "log_errors": seen.get("log_errors", {}),
+        "items_first": sidecar_entry.get("items_first"),
+        "cpu_s": sidecar_entry.get("cpu_s"),
+        "log_errors": sidecar_entry.get("log_errors", {}),
     }

@@ -45,16 +45,20 @@ def write_missing_diagnosis(
 
 
 FINAL_VALUES_S = 15.0
-LAST_VALUES_S = 0.7  # wait for final values while KillWait is running
+FINAL_VALUES_IN_KILL_WAIT_S = 0.7  # wait for final values while KillWait is running
 VERIFY_S = 60.0  # longest verification of output files, while the nodes wait
 LEAST_VERIFY_S = 2.0  # shortest verification
-LIMIT_MARGIN_S = 15.0  # kept free before the time limit for writing the report
+REPORT_MARGIN_S = 15.0  # kept free before the time limit for writing the report
 REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
 
 
-def verification_s(limit_end: float | None, now: float) -> float:
-    """Seconds that the verification may take if the time limit ends at ``limit_end``."""
-    return VERIFY_S if limit_end is None else min(VERIFY_S, max(LEAST_VERIFY_S, limit_end - now - LIMIT_MARGIN_S))
+def verification_s(time_limit_end: float | None, now: float) -> float:
+    """Seconds that the verification may take if the time limit ends at ``time_limit_end``."""
+    return (
+        VERIFY_S
+        if time_limit_end is None
+        else min(VERIFY_S, max(LEAST_VERIFY_S, time_limit_end - now - REPORT_MARGIN_S))
+    )
 
 
 def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
@@ -86,45 +90,45 @@ class EndOfJob:
         plan: Plan,
         facts: RunFacts,
         steps: Steps,
-        course: JobState,
+        job_state: JobState,
         signals: OrchestratorSignals,
-        crew: JobTasks,
+        job_tasks: JobTasks,
         sidecars: Sidecars,
-        job_end: float | None,
+        time_limit_end: float | None,
     ) -> None:
         self._plan = plan
         self._facts = facts
         self._steps = steps
-        self._course = course
+        self._job_state = job_state
         self._signals = signals
-        self._crew = crew
+        self._job_tasks = job_tasks
         self._sidecars = sidecars
-        self._job_end = job_end
+        self._time_limit_end = time_limit_end
 
     def finish(
         self,
         checklist: LaunchChecklist | None,
-        conclude: Callable[[], LaunchChecklist | None],
-        take_statuses: Callable[[], None],
+        conclude_launch: Callable[[], LaunchChecklist | None],
+        copy_status_events: Callable[[], None],
     ) -> int:
-        """Finish the job and return its exit status. ``conclude`` completes a launch check that is not final."""
-        hurry, course = self._hurry, self._course
-        course.workers_ended = True
+        """Finish the job and return its exit status. ``conclude_launch`` completes a launch check that is not final."""
+        hurry, course = self._is_in_kill_wait, self._job_state
+        course.have_workers_ended = True
         course.publish("completing")
         if hurry:
             run_files.release_reserve(self._facts.run_dir)
             attempt_optional("write a first report", lambda: self._write_first_report(checklist))
-        self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
-        if checklist is None and not hurry and self._crew.ends:
-            checklist = conclude()
+        self._sidecars.await_final_values(FINAL_VALUES_IN_KILL_WAIT_S if hurry else FINAL_VALUES_S)
+        if checklist is None and not hurry and self._job_tasks.ends:
+            checklist = conclude_launch()
         run_files.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
         again = (course.stop or {}).get("requeue") is True and not hurry
         status, report = EXIT_STATUS["UNKNOWN"], None
         try:
-            attempt_optional("read what the sidecars say", take_statuses)
-            report = self._report(checklist, requeued=again)
+            attempt_optional("read what the sidecars say", copy_status_events)
+            report = self._build_and_publish_report(checklist, requeued=again)
             status = int(report["exit_status"])
         except Exception:  # noqa: BLE001 - sidecars and targets must still be removed
             log_line(f"the report cannot be made: {traceback.format_exc()}")
@@ -134,54 +138,58 @@ class EndOfJob:
         self._sidecars.end(hurry=hurry or again)
         if again:
             self._requeue(report)
-        elif self._crew.inquiry.signal_by is not None:
+        elif self._job_tasks.slurm_end_query.signal_deadline is not None:
             log_line("Waiting for Slurm to end the job")
-            self._await_signal(self._crew.inquiry.signal_by)
+            self._await_signal(self._job_tasks.slurm_end_query.signal_deadline)
         return status
 
     @property
-    def _hurry(self) -> bool:
+    def _is_in_kill_wait(self) -> bool:
         """Whether KillWait is running: after a signal, or earlier according to Slurm."""
-        return self._signals.ending is not None or self._crew.inquiry.kills_soon
+        return self._signals.end_signal is not None or self._job_tasks.slurm_end_query.is_kill_wait_running
 
     def _write_diagnoses(self) -> None:
-        ends = self._crew.ends_of_tasks()
+        ends = self._job_tasks.ended_tasks()
         write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
 
-    def _report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> dict[str, Any]:
+    def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> dict[str, Any]:
         """Build, write and log the report."""
-        report = self._build(checklist, requeued=requeued)
-        publish_report(self._plan.manifest, report, self._course.events)
+        report = self._build_report(checklist, requeued=requeued)
+        publish_report(self._plan.manifest, report, self._job_state.events)
         return report
 
     def _write_first_report(self, checklist: LaunchChecklist | None) -> None:
         """Write an early report, in case Slurm kills us before the final values. Skip it if they are there."""
         statuses = read_statuses(self._facts.run_dir, self._facts.attempt)
         if not all(statuses.get(host, {}).get("final") for host in self._facts.hosts):
-            self._write_report(self._build(checklist, requeued=False, quick=True))
+            self._write_report(self._build_report(checklist, requeued=False, is_quick=True))
 
-    def _build(self, checklist: LaunchChecklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
+    def _build_report(
+        self, checklist: LaunchChecklist | None, *, requeued: bool, is_quick: bool = False
+    ) -> dict[str, Any]:
         # no time to read output files while Slurm is ending the job
         deadline = (
-            self._course.deadline if self._hurry else time.monotonic() + verification_s(self._job_end, time.time())
+            self._job_state.deadline
+            if self._is_in_kill_wait
+            else time.monotonic() + verification_s(self._time_limit_end, time.time())
         )
         report = build_report(
             self._facts.run_dir,
             now=time.time(),
             ended=True,
-            ends=self._crew.ends,
-            job_end=self._job_end,
+            ends=self._job_tasks.ends,
+            job_end=self._time_limit_end,
             launch=checklist.to_json() if checklist is not None else None,
-            judge=self._crew.judge_of_ends if self._hurry else None,
-            quick=quick,
-            out_of_time=lambda: self._hurry or (deadline is not None and time.monotonic() > deadline),
+            finder=self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None,
+            quick=is_quick,
+            out_of_time=lambda: self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline),
         )
         return {**report, "requeued": requeued}
 
     def _requeue(self, report: dict[str, Any] | None) -> None:
         """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""
         log_line("Requeueing the job")
-        self._course.events.write("job requeued", attempt=self._facts.attempt)
+        self._job_state.events.write("job requeued", attempt=self._facts.attempt)
         problem = self._steps.requeue()
         if problem is None:
             self._await_signal(time.time() + REQUEUE_S)
@@ -195,7 +203,7 @@ class EndOfJob:
         write_report(self._facts.run_dir, report)
 
     def _await_signal(self, until: float) -> None:
-        while self._signals.ending is None and time.time() < until:
+        while self._signals.end_signal is None and time.time() < until:
             self._signals.sleep(1.0)
 
 

@@ -5,21 +5,21 @@ import time
 
 from launcher.plan.plan import BALANCER, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
 
-PORT = "http"  # name of the client port of a front end or balancer
+CLIENT_PORT_NAME = "http"  # name of the client port of a front end or balancer
 
 
 def place_lines(plan: Plan, facts: RunFacts) -> list[str]:
     """List the nodes by index, and the places of everything but workers."""
     lines = [f"Node {index}: {host}" for index, host in enumerate(facts.hosts)]
     if plan.network_interface is not None or any(planned.ports for planned in plan.tasks):
-        master = _node_of(plan, INFRA) or 0
+        master = _first_node(plan, INFRA) or 0
         lines.append(f"Master IP address (node {master}): {facts.address(master)}")
-    balancer = _node_of(plan, BALANCER)
+    balancer = _first_node(plan, BALANCER)
     if balancer is not None:
         lines.append(f"Nginx node (node {balancer}): {facts.hosts[balancer]}")
     frontends = [planned.task for planned in plan.tasks if planned.stage == FRONTENDS]
     for number, task in enumerate(frontends[1:], start=1):
-        lines.append(f"Additional frontend {number} on node {task.node_index}: {_place(task.node_index, facts)}")
+        lines.append(f"Additional frontend {number} on node {task.node_index}: {_host_text(task.node_index, facts)}")
     return lines
 
 
@@ -30,7 +30,7 @@ def launch_lines(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[s
     if planned.stage != WORKERS:
         return [f"Launching {task.worker}, node {task.node_index}: {host}{again}"]
     leads = task.local_rank == 0 and (planned.ports or planned.worker_size > 1)
-    leader = f"{task.role.capitalize()} worker {task.index} leader: {_place(planned.leader_node, facts)}"
+    leader = f"{task.role.capitalize()} worker {task.index} leader: {_host_text(planned.leader_node, facts)}"
     place = f"node {task.node_index} (local_rank {task.local_rank})"
     return [
         *([leader] if leads else []),
@@ -46,7 +46,7 @@ def access_lines(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
     lines = [f"Frontend available at: {url}"]
     if local:
         return lines
-    named = {"nginx": _node_of(plan, BALANCER), "master": _node_of(plan, INFRA) or 0}
+    named = {"nginx": _first_node(plan, BALANCER), "master": _first_node(plan, INFRA) or 0}
     for what, index in named.items():
         if index is not None:
             command = f"srun --jobid {facts.job_id} -w {facts.hosts[index]} --overlap --pty bash"
@@ -62,18 +62,18 @@ def frontend_url(plan: Plan, facts: RunFacts, *, local: bool) -> str | None:
     for stage in (BALANCER, FRONTENDS):
         for planned in plan.tasks:
             if planned.stage == stage and planned.ports:
-                port = planned.ports.get(PORT) or next(iter(planned.ports.values()))
+                port = planned.ports.get(CLIENT_PORT_NAME) or next(iter(planned.ports.values()))
                 host = facts.address(planned.task.node_index) if local else facts.hosts[planned.task.node_index]
                 return f"http://{host}:{port + facts.port_offset}"
     return None
 
 
-def _node_of(plan: Plan, stage: str) -> int | None:
+def _first_node(plan: Plan, stage: str) -> int | None:
     """Node index of the first task of a stage."""
     return next((planned.task.node_index for planned in plan.tasks if planned.stage == stage), None)
 
 
-def _place(index: int, facts: RunFacts) -> str:
+def _host_text(index: int, facts: RunFacts) -> str:
     address = facts.address(index)
     return facts.hosts[index] + (f" ({address})" if address != facts.hosts[index] else "")
 

@@ -12,14 +12,14 @@ from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
 
 KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
-MOST_KILL_MARGIN = 0.4  # largest share of KillWait kept free, if KillWait is short
-QUESTION_S = 3.0  # longest wait for an answer from Slurm about the end of the job, with a margin
+MOST_KILL_MARGIN_SHARE = 0.4  # largest share of KillWait kept free, if KillWait is short
+QUERY_MARGIN_S = 3.0  # longest wait for an answer from Slurm about the end of the job, with a margin
 OWN_TEARDOWN_S = 8.0  # between SIGTERM and SIGKILL when no KillWait is running
 
 
 def teardown_limit_s(kill_wait_s: float) -> float:
     """Seconds after a signal to the job until its tasks are killed."""
-    return max(1.0, kill_wait_s - min(KILL_MARGIN_S, MOST_KILL_MARGIN * kill_wait_s))
+    return max(1.0, kill_wait_s - min(KILL_MARGIN_S, MOST_KILL_MARGIN_SHARE * kill_wait_s))
 
 
 def attempt_optional(what: str, action: Callable[[], object]) -> None:
@@ -55,10 +55,10 @@ class JobState:
         self.phase = ""
         self.stop: dict[str, Any] | None = None  # as in `state.json`
         self.deadline: float | None = None  # when remaining tasks are killed, monotonic clock
-        self.ask = False  # whether SIGTERM to the tasks is still due
-        self.ask_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
-        self.asked = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
-        self.workers_ended = False
+        self.is_sigterm_due = False  # whether SIGTERM to the tasks is still due
+        self.sigterm_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
+        self.is_sigterm_sent = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
+        self.have_workers_ended = False
         self._run_dir = str(facts.run_dir)
         self._kill_wait_s = kill_wait_s
         self._signals = signals
@@ -73,50 +73,50 @@ class JobState:
     def _write_state(self, phase: str) -> None:
         attempt_optional(
             f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_job_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
+            lambda: run_files.write_job_state(self._run_dir, phase, self.stop, workers_ended=self.have_workers_ended),
         )
 
     @property
-    def leaves_time(self) -> bool:
+    def may_finish_work(self) -> bool:
         """Whether tasks of a job that will be requeued still have time to save or finish their work."""
-        return self.ask and self.stop is not None and bool(self.stop.get("requeue"))
+        return self.is_sigterm_due and self.stop is not None and bool(self.stop.get("requeue"))
 
     @property
-    def has_time(self) -> bool:
+    def has_time_for_query(self) -> bool:
         """Whether there is time before the deadline for a question that may remain unanswered."""
-        return self.deadline is None or self.deadline - time.monotonic() > QUESTION_S
+        return self.deadline is None or self.deadline - time.monotonic() > QUERY_MARGIN_S
 
-    def have_asked(self) -> None:
+    def mark_signalled(self) -> None:
         """Note that the tasks got SIGTERM. Extend the deadline by the time that took, except during KillWait."""
-        self.ask, self.asked = False, True
-        if self.deadline is not None and self._signals.ending is None:
+        self.is_sigterm_due, self.is_sigterm_sent = False, True
+        if self.deadline is not None and self._signals.end_signal is None:
             self.deadline = max(self.deadline, time.monotonic() + OWN_TEARDOWN_S)
 
-    def begin_kill_wait(self, at: float) -> None:
+    def begin_kill_wait(self, started_at: float) -> None:
         """Set the deadline for a KillWait that starts at this time of the monotonic clock."""
-        self.deadline = at + teardown_limit_s(self._kill_wait_s)
+        self.deadline = started_at + teardown_limit_s(self._kill_wait_s)
 
-    def name_nodes(self, reason: str, cause: str, nodes: Sequence[str]) -> None:
+    def add_failed_nodes(self, reason: str, cause: str, nodes: Sequence[str]) -> None:
         """Add the failed nodes to a stop that began without their names."""
         self.stop = {**(self.stop or {}), "reason": reason, "cause": cause, "nodes": list(nodes)}
         self.events.write("nodes failed", nodes=list(nodes))
         self._write_state(self.phase)
 
-    def take_back_stop(self) -> None:
+    def withdraw_stop(self) -> None:
         """Cancel a stop whose tasks completed before they were signalled."""
         log_line("Stop cancelled: the work is complete")
         self.events.write("job not stopped", cause=(self.stop or {}).get("cause"))
-        self.stop, self.deadline, self.ask = None, None, False
+        self.stop, self.deadline, self.is_sigterm_due = None, None, False
         self.publish(self.phase)
 
-    def ask_now(self) -> None:
-        """Send SIGTERM now instead of waiting for ``ask_at``."""
-        self.ask_at = time.monotonic()
-        self.deadline = self.ask_at + OWN_TEARDOWN_S
+    def expedite_sigterm(self) -> None:
+        """Send SIGTERM now instead of waiting for ``sigterm_at``."""
+        self.sigterm_at = time.monotonic()
+        self.deadline = self.sigterm_at + OWN_TEARDOWN_S
 
-    def hurry(self) -> None:
+    def expire_deadline(self) -> None:
         """Kill now what has already got SIGTERM."""
-        if self.deadline is not None and not self.ask:
+        if self.deadline is not None and not self.is_sigterm_due:
             self.deadline = min(self.deadline, time.monotonic())
 
     def begin_stop(
@@ -125,27 +125,27 @@ class JobState:
         cause: str,
         origin: Mapping[str, Any] | None = None,
         *,
-        ask: bool = True,
-        ask_after_s: float = 0.0,
-        ended_in_s: float | None = None,
-        since: float | None = None,
+        send_sigterm: bool = True,
+        sigterm_after_s: float = 0.0,
+        kill_wait_in_s: float | None = None,
+        signalled_at: float | None = None,
     ) -> None:
         """Publish a stop and set the one deadline for all tasks.
 
         ``origin`` is the rank and restart that caused the stop, the failed nodes, or ``failed`` for the report.
-        Without ``ask``, Slurm signals the tasks. If Slurm ends the job in ``ended_in_s`` seconds, KillWait
-        starts then. ``since`` is when a task may have got that signal earlier than this process.
+        Without ``send_sigterm``, Slurm signals the tasks. If Slurm ends the job in ``kill_wait_in_s`` seconds, KillWait
+        starts then. ``signalled_at`` is when a task may have got that signal earlier than this process.
         """
         now = time.time()
-        self.ask_at = time.monotonic() + ask_after_s
-        if self._signals.ending is not None:
-            self.begin_kill_wait(self._signals.ending_at)
-        elif ended_in_s is not None:
-            self.begin_kill_wait(time.monotonic() + ended_in_s)
+        self.sigterm_at = time.monotonic() + sigterm_after_s
+        if self._signals.end_signal is not None:
+            self.begin_kill_wait(self._signals.end_signal_at)
+        elif kill_wait_in_s is not None:
+            self.begin_kill_wait(time.monotonic() + kill_wait_in_s)
         else:
-            self.deadline = self.ask_at + OWN_TEARDOWN_S
-        self.stop = {"reason": reason, "cause": cause, "time": min(now, since or now), **(origin or {})}
-        self.ask = ask and not self.asked
+            self.deadline = self.sigterm_at + OWN_TEARDOWN_S
+        self.stop = {"reason": reason, "cause": cause, "time": min(now, signalled_at or now), **(origin or {})}
+        self.is_sigterm_due = send_sigterm and not self.is_sigterm_sent
         log_line(f"Stopping the job: {cause}")
         self._write_state("completing")  # first, since it holds the reason if this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)

@@ -9,20 +9,20 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.launch.checks import LEVELS, Level, NodeLaunchFacts, WorkerLaunchFacts, check_launch
 from exporter.launch.facts_reader import read_file_size, why_not_writable
-from exporter.logs.places_reader import log_paths
-from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
+from exporter.logs.log_files_reader import log_paths
+from exporter.workers.exit_reason import evidence_from_record, find_exit_reason
 from launcher.plan.plan import Plan, RunFacts
 
 CHECKLIST_SCHEMA = 1
 MARGIN_S = 15.0  # added to the launch timeout, for a late sidecar and for its status to arrive here
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 NODES_PER_S = 100  # status files read per second; larger jobs are polled less often
 MOST_LINES = 20  # faults shown per check; the others are counted
 
 SIDECAR = "sidecar"
 _LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}
 
-_WELL = {
+_PASSED_TEXTS = {
     "processes": "All {count} workers started",
     "count": "All {count} workers alive or completed, none twice",
     "gpus": "All {count} workers have the GPUs of the plan",
@@ -33,7 +33,7 @@ _WELL = {
     "output": "First output files are there",
     "progress": "All {count} workers report progress",
 }
-_ILL = {
+_FAILED_TEXTS = {
     SIDECAR: "{well} of {count} nodes were checked",
     "processes": "{well} of {count} workers started",
     "count": "{well} of {count} workers alive or completed",
@@ -45,7 +45,7 @@ _ILL = {
     "output": "No output file yet",
     "progress": "{well} of {count} workers report progress",
 }
-_CURES = {
+_FIXES = {
     SIDECAR: "read its log in the run directory",
     "processes": "read log.err in the run directory: was its step started, and are there CPUs and memory for all?",
     "count": "read the end of its log, {log}",
@@ -92,7 +92,7 @@ class LaunchChecklist:
     results: tuple[LaunchResult, ...]
 
     @property
-    def verified(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether the launch has no issues; warnings are allowed."""
         return bool(self.results) and not self.faults("issue")
 
@@ -100,7 +100,7 @@ class LaunchChecklist:
         """Faults of all checks of this level."""
         return [fault for result in self.results if result.level == level for fault in result.faults]
 
-    def causes(self, result: LaunchResult) -> list[LaunchFault]:
+    def independent_faults(self, result: LaunchResult) -> list[LaunchFault]:
         """Faults of one check, without those that follow from a missing worker."""
         absent: set[int | None] = set()
         for earlier in self.results:
@@ -114,29 +114,29 @@ class LaunchChecklist:
         """Return the JSON object for events and the report."""
         return {
             "schema": CHECKLIST_SCHEMA,
-            "verified": self.verified,
+            "verified": self.is_verified,
             "elapsed_s": self.elapsed_s,
             "checks": [asdict(result) for result in self.results],
         }
 
 
 class JobLaunchCheck:
-    """Collects the launch checks of all nodes. ``look`` may be called at any rate."""
+    """Collects the launch checks of all nodes. ``poll`` may be called at any rate."""
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        self._due = 0.0
-        self._found: dict[int, Sequence[Mapping[str, Any]]] = {}  # final checks by node index
+        self._next_poll_at = 0.0
+        self._node_checks: dict[int, Sequence[Mapping[str, Any]]] = {}  # final checks by node index
         self._checklist: LaunchChecklist | None = None
 
-    def look(self, now: float) -> LaunchChecklist | None:
+    def poll(self, now: float) -> LaunchChecklist | None:
         """Return the checklist, or None while a node still has time. ``now`` is in epoch seconds."""
-        if self._checklist is None and now >= self._due:
-            self._due = now + max(LOOK_S, self._plan.nodes / NODES_PER_S)
+        if self._checklist is None and now >= self._next_poll_at:
+            self._next_poll_at = now + max(POLL_INTERVAL_S, self._plan.nodes / NODES_PER_S)
             self._read(now)
             late = self._elapsed_s(now) >= self._plan.launch_timeout_s + MARGIN_S
-            if late or len(self._found) == self._plan.nodes:
+            if late or len(self._node_checks) == self._plan.nodes:
                 return self.conclude(now)
         return self._checklist
 
@@ -144,9 +144,9 @@ class JobLaunchCheck:
         """Return the checklist from the current facts, for a job that has ended."""
         if self._checklist is None:
             self._read(now)
-            silent = [index for index in range(self._plan.nodes) if index not in self._found]
+            silent = [index for index in range(self._plan.nodes) if index not in self._node_checks]
             for index in silent:
-                self._found[index] = self._from_records(index, now, over=True)
+                self._node_checks[index] = self._checks_from_records(index, now, has_ended=True)
             self._checklist = self._merge(now, silent if self._plan.monitoring else [])
         return self._checklist
 
@@ -155,18 +155,18 @@ class JobLaunchCheck:
 
     def _read(self, now: float) -> None:
         for index in range(self._plan.nodes):
-            if index in self._found:
+            if index in self._node_checks:
                 continue
             if self._plan.monitoring:
-                checks = self._from_status(index)
+                checks = self._checks_from_status(index)
             else:
-                checks = self._from_records(index, now, over=False)
+                checks = self._checks_from_records(index, now, has_ended=False)
                 if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(c["passed"] for c in checks):
                     continue
             if checks:
-                self._found[index] = checks
+                self._node_checks[index] = checks
 
-    def _from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
         """Final checks of a node's sidecar; empty before they are final."""
         path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
         status: Mapping[str, Any] = run_files.read_json(path) or {}
@@ -176,7 +176,7 @@ class JobLaunchCheck:
         checks: Sequence[Mapping[str, Any]] = launch.get("checks") or ()
         return checks
 
-    def _from_records(self, index: int, now: float, *, over: bool) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[Mapping[str, Any]]:
         """Check a node without a sidecar from its task records."""
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
@@ -185,18 +185,22 @@ class JobLaunchCheck:
             output_dir=str(directory) if directory is not None else None,
             output_problem=why_not_writable(directory) if directory is not None else None,
         )
-        workers = [self._worker(task) for task in manifest.tasks_of(index)]
+        workers = [self._worker_facts(task) for task in manifest.tasks_of(index)]
         checks = check_launch(
-            workers, node, elapsed_s=self._elapsed_s(now), launch_timeout_s=self._plan.launch_timeout_s, over=over
+            workers,
+            node,
+            elapsed_s=self._elapsed_s(now),
+            launch_timeout_s=self._plan.launch_timeout_s,
+            is_over=has_ended,
         )
         return [asdict(check) for check in checks]
 
-    def _worker(self, task: Task) -> WorkerLaunchFacts:
+    def _worker_facts(self, task: Task) -> WorkerLaunchFacts:
         facts, restart = self._facts, 0
-        while self._record(task, restart + 1, "start") or self._record(task, restart + 1, "exit"):
+        while self._read_record(task, restart + 1, "start") or self._read_record(task, restart + 1, "exit"):
             restart += 1
-        start, ended = self._record(task, restart, "start"), self._record(task, restart, "exit")
-        judged = find_exit_reason(evidence_of_record(ended)) if ended is not None else None
+        start, ended = self._read_record(task, restart, "start"), self._read_record(task, restart, "exit")
+        judged = find_exit_reason(evidence_from_record(ended)) if ended is not None else None
         paths = log_paths(task, facts.run_dir, facts.hosts[task.node_index], facts.attempt, restart)
         sizes = [size for path in paths if (size := read_file_size(path)) is not None]
         return WorkerLaunchFacts(
@@ -211,20 +215,20 @@ class JobLaunchCheck:
             log_bytes=sum(sizes),
         )
 
-    def _record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
+    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
-    def _merge(self, now: float, silent: Sequence[int]) -> LaunchChecklist:
+    def _merge(self, now: float, silent_nodes: Sequence[int]) -> LaunchChecklist:
         """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
         word = "its sidecar has not reported on the launch"
-        if silent:
+        if silent_nodes:
             faults[SIDECAR] = [
-                LaunchFault(None, None, self._facts.hosts[index], word, _CURES[SIDECAR]) for index in silent
+                LaunchFault(None, None, self._facts.hosts[index], word, _FIXES[SIDECAR]) for index in silent_nodes
             ]
-        for index in sorted(self._found):
-            for check in self._found[index]:
+        for index in sorted(self._node_checks):
+            for check in self._node_checks[index]:
                 name, lacking = str(check["name"]), check["lacking"]
                 if name in LEVELS and (check["passed"] is not None or lacking):
                     faults.setdefault(name, []).extend(self._fault(name, index, lack) for lack in lacking)
@@ -233,17 +237,17 @@ class JobLaunchCheck:
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 
-    def _fault(self, name: str, index: int, lack: Mapping[str, Any]) -> LaunchFault:
-        cure = _CURES[name]
+    def _fault(self, name: str, index: int, missing: Mapping[str, Any]) -> LaunchFault:
+        cure = _FIXES[name]
         if "{log}" in cure:
-            cure = cure.replace("{log}", self._log_of(lack["rank"], index))
-        return LaunchFault(lack["worker"], lack["rank"], self._facts.hosts[index], str(lack["found"]), cure)
+            cure = cure.replace("{log}", self._error_log_name(missing["rank"], index))
+        return LaunchFault(missing["worker"], missing["rank"], self._facts.hosts[index], str(missing["found"]), cure)
 
-    def _log_of(self, rank: int | None, index: int) -> str:
+    def _error_log_name(self, rank: int | None, index: int) -> str:
         """Name of the standard error file of a task's last run."""
         task = next(planned.task for planned in self._plan.tasks if planned.task.rank == rank)
         restart = 0
-        while self._record(task, restart + 1, "start"):
+        while self._read_record(task, restart + 1, "start"):
             restart += 1
         paths = log_paths(task, Path(), self._facts.hosts[index], self._facts.attempt, restart)
         return paths[-1].name if paths else "in the run directory"
@@ -258,7 +262,7 @@ class JobLaunchCheck:
             count = sum(task.critical and not task.service for task in tasks)
         else:
             count = len(tasks)
-        words = (_ILL if faults else _WELL)[name].format(count=count, well=count - len(faults))
+        words = (_FAILED_TEXTS if faults else _PASSED_TEXTS)[name].format(count=count, well=count - len(faults))
         return LaunchResult(name, _LEVELS[name], not faults, words, tuple(faults))
 
 
@@ -268,20 +272,20 @@ def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
     for result in checklist.results:
         mark = "✓" if result.passed else "✗" if result.level == "issue" else "!"
         lines.append(f"{mark} {result.detail}")
-    lines += ["", "✓ Job launch verification PASSED" if checklist.verified else "✗ Job launch verification FAILED"]
+    lines += ["", "✓ Job launch verification PASSED" if checklist.is_verified else "✗ Job launch verification FAILED"]
     for level, title in (("issue", "Issues:"), ("warning", "Warnings:")):
-        told = [(result, checklist.causes(result)) for result in checklist.results if result.level == level]
+        told = [(result, checklist.independent_faults(result)) for result in checklist.results if result.level == level]
         if any(faults for _, faults in told):
             lines += ["", title]
         for result, faults in told:
-            shown = _shown(faults)
+            shown = _fault_lines(faults)
             lines += [f"  - {line}" for line in shown[:MOST_LINES]]
             if len(shown) > MOST_LINES:
                 lines.append(f"  - and {len(shown) - MOST_LINES} more: {result.detail}")
     return lines
 
 
-def _shown(faults: Sequence[LaunchFault]) -> list[str]:
+def _fault_lines(faults: Sequence[LaunchFault]) -> list[str]:
     """One line per fault; nodes with the same fault share a line."""
     nodes: dict[str, list[str]] = {}
     for fault in faults:

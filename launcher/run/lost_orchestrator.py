@@ -26,7 +26,7 @@ from launcher.run.end_of_job import publish_report, write_diagnoses
 from launcher.run.job_log import log_line
 from launcher.run.job_state import OWN_TEARDOWN_S, attempt_optional, lost_part_cause
 from launcher.run.orchestrator import load_plan, time_limit_end
-from launcher.run.run_records import has_ended
+from launcher.run.run_records import have_all_runs_ended
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
@@ -40,10 +40,10 @@ FINAL_VALUES_S = 4.0  # wait for the sidecars' final values
 class LeftoverTasks(Protocol):
     """Processes or steps that the orchestrator left running."""
 
-    look_s: float  # interval for polling it
+    poll_interval_s: float  # interval for polling it
 
-    def tell(self, number: int, *, sidecars: bool) -> int:
-        """Send a signal to the tasks, and to the ``sidecars`` if set; 0 only counts (kill(2)).
+    def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
+        """Send a signal to the tasks, and to the ``include_sidecars`` if set; 0 only counts (kill(2)).
 
         Return how many processes or steps there are.
         """
@@ -53,21 +53,21 @@ class LeftoverTasks(Protocol):
 class LocalLeftoverTasks:
     """Processes on this machine that have the job's run directory in their environment."""
 
-    look_s = 0.1
+    poll_interval_s = 0.1
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = str(run_dir)
 
-    def tell(self, number: int, *, sidecars: bool) -> int:
+    def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
         told = 0
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == os.getpid() or is_zombie(int(name)):
                 continue
             found = read_environment(int(name), ("GPUJOB_RUN_DIR", "GPUJOB_WORKER")) or {}
-            if found.get("GPUJOB_RUN_DIR") != self._run_dir or ("GPUJOB_WORKER" not in found and not sidecars):
+            if found.get("GPUJOB_RUN_DIR") != self._run_dir or ("GPUJOB_WORKER" not in found and not include_sidecars):
                 continue
             try:
-                os.kill(int(name), number)
+                os.kill(int(name), signal_number)
                 told += 1
             except (ProcessLookupError, PermissionError):
                 pass
@@ -77,22 +77,22 @@ class LocalLeftoverTasks:
 class SlurmLeftoverTasks:
     """Slurm steps of the job."""
 
-    look_s = 1.0
+    poll_interval_s = 1.0
 
     def __init__(self, job_ids: Sequence[str]) -> None:
         self._job_ids = job_ids  # one per component of the job
         self._problem = ""
 
-    def tell(self, number: int, *, sidecars: bool) -> int:
+    def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
         try:
             steps = read_steps(self._job_ids)
             wanted = [
                 step
                 for step, name in steps.items()
-                if not step.endswith((".batch", ".extern")) and (sidecars or name != SIDECARS)
+                if not step.endswith((".batch", ".extern")) and (include_sidecars or name != SIDECARS)
             ]
-            if number:
-                signal_steps(wanted, signal.Signals(number).name.removeprefix("SIG"), SIGNAL_TIMEOUT_S)
+            if signal_number:
+                signal_steps(wanted, signal.Signals(signal_number).name.removeprefix("SIG"), SIGNAL_TIMEOUT_S)
         except LauncherError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
@@ -101,17 +101,17 @@ class SlurmLeftoverTasks:
         return len(wanted)
 
 
-def orchestrator_end_text(status: int) -> str:
+def orchestrator_end_text(wait_status: int) -> str:
     """Describe how the orchestrator ended."""
-    if os.WIFSIGNALED(status):
-        return f"the orchestrator was killed by {signal_name(os.WTERMSIG(status))}"
-    return f"the orchestrator ended with status {os.WEXITSTATUS(status)} before the job was over"
+    if os.WIFSIGNALED(wait_status):
+        return f"the orchestrator was killed by {signal_name(os.WTERMSIG(wait_status))}"
+    return f"the orchestrator ended with status {os.WEXITSTATUS(wait_status)} before the job was over"
 
 
 class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
-    def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, status: int) -> None:
+    def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, wait_status: int) -> None:
         told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         self._plan = plan
         self._run_dir = run_dir
@@ -120,20 +120,20 @@ class LostOrchestrator:
         self._host = str(told.get("host", ""))
         self._hosts = [str(host) for host in told.get("hosts", ())]
         start, local = float(told.get("start", 0.0)), bool(told.get("local"))
-        self._job_end = time_limit_end(plan, start, local=local) if told else None
+        self._time_limit_end = time_limit_end(plan, start, local=local) if told else None
         self._job_id = str(told.get("job_id", job_id_of(run_dir)))
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
-        self._status = status
+        self._wait_status = wait_status
         self._stop: dict[str, Any] = {}
 
     def run(self, since: float) -> int:
         """End the job; return its exit status. ``since`` is the start of the orchestrator."""
-        cause, now = orchestrator_end_text(self._status), time.time()
+        cause, now = orchestrator_end_text(self._wait_status), time.time()
         log_line(f"Stopping the job: {cause}")
         state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
         earlier = state.get("stop") if state.get("time", 0.0) >= since else None
-        killed_by = signal_name(os.WTERMSIG(self._status)) if os.WIFSIGNALED(self._status) else None
-        code = None if killed_by else os.WEXITSTATUS(self._status)
+        killed_by = signal_name(os.WTERMSIG(self._wait_status)) if os.WIFSIGNALED(self._wait_status) else None
+        code = None if killed_by else os.WEXITSTATUS(self._wait_status)
         failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
         # a stop that had already begun stays the reason
         self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
@@ -141,7 +141,7 @@ class LostOrchestrator:
         self._publish("completing")
         self._end_tasks()
         self._publish("completing", workers_ended=True)
-        self._until(self._have_final_values, FINAL_VALUES_S)
+        self._wait_for(self._have_final_values, FINAL_VALUES_S)
         run_files.release_reserve(self._run_dir)
         status = EXIT_STATUS["UNKNOWN"]
         try:
@@ -149,9 +149,11 @@ class LostOrchestrator:
         finally:
             self._publish("finished", workers_ended=True)
             TargetFiles(self._run_dir, self._plan.target_dir).remove()
-            self._leftovers.tell(signal.SIGTERM, sidecars=True)
-            if not self._until(lambda: not self._leftovers.tell(0, sidecars=True), OWN_TEARDOWN_S / 2):
-                self._leftovers.tell(signal.SIGKILL, sidecars=True)
+            self._leftovers.send_signal(signal.SIGTERM, include_sidecars=True)
+            if not self._wait_for(
+                lambda: not self._leftovers.send_signal(0, include_sidecars=True), OWN_TEARDOWN_S / 2
+            ):
+                self._leftovers.send_signal(signal.SIGKILL, include_sidecars=True)
         return status
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
@@ -162,27 +164,29 @@ class LostOrchestrator:
 
     def _end_tasks(self) -> None:
         """Send SIGTERM to all tasks, and SIGKILL to those that do not end."""
-        asked = self._leftovers.tell(signal.SIGTERM, sidecars=False)
-        if not asked or self._until(self._tasks_are_gone, OWN_TEARDOWN_S):
+        asked = self._leftovers.send_signal(signal.SIGTERM, include_sidecars=False)
+        if not asked or self._wait_for(self._have_tasks_ended, OWN_TEARDOWN_S):
             return
         log_line("Killing workers that did not end in time")
-        self._leftovers.tell(signal.SIGKILL, sidecars=False)
-        self._until(self._tasks_are_gone, OWN_TEARDOWN_S / 4)
+        self._leftovers.send_signal(signal.SIGKILL, include_sidecars=False)
+        self._wait_for(self._have_tasks_ended, OWN_TEARDOWN_S / 4)
 
-    def _tasks_are_gone(self) -> bool:
+    def _have_tasks_ended(self) -> bool:
         """Whether every started run has its exit record, or no task is left."""
-        return has_ended(self._run_dir, self._attempt) or not self._leftovers.tell(0, sidecars=False)
+        return have_all_runs_ended(self._run_dir, self._attempt) or not self._leftovers.send_signal(
+            0, include_sidecars=False
+        )
 
     def _have_final_values(self) -> bool:
-        if not self._leftovers.tell(0, sidecars=True):
+        if not self._leftovers.send_signal(0, include_sidecars=True):
             return True
         statuses = read_statuses(self._run_dir, self._attempt)
         return all(status.get("final") for status in statuses.values())
 
-    def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         while not (held := condition()) and time.monotonic() < end:
-            time.sleep(self._leftovers.look_s)
+            time.sleep(self._leftovers.poll_interval_s)
         return held
 
     def _report(self) -> int:
@@ -197,11 +201,11 @@ class LostOrchestrator:
         return int(told["exit_status"])
 
     def _build_report(self) -> dict[str, Any]:
-        report = build_report(self._run_dir, now=time.time(), ended=True, job_end=self._job_end)
+        report = build_report(self._run_dir, now=time.time(), ended=True, job_end=self._time_limit_end)
         return {**report, "requeued": False}
 
 
-def own_components(plan: Plan) -> tuple[str, ...]:
+def own_component_ids(plan: Plan) -> tuple[str, ...]:
     """Slurm's ids of the job's components that contain this process."""
     own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
     return component_ids(own, own.get("SLURM_JOB_ID", ""))
@@ -212,7 +216,7 @@ def main(arguments: list[str]) -> int:
     run_dir = Path(arguments[0]).resolve()
     options = dict(itertools.pairwise(arguments))
     plan, local = load_plan(run_dir), "--local" in arguments
-    leftovers = LocalLeftoverTasks(run_dir) if local else SlurmLeftoverTasks(own_components(plan))
+    leftovers = LocalLeftoverTasks(run_dir) if local else SlurmLeftoverTasks(own_component_ids(plan))
     return LostOrchestrator(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
 
 

@@ -18,7 +18,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
-from launcher.programs.environment import forget_coerced_locale
+from launcher.programs.environment import remove_coerced_locale
 from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
@@ -41,7 +41,7 @@ from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
 
 TICK_S = 0.2
-STATUSES_S = 5.0  # between two reads of the sidecars' statuses; they are written at this interval
+STATUSES_INTERVAL_S = 5.0  # between two reads of the sidecars' statuses; they are written at this interval
 
 
 class Orchestrator:
@@ -62,61 +62,63 @@ class Orchestrator:
         self._steps = steps
         self._time_limit_end = time_limit_end
         self._reservation = reservation
-        self._course = JobState(facts, plan.kill_wait_s, signals)
-        self._crew = JobTasks(plan, facts, steps, self._course, signals, time_limit_end)
-        self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
+        self._job_state = JobState(facts, plan.kill_wait_s, signals)
+        self._job_tasks = JobTasks(plan, facts, steps, self._job_state, signals, time_limit_end)
+        self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.end_signal is not None)
         self._readiness = ReadinessState(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
-        self._stopping = StopReasons(plan, facts, self._course, signals, self._crew, self._stages, time_limit_end)
-        self._launch = JobLaunchCheck(plan, facts)
+        self._stop_reasons = StopReasons(
+            plan, facts, self._job_state, signals, self._job_tasks, self._stages, time_limit_end
+        )
+        self._launch_check = JobLaunchCheck(plan, facts)
         self._checklist: LaunchChecklist | None = None
-        self._looks_at_launch = True
-        self._status_events = StatusEvents(self._course.events, plan.manifest.total_items)
-        self._statuses_due = 0.0
+        self._is_launch_check_due = True
+        self._status_events = StatusEvents(self._job_state.events, plan.manifest.total_items)
+        self._next_statuses_at = 0.0
         self._was_ready = False
-        self._told_ways = False
+        self._has_logged_access = False
 
     # -- main loop -------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run the job; return its exit status."""
         attempt_optional("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
-        self._keep_earlier_report()
-        self._course.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
-        self._course.publish("launching")
+        self._archive_earlier_report()
+        self._job_state.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
+        self._job_state.publish("launching")
         for line in place_lines(self._plan, self._facts):
             log_line(line)
         try:
             self._write_templates()
             self._sidecars.start()
-            self._until_all_have_ended()
+            self._run_until_done()
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the job running
             log_line(f"internal error: {traceback.format_exc()}")
             self._readiness.end()
             what = f"internal error of the orchestrator: {type(error).__name__}: {error}"
-            self._course.begin_stop("cancelled", what)
-            self._until_all_have_ended()
+            self._job_state.begin_stop("cancelled", what)
+            self._run_until_done()
         self._readiness.end()
-        self._reservation.end()
-        self._stopping.heed_end()
+        self._reservation.release()
+        self._stop_reasons.handle_end_signal()
         end = EndOfJob(
             self._plan,
             self._facts,
             self._steps,
-            self._course,
+            self._job_state,
             self._signals,
-            self._crew,
+            self._job_tasks,
             self._sidecars,
             self._time_limit_end,
         )
-        return end.finish(self._checklist, self._conclude_launch, self._take_statuses)
+        return end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
 
-    def _keep_earlier_report(self) -> None:
+    def _archive_earlier_report(self) -> None:
         """Number the report and statuses of an earlier attempt: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
         if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
             log_line(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
-            self._course.events.write("attempt without report", earlier=earlier)
+            self._job_state.events.write("attempt without report", earlier=earlier)
         # else the sidecars of this attempt would overwrite the earlier statuses
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
         for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
@@ -133,25 +135,25 @@ class Orchestrator:
             path.touch(0o600)  # may contain keys
             path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
 
-    def _until_all_have_ended(self) -> None:
-        course, crew = self._course, self._crew
-        while crew.busy or (course.stop is None and self._stages.left):
-            self._stopping.heed_signals()
+    def _run_until_done(self) -> None:
+        course, crew = self._job_state, self._job_tasks
+        while crew.busy or (course.stop is None and self._stages.remaining_tasks):
+            self._stop_reasons.handle_signals()
             self._begin_stages()
-            self._follow_phase()
-            self._sidecars.care(revive=course.stop is None)
-            if time.monotonic() >= self._statuses_due:
-                attempt_optional("read what the sidecars say", self._take_statuses)
-            if self._looks_at_launch and course.stop is None:
-                self._looks_at_launch = False  # a check that fails with an exception is not repeated
-                attempt_optional("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
+            self._update_phase()
+            self._sidecars.maintain(may_restart=course.stop is None)
+            if time.monotonic() >= self._next_statuses_at:
+                attempt_optional("read what the sidecars say", self._copy_status_events)
+            if self._is_launch_check_due and course.stop is None:
+                self._is_launch_check_due = False  # a check that fails with an exception is not repeated
+                attempt_optional("check the launch", lambda: self._report_launch(self._launch_check.poll(time.time())))
             crew.reap()
-            crew.look_after_units()
-            self._stopping.look()
-            crew.ask_to_end()
-            if self._signals.hurry:
-                course.hurry()
-            if not crew.kill_in_time():
+            crew.handle_task_groups()
+            self._stop_reasons.poll()
+            crew.terminate_if_due()
+            if self._signals.is_kill_requested:
+                course.expire_deadline()
+            if not crew.kill_at_deadline():
                 log_line(f"Leaving {len(crew.running)} workers to be ended from outside")
                 return
             self._signals.sleep(TICK_S)
@@ -160,71 +162,78 @@ class Orchestrator:
 
     def _begin_stages(self) -> None:
         """Start the tasks of stages that may start."""
-        while self._course.stop is None and self._signals.ending is None:
-            self._look_at_readiness()
-            tasks = self._stages.take()
+        while self._job_state.stop is None and self._signals.end_signal is None:
+            self._poll_readiness()
+            tasks = self._stages.advance()
             if not tasks:
                 break
             if len({planned.stage for planned in self._plan.tasks}) > 1:
-                self._course.events.write("stage started", stage=tasks[0].stage)
-            self._crew.start(tasks)
-        if self._course.stop is not None:
+                self._job_state.events.write("stage started", stage=tasks[0].stage)
+            self._job_tasks.start(tasks)
+        if self._job_state.stop is not None:
             self._readiness.end()
             return
-        if not self._stages.left or {planned.stage for planned in self._stages.left} == {BENCHMARK}:
-            self._tell_ways_in()
-        if self._stages.overdue():
-            cause, failed, lines = self._stages.missing(self._crew.restarts)
-            self._course.begin_stop("launch_failed", cause, {"failed": failed})
+        if not self._stages.remaining_tasks or {planned.stage for planned in self._stages.remaining_tasks} == {
+            BENCHMARK
+        }:
+            self._log_access_lines()
+        if self._stages.is_overdue():
+            cause, failed, lines = self._stages.describe_missing_services(self._job_tasks.restarts)
+            self._job_state.begin_stop("launch_failed", cause, {"failed": failed})
             for line in lines:
                 log_raw_line(f"    {line}".rstrip())
 
-    def _look_at_readiness(self) -> None:
-        self._readiness.look()
-        if not self._readiness.asked or self._readiness.ready == self._was_ready:
+    def _poll_readiness(self) -> None:
+        self._readiness.poll()
+        if not self._readiness.is_polled or self._readiness.ready == self._was_ready:
             return
         self._was_ready = self._readiness.ready
-        waiting = (self._readiness.found or {}).get("waiting")
-        self._course.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
+        waiting = (self._readiness.content or {}).get("waiting")
+        self._job_state.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
         log_line("The job is ready" if self._was_ready else f"The job is not ready any more: waiting for {waiting}")
 
-    def _tell_ways_in(self) -> None:
-        if not self._told_ways:
-            self._told_ways = True
+    def _log_access_lines(self) -> None:
+        if not self._has_logged_access:
+            self._has_logged_access = True
             for line in access_lines(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
                 log_line(line)
 
-    def _follow_phase(self) -> None:
+    def _update_phase(self) -> None:
         """Enter phase ``running`` when all tasks have started and all services are ready."""
-        course = self._course
-        if course.phase != "launching" or course.stop is not None or self._stages.left or not self._readiness.ready:
+        course = self._job_state
+        if (
+            course.phase != "launching"
+            or course.stop is not None
+            or self._stages.remaining_tasks
+            or not self._readiness.ready
+        ):
             return
-        if self._crew.have_started():
-            self._reservation.end()  # ports not yet in use remain claimed by their wrappers
+        if self._job_tasks.have_started():
+            self._reservation.release()  # ports not yet in use remain claimed by their wrappers
             course.publish("running")
             log_line("All workers are up")
 
     # -- sidecars and launch check ---------------------------------------------------------------
 
-    def _take_statuses(self) -> None:
+    def _copy_status_events(self) -> None:
         """Record new events of the sidecars."""
-        self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), log_line)
-        self._statuses_due = time.monotonic() + STATUSES_S
+        self._status_events.copy_new_events(read_statuses(self._facts.run_dir, self._facts.attempt), log_line)
+        self._next_statuses_at = time.monotonic() + STATUSES_INTERVAL_S
 
-    def _say_launch(self, checklist: LaunchChecklist | None) -> None:
+    def _report_launch(self, checklist: LaunchChecklist | None) -> None:
         """Log and record the result of the launch check; None means that it is not final."""
         if checklist is None:
-            self._looks_at_launch = True
+            self._is_launch_check_due = True
             return
         self._checklist = checklist
         log_line("Launch verification")
         for line in render_launch_checklist(checklist):
             log_raw_line(f"    {line}".rstrip())
-        verified = "launch verified" if checklist.verified else "launch not verified"
-        self._course.events.write(verified, **checklist.to_json())
+        verified = "launch verified" if checklist.is_verified else "launch not verified"
+        self._job_state.events.write(verified, **checklist.to_json())
 
     def _conclude_launch(self) -> LaunchChecklist | None:
-        attempt_optional("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
+        attempt_optional("check the launch", lambda: self._report_launch(self._launch_check.conclude(time.time())))
         return self._checklist
 
 
@@ -284,18 +293,18 @@ def main(arguments: list[str]) -> None:
     guard = int(arguments[arguments.index("--guard") + 1]) if "--guard" in arguments else None
     if guard is not None:
         die_with_parent(guard)()
-    forget_coerced_locale()
+    remove_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
     plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
     (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
     facts, steps = locate_job(plan, run_dir, start, local=local)
     write_orchestrator_record(facts, local=local)
     signals = OrchestratorSignals(guard)
-    signals.listen()
+    signals.install_handlers()
     reservation = PortReservation()
     if needs_survey(plan):
         facts, reservation = run_node_survey(plan, facts, steps, signals)
-        steps.learn(facts)
+        steps.update_facts(facts)
         write_orchestrator_record(facts, local=local)
     job_end = time_limit_end(plan, start, local=local)
     sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())

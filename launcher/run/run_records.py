@@ -25,7 +25,7 @@ class RunRecords:
         stem = run_files.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
         return self._folder / f"{stem}.{kind}.json"
 
-    def refresh(self) -> set[str]:
+    def list_names(self) -> set[str]:
         """List the record names, which also refreshes a network file system's view. Raises OSError."""
         return set(os.listdir(self._folder))
 
@@ -36,7 +36,7 @@ class RunRecords:
             self._not_started = {run_files.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
         if self._not_started:
             try:
-                names = self.refresh()
+                names = self.list_names()
             except OSError:
                 return False
             kinds = ("start", "exit")
@@ -49,49 +49,49 @@ class RunRecords:
         """Return the exit record of a run, or None while it is not visible."""
         return run_files.read_json(self.path(running.planned, running.restart, "exit"))
 
-    def keep(self, planned: TaskPlan, restart: int, facts: dict[str, Any]) -> None:
+    def save_exit(self, planned: TaskPlan, restart: int, facts: dict[str, Any]) -> None:
         """Write the exit record of a run that has none; later runs are found through it. Raises OSError."""
         task = planned.task
         body: dict[str, Any] = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
         body |= {"code": None, "signal": None, **facts}
         run_files.write_json_if_absent(self.path(planned, restart, "exit"), body)
 
-    def keep_found(self, running: RunningTask, facts: dict[str, Any]) -> None:
+    def save_findings(self, running: RunningTask, facts: dict[str, Any]) -> None:
         """Write findings next to the record of a run, unless the sidecar did. Raises OSError."""
         path = self.path(running.planned, running.restart, "found")
         run_files.write_json_if_absent(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
-    def keep_stop(self, running: RunningTask, stop: dict[str, Any]) -> None:
+    def save_stop(self, running: RunningTask, stop: dict[str, Any]) -> None:
         """Write why we end one run while the job continues. Raises OSError."""
         run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
 
-    def keep_given_up(self, workers: Mapping[str, str]) -> None:
+    def save_abandoned(self, workers: Mapping[str, str]) -> None:
         """Write the workers (name -> role) that failed while the job continues. Raises OSError."""
         body = {"schema": run_files.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
-        run_files.write_json(self._folder.parent / run_files.GIVEN_UP_FILE, body)
+        run_files.write_json(self._folder.parent / run_files.ABANDONED_FILE, body)
 
-    def from_status(
-        self, running: RunningTask, code: int, *, exact: bool, lost: bool, asked: bool = False
+    def derive_exit(
+        self, running: RunningTask, code: int, *, is_exact: bool, is_node_lost: bool, was_signalled: bool = False
     ) -> dict[str, Any]:
-        """Derive an exit record from the status of a step; ``exact`` if it is the task's own status.
+        """Derive an exit record from the status of a step; ``is_exact`` if it is the task's own status.
 
-        The status means nothing if the node is ``lost`` (srun 24.11 then exits with its own 1), or if the task
-        was ``asked`` to end before it started.
+        The status means nothing if the node is ``is_node_lost`` (srun 24.11 then exits with its own 1), or if the task
+        was ``was_signalled`` to end before it started.
         """
         started = self.path(running.planned, running.restart, "start").exists()
-        if lost or (asked and not started):
+        if is_node_lost or (was_signalled and not started):
             return {"end": time.time()}
         if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
-        if code < 0 or code > 128 or (code == 0 and not exact):
+        if code < 0 or code > 128 or (code == 0 and not is_exact):
             # srun's status does not show who sent a signal or which one, and srun itself may have been killed
-            killed = started and code == (-signal.SIGKILL if exact else 128 + signal.SIGKILL)
+            killed = started and code == (-signal.SIGKILL if is_exact else 128 + signal.SIGKILL)
             return {"end": time.time(), **({"wrapper": "was killed by SIGKILL"} if killed else {})}
         service = {"service": True} if running.planned.service else {}
         return {"code": code, "end": time.time(), **service}
 
 
-def has_ended(run_dir: Path, attempt: int) -> bool:
+def have_all_runs_ended(run_dir: Path, attempt: int) -> bool:
     """Whether every run of this attempt with a start record also has its exit record."""
     try:
         names = set(os.listdir(run_dir / run_files.WORKERS_DIR))

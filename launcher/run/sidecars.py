@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.contract import run_files
-from exporter.logs.places_reader import read_last_bytes
+from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import Plan, RunFacts
 from launcher.run.job_log import log_line
 from launcher.rundir.targets import (
@@ -24,15 +24,15 @@ from launcher.rundir.targets import (
 from launcher.steps.steps import Steps
 
 START_TIMEOUT_S = 30.0  # wait for the sidecars to listen; then the job continues without them
-TARGETS_EVERY_S = 5.0  # between two searches for late or restarted sidecars, which read one file per node
-KILLED_S = 2.0  # wait for the end of a killed sidecar: it may hang in a system call
+TARGETS_INTERVAL_S = 5.0  # between two searches for late or restarted sidecars, which read one file per node
+KILL_WAIT_S = 2.0  # wait for the end of a killed sidecar: it may hang in a system call
 END_S = 5.0
 MOST_STARTS = 3
-CANNOT_WORK = 2  # exit status for a configuration error: a restart would fail in the same way
+CONFIGURATION_ERROR = 2  # exit status for a configuration error: a restart would fail in the same way
 
 
 class Sidecars:
-    """One sidecar per node. Signals and ended children wake ``sleep``; ``hurried`` is true after a signal."""
+    """One sidecar per node. Signals and ended children wake ``sleep``; ``is_ending`` is true after a signal."""
 
     def __init__(
         self,
@@ -40,27 +40,27 @@ class Sidecars:
         facts: RunFacts,
         steps: Steps,
         sleep: Callable[[float], None],
-        hurried: Callable[[], bool],
+        is_ending: Callable[[], bool],
     ) -> None:
         self._plan = plan
         self._facts = facts
         self._steps = steps
         self._sleep = sleep
-        self._hurried = hurried
+        self._is_ending = is_ending
         self._targets = TargetFiles(facts.run_dir, plan.target_dir)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starts = 0
         self._targets_due = 0.0
         # tasks whose programs serve metrics, by rank
         self._engines = {planned.task.rank: planned.task for planned in plan.tasks if metrics_endpoint(planned)}
-        self._engines_up: set[int] = set()  # ranks of tasks with metrics that have started
+        self._started_engines: set[int] = set()  # ranks of tasks with metrics that have started
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self._processes)
 
     @property
-    def _gone(self) -> bool:
+    def _have_ended(self) -> bool:
         return all(process.poll() is not None for process in self._processes)
 
     def start(self) -> None:
@@ -71,15 +71,15 @@ class Sidecars:
         if not self._start():
             return
         end = time.monotonic() + START_TIMEOUT_S
-        while not self._hurried():
+        while not self._is_ending():
             listening = self._publish()
             if len(listening) >= len(self._facts.hosts):
                 log_line(f"All {len(listening)} sidecars listen")
                 return
             missing = sorted(set(self._facts.hosts) - set(listening))
-            if self._gone:
+            if self._have_ended:
                 log_line(
-                    f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched{self._last_words()}"
+                    f"The sidecars could not run on {', '.join(missing)}; the job runs unwatched{self._last_log_line()}"
                 )
                 return
             if time.monotonic() > end:
@@ -91,7 +91,7 @@ class Sidecars:
         try:
             self._processes = self._steps.start_sidecars()
         except OSError as error:
-            log_line(f"The sidecars cannot be started: {error}; the job goes on unwatched")
+            log_line(f"The sidecars cannot be started: {error}; the job runs unwatched")
             return False
         return True
 
@@ -100,26 +100,26 @@ class Sidecars:
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
         groups = sidecar_target_groups(found.values())
         if groups:  # the records of the sidecars contain the job's labels
-            groups += engine_target_groups(self._plan, self._facts, groups[0]["labels"], self._look_for_engines())
+            groups += engine_target_groups(self._plan, self._facts, groups[0]["labels"], self._find_started_engines())
         if self._targets.publish(groups):
-            engines = f" and {len(self._engines_up)} engines" if self._engines_up else ""
+            engines = f" and {len(self._started_engines)} engines" if self._started_engines else ""
             log_line(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}{engines}")
         while self._targets.problems:
             log_line(self._targets.problems.pop())
-        self._targets_due = time.monotonic() + TARGETS_EVERY_S
+        self._targets_due = time.monotonic() + TARGETS_INTERVAL_S
         return found
 
-    def _look_for_engines(self) -> set[int]:
+    def _find_started_engines(self) -> set[int]:
         """Ranks of the tasks with own metrics that have a start record."""
         folder = self._facts.run_dir / run_files.WORKERS_DIR
         for rank, task in self._engines.items():
-            if rank not in self._engines_up:
+            if rank not in self._started_engines:
                 record = f"{run_files.record_name(task.worker, rank, self._facts.attempt, 0)}.start.json"
                 if (folder / record).exists():
-                    self._engines_up.add(rank)
-        return self._engines_up
+                    self._started_engines.add(rank)
+        return self._started_engines
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         """Last line of the first sidecar log that has one, as a suffix for a message."""
         for path in sorted(self._facts.run_dir.glob("*sidecar*.log")):
             lines = read_last_bytes(path, 4096).decode("utf-8", "replace").splitlines()
@@ -127,15 +127,15 @@ class Sidecars:
                 return f": {lines[-1].strip()} (in {path.name})"
         return ""
 
-    def care(self, *, revive: bool) -> None:
-        """Publish targets when due; with ``revive``, restart the sidecars if their supervisors have ended too."""
+    def maintain(self, *, may_restart: bool) -> None:
+        """Publish targets when due; with ``may_restart``, restart the sidecars if their supervisors have ended too."""
         if not self._processes:
             return
         if time.monotonic() >= self._targets_due:
             self._publish()
-        final = all(process.returncode == CANNOT_WORK for process in self._processes)
-        if revive and self._gone and not final and self._starts < MOST_STARTS:
-            if not self._steps.are_over(self._processes):
+        final = all(process.returncode == CONFIGURATION_ERROR for process in self._processes)
+        if may_restart and self._have_ended and not final and self._starts < MOST_STARTS:
+            if not self._steps.sidecars_have_no_leftovers(self._processes):
                 return
             self._starts += 1
             log_line("The sidecars have ended; restarting them")
@@ -152,10 +152,10 @@ class Sidecars:
                 status = run_files.read_json(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json") or {}
                 if status.get("final") and status.get("attempt") == self._facts.attempt:
                     waiting.discard(node)
-            if not waiting or self._gone:
+            if not waiting or self._have_ended:
                 return
             self._sleep(0.1)
-            if self._hurried() and timeout_s > 1.0:
+            if self._is_ending() and timeout_s > 1.0:
                 end = min(end, time.monotonic() + 1.0)
         log_line(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
 
@@ -164,16 +164,16 @@ class Sidecars:
         for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        end = time.monotonic() + KILLED_S
-        while not self._gone and time.monotonic() < end:
+        end = time.monotonic() + KILL_WAIT_S
+        while not self._have_ended and time.monotonic() < end:
             self._sleep(0.05)
 
     def end(self, *, hurry: bool) -> None:
         """Let the sidecars linger for a last scrape, end them, and remove their targets."""
         end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + END_S)
         asked = False
-        while not self._gone:
-            if (time.monotonic() > end or self._hurried()) and not asked:
+        while not self._have_ended:
+            if (time.monotonic() > end or self._is_ending()) and not asked:
                 asked = True
                 self._steps.end_sidecars(self._processes)
                 end = time.monotonic() + END_S

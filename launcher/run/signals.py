@@ -10,44 +10,44 @@ from launcher.steps.steps import ENDING_SIGNALS
 CHECKPOINT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that Slurm can send some time before the time limit
 IGNORED = (signal.SIGQUIT, signal.SIGALRM)
 # how these reach a command run by hand
-_OF_A_TERMINAL = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: " because the terminal was closed"}
+_TERMINAL_CAUSES = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: " because the terminal was closed"}
 
 
 def signal_text(number: int, *, local: bool) -> str:
     """Describe the signal that ends a job; ``local`` if it was started by `gpujob run`."""
     came = signal.Signals(number)
-    if local and came in _OF_A_TERMINAL:
-        return f"{came.name} to `gpujob run`{_OF_A_TERMINAL[came]}"
+    if local and came in _TERMINAL_CAUSES:
+        return f"{came.name} to `gpujob run`{_TERMINAL_CAUSES[came]}"
     return f"{came.name} to the job"
 
 
 class OrchestratorSignals:
     """Received signals, and a sleep that they interrupt."""
 
-    def __init__(self, guard: int | None = None) -> None:
-        self._guard = guard
-        self.ending: int | None = None  # first signal that ends the job
-        self.ending_at = 0.0  # when `ending` came, monotonic clock
-        self.hurry = False  # whether a second SIGINT came, which only users send
-        self._interrupted = False
+    def __init__(self, guard_pid: int | None = None) -> None:
+        self._guard_pid = guard_pid
+        self.end_signal: int | None = None  # first signal that ends the job
+        self.end_signal_at = 0.0  # when `end_signal` came, monotonic clock
+        self.is_kill_requested = False  # whether a second SIGINT came, which only users send
+        self._was_interrupted = False
         self.warnings: set[int] = set()  # warnings before the time limit, not handled yet
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
-        self._wake = select.poll()  # select(2) is limited to descriptors below 1024
-        self._wake.register(self._wake_read, select.POLLIN)
+        self._wake_poll = select.poll()  # select(2) is limited to descriptors below 1024
+        self._wake_poll.register(self._wake_read, select.POLLIN)
 
     @property
-    def orphaned(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether the guard has died."""
-        return self._guard is not None and os.getppid() != self._guard
+        return self._guard_pid is not None and os.getppid() != self._guard_pid
 
-    def listen(self) -> None:
+    def install_handlers(self) -> None:
         """Handle SIGTERM, SIGINT and SIGHUP as ends, and SIGUSR1 and SIGUSR2 as warnings."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
-                signal.signal(number, self._note_ending)
+                signal.signal(number, self._record_end_signal)
         for number in CHECKPOINT_SIGNALS:
             signal.signal(number, lambda number, _: self.warnings.add(number))
         for number in IGNORED:
@@ -55,15 +55,15 @@ class OrchestratorSignals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING_SIGNALS, *CHECKPOINT_SIGNALS))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the end of a child wakes the loop
 
-    def _note_ending(self, number: int, _frame: object) -> None:
-        if self.ending is None:
-            self.ending, self.ending_at = number, time.monotonic()
+    def _record_end_signal(self, number: int, _frame: object) -> None:
+        if self.end_signal is None:
+            self.end_signal, self.end_signal_at = number, time.monotonic()
         if number == signal.SIGINT:
-            self.hurry, self._interrupted = self._interrupted, True
+            self.is_kill_requested, self._was_interrupted = self._was_interrupted, True
 
     def sleep(self, seconds: float) -> None:
         """Sleep until the time is over, a signal comes, or a child ends."""
-        if self._wake.poll(1000 * max(0.0, seconds)):
+        if self._wake_poll.poll(1000 * max(0.0, seconds)):
             try:
                 os.read(self._wake_read, 4096)
             except BlockingIOError:

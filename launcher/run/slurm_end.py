@@ -9,7 +9,10 @@ from launcher.steps.steps import ExternalEnd, Steps
 
 NOTICE_GRACE_S = 3.0  # after a signal to a worker, wait this long for the signal to this process
 ANNOUNCED_GRACE_S = 10.0  # this wait if Slurm may be ending the job for an unknown reason
-ASK_AFTER_S, ASK_AGAIN_S = 0.5, 1.0  # wait for the signal to this process before the first query, and between queries
+QUERY_AFTER_S, QUERY_INTERVAL_S = (
+    0.5,
+    1.0,
+)  # wait for the signal to this process before the first query, and between queries
 SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld checks every 30 s
 
 
@@ -17,96 +20,108 @@ class SlurmEndQuery:
     """Asks Slurm, keeps the answer, and stops the job accordingly."""
 
     def __init__(
-        self, steps: Steps, course: JobState, signals: OrchestratorSignals, asked_since: Callable[[], float | None]
+        self,
+        steps: Steps,
+        job_state: JobState,
+        signals: OrchestratorSignals,
+        first_signalled_at: Callable[[], float | None],
     ) -> None:
-        """``asked_since`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
-        self.ends_by_itself = False  # whether Slurm ends all tasks without us
-        self.signal_by: float | None = None  # how long this process must wait for an announced signal, epoch seconds
+        """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
+        self.is_left_to_slurm = False  # whether Slurm ends all tasks without us
+        self.signal_deadline: float | None = (
+            None  # how long this process must wait for an announced signal, epoch seconds
+        )
         self._steps = steps
-        self._course = course
+        self._job_state = job_state
         self._signals = signals
-        self._asked_since = asked_since
+        self._first_signalled_at = first_signalled_at
         self._answer = ExternalEnd()
-        self._asked_at = 0.0
-        self._again_at: float | None = None  # next query whether Slurm ends all tasks, monotonic clock
+        self._queried_at = 0.0
+        self._next_query_at: float | None = None  # next query whether Slurm ends all tasks, monotonic clock
 
     @property
     def is_being_ended(self) -> bool:
         """Whether Slurm has confirmed that it ends the job."""
-        return self._answer.by_itself
+        return self._answer.ends_all
 
     @property
-    def kills_soon(self) -> bool:
+    def is_kill_wait_running(self) -> bool:
         """Whether KillWait is running according to Slurm, without a grace time before it."""
-        return self.ends_by_itself and self.signal_by is None
+        return self.is_left_to_slurm and self.signal_deadline is None
 
     @property
     def grace_s(self) -> float:
         """How long a worker ended by an outside signal waits for its reason."""
         return ANNOUNCED_GRACE_S if self._answer.may_end_all else NOTICE_GRACE_S
 
-    def has_asked_since(self, moment: float) -> bool:
+    def has_queried_since(self, start: float) -> bool:
         """Whether Slurm was asked at or after this time of the monotonic clock."""
-        return self._asked_at >= moment
+        return self._queried_at >= start
 
-    def ask(self) -> ExternalEnd:
+    def query(self) -> ExternalEnd:
         """Ask Slurm."""
-        ending = self._steps.ending()
-        self._asked_at = time.monotonic()
+        ending = self._steps.query_end()
+        self._queried_at = time.monotonic()
         return ending
 
-    def ask_why(self) -> None:
+    def query_reason(self) -> None:
         """Ask why a worker ended, and stop the job if Slurm gives a reason."""
-        self._answer = self.ask()
+        self._answer = self.query()
         if self._answer.reason is not None or self._answer.failed_nodes:
-            self.stop_for(self._answer, "")
+            self.stop_job(self._answer, "")
 
-    def ask_which_node(self) -> None:
+    def query_failed_node(self) -> None:
         """Ask for the name of a failed node, which may arrive after the failure itself."""
-        stop = self._course.stop or {}
+        stop = self._job_state.stop or {}
         if stop.get("reason") != "node_failure" or stop.get("nodes"):
             return
-        ending = self.ask()
+        ending = self.query()
         if ending.failed_nodes:
-            self._course.name_nodes(*_of_nodes(ending), ending.failed_nodes)
+            self._job_state.add_failed_nodes(*_stop_reason_and_cause(ending), ending.failed_nodes)
 
-    def ask_again(self) -> None:
+    def query_again(self) -> None:
         """Repeat a query that was not answered. If Slurm does not end the tasks, let the orchestrator do it."""
-        if self._again_at is None or time.monotonic() < self._again_at or not self._course.has_time:
+        if (
+            self._next_query_at is None
+            or time.monotonic() < self._next_query_at
+            or not self._job_state.has_time_for_query
+        ):
             return
-        ending = self.ask()
+        ending = self.query()
         if ending.reason is not None:
-            self.stop_for(ending, "")
+            self.stop_job(ending, "")
             return
-        self.note(ending)
-        if not self.ends_by_itself:
-            self._course.ask = not self._course.asked
+        self.record(ending)
+        if not self.is_left_to_slurm:
+            self._job_state.is_sigterm_due = not self._job_state.is_sigterm_sent
 
-    def note(self, ending: ExternalEnd) -> None:
+    def record(self, external_end: ExternalEnd) -> None:
         """Record whether Slurm ends all tasks. Without an answer, assume that it may, and ask again."""
-        self.ends_by_itself = ending.may_end_all
-        self._again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
+        self.is_left_to_slurm = external_end.may_end_all
+        self._next_query_at = time.monotonic() + QUERY_INTERVAL_S if external_end.is_unanswered else None
 
-    def stop_for(self, ending: ExternalEnd, how: str) -> None:
+    def stop_job(self, external_end: ExternalEnd, suffix: str) -> None:
         """Stop the job for the reason that Slurm gave."""
-        announced = ending.ends_at is not None and self._signals.ending is None
-        self.signal_by = (ending.ends_at or 0.0) + SIGNAL_LATE_S if announced else None
-        self.note(ending)
-        reason, cause = _of_nodes(ending)
-        self._course.begin_stop(
+        announced = external_end.grace_ends_at is not None and self._signals.end_signal is None
+        self.signal_deadline = (external_end.grace_ends_at or 0.0) + SIGNAL_LATE_S if announced else None
+        self.record(external_end)
+        reason, cause = _stop_reason_and_cause(external_end)
+        self._job_state.begin_stop(
             reason,
-            cause + how,
-            {"nodes": list(ending.failed_nodes)} if ending.failed_nodes else None,
-            ask=not self.ends_by_itself,
-            ended_in_s=max(0.0, (ending.ends_at or 0.0) - time.time()) if self.ends_by_itself else None,
-            since=self._asked_since(),
+            cause + suffix,
+            {"nodes": list(external_end.failed_nodes)} if external_end.failed_nodes else None,
+            send_sigterm=not self.is_left_to_slurm,
+            kill_wait_in_s=max(0.0, (external_end.grace_ends_at or 0.0) - time.time())
+            if self.is_left_to_slurm
+            else None,
+            signalled_at=self._first_signalled_at(),
         )
 
 
-def _of_nodes(ending: ExternalEnd) -> tuple[str, str]:
+def _stop_reason_and_cause(external_end: ExternalEnd) -> tuple[str, str]:
     """Reason and cause of a stop: tasks on other nodes end because of the failed node."""
-    nodes = ", ".join(ending.failed_nodes)
-    reason = ending.reason or "node_failure"
+    nodes = ", ".join(external_end.failed_nodes)
+    reason = external_end.reason or "node_failure"
     if reason == "node_failure" and nodes:
         reason = "terminated_peer"
-    return reason, ending.cause or f"node {nodes} has failed"
+    return reason, external_end.cause or f"node {nodes} has failed"

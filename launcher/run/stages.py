@@ -12,71 +12,75 @@ from launcher.report.verification import benchmark_log
 from launcher.run.before.readiness import MOST_NAMED, RuleStatus, describe_missing, missing_text
 from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
-from launcher.words import first_names
+from launcher.words import names_text
 
-LOOK_S = 0.5  # between two reads of `readiness.json`
-NAMED_AS_CAUSE = 2  # missing workers that the cause names; it is repeated next to every worker that ends with the job
-_NOT_READY = " is not ready: "
-START_AGAIN_S = 5.0  # before another start of a readiness poller that ended unasked
+READ_INTERVAL_S = 0.5  # between two reads of `readiness.json`
+MOST_NAMED_IN_CAUSE = (
+    2  # missing workers that the cause names; it is repeated next to every worker that ends with the job
+)
+_NOT_READY_TEXT = " is not ready: "
+RESTART_DELAY_S = 5.0  # before another start of a readiness poller that ended unasked
 
 
 class ReadinessState:
     """Readiness as found by the process ``launcher.run.before.poll_readiness``."""
 
     def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
-        self.asked = plan.readiness is not None and bool(plan.readiness.rules)  # whether the plan has readiness rules
-        self.found: dict[str, Any] | None = None  # content of `readiness.json` in this attempt
+        self.is_polled = plan.readiness is not None and bool(
+            plan.readiness.rules
+        )  # whether the plan has readiness rules
+        self.content: dict[str, Any] | None = None  # content of `readiness.json` in this attempt
         self._plan = plan
         self._facts = facts
         self._steps = steps
         self._process: subprocess.Popen[bytes] | None = None
-        self._start_at = 0.0
-        self._look_at = 0.0
+        self._next_start_at = 0.0
+        self._next_read_at = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether all services of the job are ready."""
-        return not self.asked or bool(self.found and self.found.get("ready"))
+        return not self.is_polled or bool(self.content and self.content.get("ready"))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the readiness file, and restart the poller if it has ended."""
         now = time.monotonic()
-        if not self.asked or now < self._look_at:
+        if not self.is_polled or now < self._next_read_at:
             return
-        self._look_at = now + LOOK_S
+        self._next_read_at = now + READ_INTERVAL_S
         if self._process is None or self._process.poll() is not None:
             self._start(now)
         told = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
         if told is not None and told.get("attempt") == self._facts.attempt:
-            self.found = told
+            self.content = told
 
     def _start(self, now: float) -> None:
-        if now < self._start_at:
+        if now < self._next_start_at:
             return
-        self._start_at = now + START_AGAIN_S
+        self._next_start_at = now + RESTART_DELAY_S
         if self._process is not None:
             log_line(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
         run_dir = self._facts.run_dir
         argv = [self._plan.python, *PYTHON_FLAGS, "launcher.run.before.poll_readiness", "--run-dir", str(run_dir)]
         try:
-            self._process = self._steps.start_beside(argv, run_dir / benchmark_log(self._facts.attempt))
+            self._process = self._steps.start_program(argv, run_dir / benchmark_log(self._facts.attempt))
         except OSError as error:
             log_line(f"launcher.run.before.poll_readiness cannot be started: {error}")
 
-    def holds(self, stage: str) -> bool:
+    def is_met(self, stage: str) -> bool:
         """Whether everything a stage waits for is ready; the benchmark waits for all services."""
-        if not self.asked or self._plan.readiness is None:
+        if not self.is_polled or self._plan.readiness is None:
             return True
-        rules = (self.found or {}).get("rules") or []
+        rules = (self.content or {}).get("rules") or []
         standing = dict(enumerate(rules))
         asked = [index for index, rule in enumerate(self._plan.readiness.rules) if stage in (BENCHMARK, rule.before)]
         return all(standing.get(index, {}).get("ready") for index in asked)
 
     def end(self) -> None:
         """Stop the poller."""
-        if self.asked and self._process is not None and self._process.poll() is None:
+        if self.is_polled and self._process is not None and self._process.poll() is None:
             self._process.terminate()
-        self.asked = False
+        self.is_polled = False
 
 
 class Stages:
@@ -86,43 +90,50 @@ class Stages:
         self._plan = plan
         self._facts = facts
         self._readiness = readiness
-        self._left = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
-        self._since: float | None = None  # start of the latest stage, monotonic clock
+        self._remaining_stages = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
+        self._stage_started_at: float | None = None  # start of the latest stage, monotonic clock
         self._was_ready = False
 
     @property
-    def left(self) -> list[TaskPlan]:
+    def remaining_tasks(self) -> list[TaskPlan]:
         """Tasks of later stages."""
-        return [planned for planned in self._plan.tasks if planned.stage in self._left]
+        return [planned for planned in self._plan.tasks if planned.stage in self._remaining_stages]
 
-    def take(self) -> list[TaskPlan]:
+    def advance(self) -> list[TaskPlan]:
         """Return the tasks of the next stage and advance, or nothing while it must wait."""
-        if not self._left or not self._readiness.holds(self._left[0]):
+        if not self._remaining_stages or not self._readiness.is_met(self._remaining_stages[0]):
             return []
-        stage = self._left.pop(0)
-        self._since = time.monotonic()
+        stage = self._remaining_stages.pop(0)
+        self._stage_started_at = time.monotonic()
         return [planned for planned in self._plan.tasks if planned.stage == stage]
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether readiness has timed out. A job that was ready before has no timeout."""
-        self._was_ready = self._was_ready or (self._readiness.ready and not self._left)
-        if not self._readiness.asked or self._plan.readiness is None or self._was_ready or self._since is None:
+        self._was_ready = self._was_ready or (self._readiness.ready and not self._remaining_stages)
+        if (
+            not self._readiness.is_polled
+            or self._plan.readiness is None
+            or self._was_ready
+            or self._stage_started_at is None
+        ):
             return False
-        return time.monotonic() - self._since > self._plan.readiness.timeout_s
+        return time.monotonic() - self._stage_started_at > self._plan.readiness.timeout_s
 
-    def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
+    def describe_missing_services(
+        self, restarts: Callable[[], dict[int, int]]
+    ) -> tuple[str, dict[str, Any], list[str]]:
         """Describe the missing services: a sentence, the failure for the report, and the ends of their logs.
 
         The sentence and the failure name the first of many workers. Each worker has a line in the evidence.
         """
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
-        found = self._readiness.found or {}
-        lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
+        found = self._readiness.content or {}
+        lines = describe_missing(self._plan, self._facts, self._readiness.content, restarts())
         names = unready_workers(self._plan, found)
         waiting = str(found.get("waiting") or "")
         others = unready_others(self._plan, found, names) if names else ""
         late, besides = f"not ready after {timeout_s:g} s", f" (waiting for {others})" if others else ""
-        cause = f"{late}: missing {first_names(names, NAMED_AS_CAUSE) or waiting or 'all'}{besides}"
+        cause = f"{late}: missing {names_text(names, MOST_NAMED_IN_CAUSE) or waiting or 'all'}{besides}"
         tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
         missing = [
             {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
@@ -141,7 +152,7 @@ class Stages:
 
 def _first_missing_lines(lines: Sequence[str]) -> list[str]:
     """Keep the first lines about missing services and all other lines."""
-    told = [line for line in lines if _NOT_READY in line and not line.startswith(" ")]
+    told = [line for line in lines if _NOT_READY_TEXT in line and not line.startswith(" ")]
     left_out = set(told[MOST_NAMED:])
     kept = [line for line in lines if line not in left_out]
     if left_out:
@@ -149,9 +160,9 @@ def _first_missing_lines(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def unready_workers(plan: Plan, found: dict[str, Any]) -> list[str]:
+def unready_workers(plan: Plan, content: dict[str, Any]) -> list[str]:
     """Workers that are polled themselves and are not ready, in the order of the rules."""
-    told = found.get("rules") or []
+    told = content.get("rules") or []
     rules = plan.readiness.rules if plan.readiness is not None else ()
     names = [
         rule.subject
@@ -161,7 +172,7 @@ def unready_workers(plan: Plan, found: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def unready_others(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
+def unready_others(plan: Plan, content: dict[str, Any], names: Collection[str]) -> str:
     """Describe what else is not ready, in the words of ``missing_text``; empty if nothing is.
 
     A front end that counts workers is left out when ``names`` can account for all those it misses.
@@ -169,11 +180,11 @@ def unready_others(plan: Plan, found: dict[str, Any], names: Collection[str]) ->
     rules = plan.readiness.rules if plan.readiness is not None else ()
     roles = {planned.task.worker: planned.task.role for planned in plan.tasks}
     named = Counter(roles[name] for name in names if name in roles)
-    seen, expected = found.get("seen") or {}, found.get("expected") or {}
+    seen, expected = content.get("seen") or {}, content.get("expected") or {}
     lacks_them = bool(expected) and all(expected[role] - seen.get(role, 0) <= named[role] for role in expected)
     others = [
         rule
-        for rule, told in zip(rules, found.get("rules") or (), strict=False)
+        for rule, told in zip(rules, content.get("rules") or (), strict=False)
         if not told.get("ready") and rule.subject not in names and not lacks_them
     ]
     return missing_text(others, [RuleStatus(ready=False)] * len(others), seen, expected)

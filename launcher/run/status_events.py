@@ -7,7 +7,7 @@ from exporter.contract.events import EventLog
 from exporter.progress.work import job_work
 
 # events that the orchestrator writes itself
-OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
+ORCHESTRATOR_EVENTS = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
 MILESTONES = 10  # a milestone for each tenth of the work
 
 
@@ -20,26 +20,28 @@ class StatusEvents:
     def __init__(self, events: EventLog, total_items: int | None) -> None:
         self._events = events
         self._total_items = total_items
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
         self._milestone = 0
 
-    def take(self, statuses: Mapping[str, Mapping[str, Any]], say: Callable[[str], None] = lambda _: None) -> None:
-        """Write the new events of all nodes, and pass a line for each to ``say``."""
+    def copy_new_events(
+        self, statuses: Mapping[str, Mapping[str, Any]], log: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Write the new events of all nodes, and pass a line for each to ``log``."""
         found = [(node, event) for node, status in statuses.items() for event in status.get("events") or ()]
         for node, event in sorted(found, key=lambda entry: float(entry[1]["time"])):
             key = (node, *(event.get(name) for name in ("time", "event", "worker", "detail")))
-            if event.get("event") in OWN or key in self._told:
+            if event.get("event") in ORCHESTRATOR_EVENTS or key in self._reported:
                 continue
-            self._told.add(key)
+            self._reported.add(key)
             facts = {name: value for name, value in event.items() if name != "event" and value is not None}
             self._events.write(str(event["event"]), **{**facts, "node": node})
             words = " ".join(str(word) for word in (event["event"], event.get("worker")) if word)
-            say(f"{node}: {words}: {event.get('detail', '')}")
-        self._take_progress(worker for status in statuses.values() for worker in status.get("workers") or ())
+            log(f"{node}: {words}: {event.get('detail', '')}")
+        self._record_milestone(worker for status in statuses.values() for worker in status.get("workers") or ())
 
-    def _take_progress(self, workers: Iterable[Mapping[str, Any]]) -> None:
+    def _record_milestone(self, workers: Iterable[Mapping[str, Any]]) -> None:
         work = job_work(workers)
-        expected = work.expected_of(self._total_items)
+        expected = work.expected_total(self._total_items)
         if work.done is None or not expected:
             return
         reached = min(MILESTONES, work.done * MILESTONES // expected)

@@ -23,75 +23,75 @@ class StopReasons:
         self,
         plan: Plan,
         facts: RunFacts,
-        course: JobState,
+        job_state: JobState,
         signals: OrchestratorSignals,
-        crew: JobTasks,
+        job_tasks: JobTasks,
         stages: Stages,
         time_limit_end: float | None,
     ) -> None:
         self._plan = plan
         self._facts = facts
-        self._course = course
+        self._job_state = job_state
         self._signals = signals
-        self._crew = crew
+        self._job_tasks = job_tasks
         self._stages = stages
         self._time_limit_end = time_limit_end
-        self._has_heeded = False
+        self._has_handled_end_signal = False
 
-    def heed_signals(self) -> None:
+    def handle_signals(self) -> None:
         """Handle signals that end the job, and warnings before the time limit."""
-        self.heed_end()
-        self._crew.inquiry.ask_again()
-        self._pass_warnings_on()
+        self.handle_end_signal()
+        self._job_tasks.slurm_end_query.query_again()
+        self._forward_warnings()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Stop the job if its work is done, useless, or out of time."""
-        self._end_when_done()
-        self._end_without_workers()
-        self._end_for_requeue()
+        self._stop_when_done()
+        self._stop_without_workers()
+        self._stop_if_requeue_due()
 
-    def _end_when_done(self) -> None:
+    def _stop_when_done(self) -> None:
         """Stop the job when all critical tasks that are not services have completed."""
         work = [planned for planned in self._plan.tasks if is_awaited(planned)]
-        active, course = self._crew.active(), self._course
-        if course.leaves_time and self._have_completed(work):
-            if self._is_whole():
-                course.take_back_stop()
+        active, course = self._job_tasks.active(), self._job_state
+        if course.may_finish_work and self._have_completed(work):
+            if self._is_work_complete():
+                course.withdraw_stop()
             else:
-                course.ask_now()  # remaining tasks are only helpers and services
-        if self._course.stop is not None or not work or not active:
+                course.expedite_sigterm()  # remaining tasks are only helpers and services
+        if self._job_state.stop is not None or not work or not active:
             return
-        if not any(is_awaited(planned) for planned in [*active, *self._stages.left]):
+        if not any(is_awaited(planned) for planned in [*active, *self._stages.remaining_tasks]):
             alone = all(planned.stage == BENCHMARK for planned in work)
             what = "the benchmark has completed" if alone else "all critical workers have completed"
-            self._course.begin_stop("completed", what)
+            self._job_state.begin_stop("completed", what)
 
     def _have_completed(self, work: Sequence[TaskPlan]) -> bool:
         """Whether there is work and all of it has completed."""
-        ends = [self._crew.ends.get(planned.task.rank) for planned in work]
-        over = not any(is_awaited(planned) for planned in [*self._crew.active(), *self._stages.left])
+        ends = [self._job_tasks.ends.get(planned.task.rank) for planned in work]
+        over = not any(is_awaited(planned) for planned in [*self._job_tasks.active(), *self._stages.remaining_tasks])
         return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
 
-    def _is_whole(self) -> bool:
+    def _is_work_complete(self) -> bool:
         """Whether all items of the job are known to be processed.
 
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
-        now, ends = time.time(), self._crew.ends
+        now, ends = time.time(), self._job_tasks.ends
         told = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
         expected = told["items_expected"]
         least = self._plan.manifest.verify.complete_share * expected if expected else None
         return least is not None and (told["items"] or 0) >= least
 
-    def _end_without_workers(self) -> None:
+    def _stop_without_workers(self) -> None:
         """Stop a serving job when all its workers have failed for good.
 
         With disaggregated serving, losing either half is enough.
         """
-        crew = self._crew
-        if self._course.stop is not None or not crew.given_up or not crew.busy:
+        crew = self._job_tasks
+        if self._job_state.stop is not None or not crew.abandoned or not crew.busy:
             return
-        living = [planned for planned in [*crew.active(), *self._stages.left] if planned.stage == WORKERS]
+        living = [planned for planned in [*crew.active(), *self._stages.remaining_tasks] if planned.stage == WORKERS]
         serving = {planned.task.role for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
         alive = {planned.task.role for planned in living if planned.service}
         missing = serving - alive
@@ -99,7 +99,7 @@ class StopReasons:
             missing &= {PREFILL, DECODE}
         if not missing or (not alive and living):
             return
-        ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in missing]
+        ends = [entry for entry in crew.ended_tasks() if entry[0].role in missing]
         failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
         if not failed:
             return
@@ -108,25 +108,30 @@ class StopReasons:
         kind = f"{task.role} worker" if alive else "worker"
         cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
         told = {"worker": task.worker, "rank": task.rank, "node": host, **end}
-        self._course.begin_stop("terminated_peer", cause, {"failed": told})
+        self._job_state.begin_stop("terminated_peer", cause, {"failed": told})
 
-    def _pass_warnings_on(self) -> None:
+    def _forward_warnings(self) -> None:
         """Send the warning before the time limit to the workers, if the job file asks for it."""
         asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
         while self._signals.warnings:
             number = self._signals.warnings.pop()
             name = signal.Signals(number).name
-            if name != f"SIG{asked}" or self._course.stop is not None:
+            if name != f"SIG{asked}" or self._job_state.stop is not None:
                 continue
-            count = self._crew.warn(number)
+            count = self._job_tasks.warn_workers(number)
             log_line(f"{name} before the time limit: passed on to {count} processes of workers")
-            self._course.events.write("checkpoint signal", signal=name, processes=count)
+            self._job_state.events.write("checkpoint signal", signal=name, processes=count)
             if self._may_be_requeued():
                 self._stop_for_requeue()
 
-    def _end_for_requeue(self) -> None:
+    def _stop_if_requeue_due(self) -> None:
         """Stop a job before the time limit if it is to be requeued."""
-        if self._course.stop is None and self._crew.busy and self._may_be_requeued() and self._left_to_requeue() <= 0.0:
+        if (
+            self._job_state.stop is None
+            and self._job_tasks.busy
+            and self._may_be_requeued()
+            and self._requeue_stop_in_s() <= 0.0
+        ):
             self._stop_for_requeue()
 
     def _may_be_requeued(self) -> bool:
@@ -137,46 +142,46 @@ class StopReasons:
             and self._facts.attempt < requeue.get("max", 0)
         )
 
-    def _left_to_requeue(self) -> float:
+    def _requeue_stop_in_s(self) -> float:
         """Seconds that the workers still have before a stop for a requeue."""
         return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
 
     def _stop_for_requeue(self) -> None:
         cause = "the time limit is near, and the job is queued again"
-        left = max(0.0, self._left_to_requeue())
-        self._course.begin_stop("time_limit", cause, {"requeue": True}, ask_after_s=left)
+        left = max(0.0, self._requeue_stop_in_s())
+        self._job_state.begin_stop("time_limit", cause, {"requeue": True}, sigterm_after_s=left)
 
-    def heed_end(self) -> None:
+    def handle_end_signal(self) -> None:
         """Stop the job for a signal, once. The signal may also explain a stop that is already running."""
-        course, crew, number = self._course, self._crew, self._signals.ending
-        if number is None or self._has_heeded:
+        course, crew, number = self._job_state, self._job_tasks, self._signals.end_signal
+        if number is None or self._has_handled_end_signal:
             return
-        self._has_heeded = True
+        self._has_handled_end_signal = True
         name, words = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
         course.events.write("signal", signal=name, cause=words)
-        if course.stop is None or crew.presumed_since is not None or course.leaves_time:
+        if course.stop is None or crew.unconfirmed_since is not None or course.may_finish_work:
             self._stop_for_signal(name, words)
-            crew.presumed_since = None
-        if crew.inquiry.ends_by_itself:
-            course.begin_kill_wait(self._signals.ending_at)  # Slurm's answer may have come before the signal
+            crew.unconfirmed_since = None
+        if crew.slurm_end_query.is_left_to_slurm:
+            course.begin_kill_wait(self._signals.end_signal_at)  # Slurm's answer may have come before the signal
 
-    def _stop_for_signal(self, name: str, words: str) -> None:
-        inquiry, since = self._crew.inquiry, self._crew.asked_since()
+    def _stop_for_signal(self, name: str, text: str) -> None:
+        inquiry, since = self._job_tasks.slurm_end_query, self._job_tasks.first_signalled_at()
         limit, now = self._time_limit_end, time.time()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
-        ending = inquiry.ask()
-        inquiry.note(ending)
-        ask = not inquiry.ends_by_itself
+        ending = inquiry.query()
+        inquiry.record(ending)
+        ask = not inquiry.is_left_to_slurm
         if ending.reason is not None:
-            inquiry.stop_for(ending, f" ({words})")
-        elif self._crew.presumed_since is not None and not late:
+            inquiry.stop_job(ending, f" ({text})")
+        elif self._job_tasks.unconfirmed_since is not None and not late:
             return  # the end of that worker explains more
-        elif self._signals.orphaned:
+        elif self._signals.is_orphaned:
             cause = "the guard of the orchestrator was killed"
-            self._course.begin_stop(
+            self._job_state.begin_stop(
                 "terminated_peer", cause, {"failed": lost_part_cause("guard", self._facts.hosts[0], cause)}
             )
         elif late:
-            self._course.begin_stop("time_limit", f"{name} at the time limit", ask=ask, since=since)
+            self._job_state.begin_stop("time_limit", f"{name} at the time limit", send_sigterm=ask, signalled_at=since)
         else:
-            self._course.begin_stop("cancelled", words, ask=ask, since=since)
+            self._job_state.begin_stop("cancelled", text, send_sigterm=ask, signalled_at=since)

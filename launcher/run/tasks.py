@@ -8,7 +8,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.workers.exit_reason import evidence_of_record, parse_job_stop, signal_name
+from exporter.workers.exit_reason import evidence_from_record, parse_job_stop, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
@@ -16,13 +16,13 @@ from launcher.run.job_log import launch_lines, log_line
 from launcher.run.job_state import OWN_TEARDOWN_S, JobState, attempt_optional
 from launcher.run.run_records import RunRecords
 from launcher.run.signals import OrchestratorSignals
-from launcher.run.slurm_end import ASK_AFTER_S, ASK_AGAIN_S, SlurmEndQuery
+from launcher.run.slurm_end import QUERY_AFTER_S, QUERY_INTERVAL_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
 from launcher.steps.steps import RunningTask, Steps
 
 RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
-_ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
-LOOK_INTO_STEPS_S = 1.0  # between two polls for tasks that have ended in a step that still runs
+_EXTERNAL_REASONS = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
+STEPS_POLL_S = 1.0  # between two polls for tasks that have ended in a step that still runs
 
 
 @dataclass
@@ -32,7 +32,7 @@ class TaskGroup:
     tasks: tuple[TaskPlan, ...]
     restart: int = 0  # number of the current run, from 0
     failed: bool = False  # whether one of its tasks has failed in this run
-    due: float | None = None  # time of its next start, monotonic clock
+    restart_at: float | None = None  # time of its next start, monotonic clock
     kill_at: float | None = None  # when its other tasks are killed after one has failed, monotonic clock
 
 
@@ -55,32 +55,36 @@ class JobTasks:
         plan: Plan,
         facts: RunFacts,
         steps: Steps,
-        course: JobState,
+        job_state: JobState,
         signals: OrchestratorSignals,
-        job_end: float | None,
+        time_limit_end: float | None,
     ) -> None:
         self.ends: dict[int, dict[str, Any]] = {}  # last exit of each task, by rank
-        self.given_up: dict[str, str] = {}  # workers that the job continues without: name -> role
+        self.abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
         # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
-        self.presumed_since: float | None = None
+        self.unconfirmed_since: float | None = None
         self._plan = plan
         self._facts = facts
         self._steps = steps
-        self._course = course
+        self._job_state = job_state
         self._signals = signals
         self._records = RunRecords(facts)
-        self.inquiry = SlurmEndQuery(steps, course, signals, self.asked_since)
-        self.judge_of_ends = ExitReasonFinder(plan.manifest, facts.attempt, job_end)
+        self.slurm_end_query = SlurmEndQuery(steps, job_state, signals, self.first_signalled_at)
+        self.exit_reason_finder = ExitReasonFinder(plan.manifest, facts.attempt, time_limit_end)
         self._failures = TaskFailures()
         self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
-        self._units: dict[int, TaskGroup] = {}  # task groups that were started, by rank
+        self._task_groups: dict[int, TaskGroup] = {}  # task groups that were started, by rank
         self._running: dict[int, RunningTask] = {}  # by rank
         # tasks whose step ended and whose exit record may not be visible yet: (task, status, since)
         self._ended: dict[int, tuple[RunningTask, int, float]] = {}
-        self._in_steps: dict[int, RunningTask] = {}  # tasks in a shared step without an exit record so far, by rank
-        self._ahead: set[int] = set()  # ranks whose failure was seen before the end of their step
-        self._look_into_steps_at = 0.0
-        self._leaving: dict[int, RunningTask] = {}  # ended tasks that still have processes in their step, by rank
+        self._in_shared_steps: dict[
+            int, RunningTask
+        ] = {}  # tasks in a shared step without an exit record so far, by rank
+        self._failed_early: set[int] = set()  # ranks whose failure was seen before the end of their step
+        self._next_steps_poll_at = 0.0
+        self._with_leftovers: dict[
+            int, RunningTask
+        ] = {}  # ended tasks that still have processes in their step, by rank
         self._killed_at: float | None = None
 
     # -- state -----------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ class JobTasks:
     @property
     def busy(self) -> bool:
         """Whether any task runs, or will run again."""
-        return bool(self._running or self._ended or any(self._waiting()))
+        return bool(self._running or self._ended or any(self._waiting_groups()))
 
     @property
     def running(self) -> list[RunningTask]:
@@ -99,7 +103,7 @@ class JobTasks:
         """Tasks that run or will run again."""
         found = [running.planned for running in self._running.values()]
         found += [running.planned for running, _, _ in self._ended.values()]
-        return found + [planned for unit in self._waiting() for planned in unit.tasks]
+        return found + [planned for unit in self._waiting_groups() for planned in unit.tasks]
 
     def have_started(self) -> bool:
         """Whether every task of the plan has left a start or exit record."""
@@ -107,36 +111,36 @@ class JobTasks:
 
     def restarts(self) -> dict[int, int]:
         """Number of the current run of each task, by rank."""
-        return {rank: unit.restart for rank, unit in self._units.items()}
+        return {rank: unit.restart for rank, unit in self._task_groups.items()}
 
-    def ends_of_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
+    def ended_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
         """Tasks that have ended, each with its last exit."""
         return [(self._tasks[rank], end) for rank, end in self.ends.items()]
 
-    def _waiting(self) -> Iterable[TaskGroup]:
+    def _waiting_groups(self) -> Iterable[TaskGroup]:
         """Task groups that wait for their restart."""
-        distinct = {id(unit): unit for unit in self._units.values()}
-        return [unit for unit in distinct.values() if unit.due is not None]
+        distinct = {id(unit): unit for unit in self._task_groups.values()}
+        return [unit for unit in distinct.values() if unit.restart_at is not None]
 
     # -- starts ----------------------------------------------------------------------------------
 
     def start(self, tasks: Sequence[TaskPlan]) -> None:
         """Start tasks for the first time; none after a signal that ends the job."""
         for unit in task_groups(tasks):
-            if self._signals.ending:
+            if self._signals.end_signal:
                 return
-            self._units.update((planned.task.rank, unit) for planned in unit.tasks)
-            self._start(unit)
+            self._task_groups.update((planned.task.rank, unit) for planned in unit.tasks)
+            self._start_group(unit)
 
-    def _start(self, unit: TaskGroup) -> None:
-        unit.failed, unit.due, unit.kill_at = False, None, None
-        together = len(unit.tasks) > 1 and bool(unit.tasks[0].step)
-        for tasks in [unit.tasks] if together else [(planned,) for planned in unit.tasks]:
-            if not unit.failed and not self._signals.ending:
-                self._start_step(unit, tasks)
+    def _start_group(self, group: TaskGroup) -> None:
+        group.failed, group.restart_at, group.kill_at = False, None, None
+        together = len(group.tasks) > 1 and bool(group.tasks[0].step)
+        for tasks in [group.tasks] if together else [(planned,) for planned in group.tasks]:
+            if not group.failed and not self._signals.end_signal:
+                self._start_step(group, tasks)
 
-    def _start_step(self, unit: TaskGroup, tasks: Sequence[TaskPlan]) -> None:
-        restart = unit.restart
+    def _start_step(self, group: TaskGroup, tasks: Sequence[TaskPlan]) -> None:
+        restart = group.restart
         for planned in tasks:
             for line in launch_lines(planned, self._facts, restart):
                 log_line(line)
@@ -147,230 +151,232 @@ class JobTasks:
             log_line(f"{first.task.worker} rank {first.task.rank} cannot be started: {error}")
             now = time.time()
             record = {"code": 127, "signal": None, "error": str(error), "start": now, "end": now}
-            attempt_optional("write its record", lambda: self._records.keep(first, restart, record))
-            self._judge(first, restart, record)
+            attempt_optional("write its record", lambda: self._records.save_exit(first, restart, record))
+            self._handle_end(first, restart, record)
             return
         for running in started:
             task = running.planned.task
             self._running[task.rank] = running
             if len(tasks) > 1 and running.process is started[-1].process is started[0].process:
-                self._in_steps[task.rank] = running
+                self._in_shared_steps[task.rank] = running
             host = self._facts.hosts[task.node_index]
             what = "worker restarted" if restart else "worker started"
-            self._course.events.write(what, worker=task.worker, rank=task.rank, node=host, restart=restart)
+            self._job_state.events.write(what, worker=task.worker, rank=task.rank, node=host, restart=restart)
 
     # -- ends ------------------------------------------------------------------------------------
 
     def reap(self) -> None:
         """Collect ended tasks, find their exit reasons, and apply their restart policies."""
-        now, inquiry = time.monotonic(), self.inquiry
+        now, inquiry = time.monotonic(), self.slurm_end_query
         for rank, running in list(self._running.items()):
             code = running.returncode
             if code is not None:
                 del self._running[rank]
-                self._in_steps.pop(rank, None)
-                if left := self._steps.sweep(running):
-                    found = functools.partial(self._records.keep_found, running, {"survivors": left})
+                self._in_shared_steps.pop(rank, None)
+                if left := self._steps.kill_leftovers(running):
+                    found = functools.partial(self._records.save_findings, running, {"survivors": left})
                     attempt_optional("write its record", found)
-                if self._course.stop is None:
-                    self._leaving[rank] = running
-                if rank in self._ahead:
-                    self._ahead.discard(rank)
+                if self._job_state.stop is None:
+                    self._with_leftovers[rank] = running
+                if rank in self._failed_early:
+                    self._failed_early.discard(rank)
                 else:
                     self._ended[rank] = (running, code, now)
         # after a signal there may be no time to ask, and everything is being ended anyway
-        if self._signals.ending is None:
-            self._leaving = {rank: left for rank, left in self._leaving.items() if not self._steps.is_over(left)}
-        self._look_into_steps(now)
+        if self._signals.end_signal is None:
+            self._with_leftovers = {
+                rank: left for rank, left in self._with_leftovers.items() if not self._steps.has_no_leftovers(left)
+            }
+        self._poll_shared_steps(now)
         if self._ended:
-            attempt_optional("list the records", self._records.refresh)
+            attempt_optional("list the records", self._records.list_names)
         for rank, (running, code, since) in list(self._ended.items()):
-            if self._signals.ending is not None and self._course.stop is None:
+            if self._signals.end_signal is not None and self._job_state.stop is None:
                 break  # the signal is new: first find out its reason
             record, waited = self._records.read_exit(running), now - since
             hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
-            has_asked = inquiry.has_asked_since(since)
-            may_be_told = record is not None and self._may_be_told_why(running, record)
+            has_asked = inquiry.has_queried_since(since)
+            may_be_told = record is not None and self._may_get_reason(running, record)
             # one pass may take longer than the grace time
             if may_be_told and (waited < inquiry.grace_s or not has_asked):
-                if waited > ASK_AFTER_S and not inquiry.has_asked_since(now - ASK_AGAIN_S):
-                    inquiry.ask_why()
+                if waited > QUERY_AFTER_S and not inquiry.has_queried_since(now - QUERY_INTERVAL_S):
+                    inquiry.query_reason()
                 continue
-            if record is None and not has_asked and self._course.has_time:
-                if self._course.stop is None:
-                    inquiry.ask_why()
+            if record is None and not has_asked and self._job_state.has_time_for_query:
+                if self._job_state.stop is None:
+                    inquiry.query_reason()
                 else:
-                    inquiry.ask_which_node()
+                    inquiry.query_failed_node()
             del self._ended[rank]
             if record is None:
-                record = self._records.from_status(
+                record = self._records.derive_exit(
                     running,
                     code,
-                    exact=self._steps.exact_status,
-                    lost=self._is_on_a_failed_node(running),
-                    asked=self._course.stop is not None or self._units[rank].kill_at is not None,
+                    is_exact=self._steps.has_exact_status,
+                    is_node_lost=self._is_on_a_failed_node(running),
+                    was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
                 )
-                keep = functools.partial(self._records.keep, running.planned, running.restart, record)
+                keep = functools.partial(self._records.save_exit, running.planned, running.restart, record)
                 attempt_optional("write its record", keep)
-            self._judge(running.planned, running.restart, record)
+            self._handle_end(running.planned, running.restart, record)
 
-    def _look_into_steps(self, now: float) -> None:
+    def _poll_shared_steps(self, now: float) -> None:
         """Find failed tasks in steps that still run.
 
         srun does not report a task that ended with 0, but a service must not end at all.
         """
-        if not self._in_steps or self._course.stop is not None or now < self._look_into_steps_at:
+        if not self._in_shared_steps or self._job_state.stop is not None or now < self._next_steps_poll_at:
             return
-        self._look_into_steps_at = now + LOOK_INTO_STEPS_S
+        self._next_steps_poll_at = now + STEPS_POLL_S
         try:
-            names = self._records.refresh()
+            names = self._records.list_names()
         except OSError:
             return
-        for rank, running in list(self._in_steps.items()):
+        for rank, running in list(self._in_shared_steps.items()):
             if self._records.path(running.planned, running.restart, "exit").name not in names:
                 continue
             record = self._records.read_exit(running)
             if record is None:
                 continue
-            del self._in_steps[rank]
+            del self._in_shared_steps[rank]
             if record.get("code") != 0 or running.planned.service:
-                self._ahead.add(rank)
+                self._failed_early.add(rank)
                 self._ended[rank] = (running, int(record.get("code") or 0), now)
 
     def _is_on_a_failed_node(self, running: RunningTask) -> bool:
         """Whether the task's node has failed, so that no record will come from it."""
-        nodes = (self._course.stop or {}).get("nodes") or ()
+        nodes = (self._job_state.stop or {}).get("nodes") or ()
         return self._facts.hosts[running.planned.task.node_index] in nodes
 
-    def _may_be_told_why(self, running: RunningTask, record: dict[str, Any]) -> bool:
+    def _may_get_reason(self, running: RunningTask, record: dict[str, Any]) -> bool:
         """Whether the task was signalled from outside and the signal has not reached this process yet.
 
         scancel and the time limit reach the steps before the batch step. Its signal shows which of them it was.
         """
-        if self._course.stop is not None or self._signals.ending is not None:
+        if self._job_state.stop is not None or self._signals.end_signal is not None:
             return False
-        if self._units[running.planned.task.rank].kill_at is not None:
+        if self._task_groups[running.planned.task.rank].kill_at is not None:
             return False  # we sent the signal
-        return bool(evidence_of_record(record).forwarded)
+        return bool(evidence_from_record(record).forwarded)
 
-    def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
+    def _handle_end(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Find the exit reason of a task, then restart its group, stop the job, or continue without it."""
-        task, course = planned.task, self._course
+        task, course = planned.task, self._job_state
         state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
-        peers = self._failures.before(task.rank, record.get("end"))
-        ended = self.judge_of_ends.judge(task, restart, host, record, parse_job_stop(state), peers)
+        peers = self._failures.find_before(task.rank, record.get("end"))
+        ended = self.exit_reason_finder.describe_end(task, restart, host, record, parse_job_stop(state), peers)
         self.ends[task.rank] = ended
-        self._failures.take(task, ended)
+        self._failures.add(task, ended)
         for moment, number, sender in record.get("signals") or ():
             name = signal_name(int(number))
             facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
             course.events.write("worker signalled", time=moment, **facts)
         log_line(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
         course.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
-        unit = self._units[task.rank]
+        unit = self._task_groups[task.rank]
         if ended["reason"] == "completed" or course.stop is not None or unit.failed:
             return
         unit.failed = True
-        ended_by_place = self.inquiry.is_being_ended and ended["reason"] in _ASKED_FROM_OUTSIDE
+        ended_by_place = self.slurm_end_query.is_being_ended and ended["reason"] in _EXTERNAL_REASONS
         if restart < planned.restart_max and not ended_by_place:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
             who = f"rank {task.rank}" if len(unit.tasks) > 1 else "it"
-            log_line(f"{_named(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
-            unit.due = time.monotonic() + delay
-            self._end_rest_of(unit, planned, ended["reason"])
+            log_line(f"{_group_name(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
+            unit.restart_at = time.monotonic() + delay
+            self._end_rest_of_group(unit, planned, ended["reason"])
         elif planned.critical or ended_by_place:
-            self.inquiry.ends_by_itself = ended_by_place
-            self.presumed_since = ended["time"] if ended["reason"] in _ASKED_FROM_OUTSIDE else None
+            self.slurm_end_query.is_left_to_slurm = ended_by_place
+            self.unconfirmed_since = ended["time"] if ended["reason"] in _EXTERNAL_REASONS else None
             course.begin_stop(
                 "terminated_peer",
                 f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"
                 + (f", restarted {restart} of {planned.restart_max} times" if planned.restart_max else ""),
                 {"rank": task.rank, "restart": restart},
-                ask=not ended_by_place,
-                ended_in_s=0.0 if ended_by_place else None,
+                send_sigterm=not ended_by_place,
+                kill_wait_in_s=0.0 if ended_by_place else None,
             )
         else:
             log_line(f"{task.worker} is not critical: the job goes on without it")
-            self._give_up(unit)
-            self._end_rest_of(unit, planned, ended["reason"])
+            self._abandon(unit)
+            self._end_rest_of_group(unit, planned, ended["reason"])
 
-    def _give_up(self, unit: TaskGroup) -> None:
+    def _abandon(self, group: TaskGroup) -> None:
         """Publish that the job continues without these workers."""
-        self.given_up.update((planned.task.worker, planned.task.role) for planned in unit.tasks)
-        attempt_optional("write who is given up", lambda: self._records.keep_given_up(self.given_up))
+        self.abandoned.update((planned.task.worker, planned.task.role) for planned in group.tasks)
+        attempt_optional("write who is given up", lambda: self._records.save_abandoned(self.abandoned))
 
-    def _end_rest_of(self, unit: TaskGroup, failed: TaskPlan, reason: str) -> None:
+    def _end_rest_of_group(self, group: TaskGroup, failed: TaskPlan, reason: str) -> None:
         """End the other tasks of a worker after one has failed: they may wait for it for ever."""
-        ranks = {planned.task.rank for planned in unit.tasks} - self._ahead
+        ranks = {planned.task.rank for planned in group.tasks} - self._failed_early
         rest = [running for rank, running in self._running.items() if rank in ranks]
         if not rest:
             return
         task = failed.task
         cause = f"{task.worker} rank {task.rank} ended by {reason}"
         stop = {"reason": "terminated_peer", "cause": cause, "time": time.time()}
-        log_line(f"Ending the other {len(rest)} processes of {_named(unit)}")
+        log_line(f"Ending the other {len(rest)} processes of {_group_name(group)}")
         for running in rest:
-            attempt_optional("write why it is ended", functools.partial(self._records.keep_stop, running, stop))
+            attempt_optional("write why it is ended", functools.partial(self._records.save_stop, running, stop))
         self._steps.terminate(rest)
-        unit.kill_at = time.monotonic() + OWN_TEARDOWN_S  # counted from after SIGTERM
+        group.kill_at = time.monotonic() + OWN_TEARDOWN_S  # counted from after SIGTERM
 
-    def look_after_units(self) -> None:
+    def handle_task_groups(self) -> None:
         """Restart groups that are due, and kill tasks that did not end with their group in time."""
-        if self._course.stop is not None:
-            for unit in self._waiting():
-                unit.due = None
+        if self._job_state.stop is not None:
+            for unit in self._waiting_groups():
+                unit.restart_at = None
             return
         now = time.monotonic()
-        for unit in {id(unit): unit for unit in self._units.values() if unit.failed}.values():
+        for unit in {id(unit): unit for unit in self._task_groups.values() if unit.failed}.values():
             ranks = [planned.task.rank for planned in unit.tasks]
             rest = [self._running[rank] for rank in ranks if rank in self._running]
             if rest and unit.kill_at is not None and now >= unit.kill_at:
-                log_line(f"Killing {len(rest)} processes of {_named(unit)} that did not end in time")
+                log_line(f"Killing {len(rest)} processes of {_group_name(unit)} that did not end in time")
                 self._steps.kill(rest)
                 unit.kill_at = time.monotonic() + OWN_TEARDOWN_S
-            left = rest or any(rank in self._ended or rank in self._leaving for rank in ranks)
-            if unit.due is not None and now >= unit.due and not left:
+            left = rest or any(rank in self._ended or rank in self._with_leftovers for rank in ranks)
+            if unit.restart_at is not None and now >= unit.restart_at and not left:
                 unit.restart += 1
-                self._start(unit)
+                self._start_group(unit)
 
     # -- teardown --------------------------------------------------------------------------------
 
-    def asked_since(self) -> float | None:
+    def first_signalled_at(self) -> float | None:
         """Earliest end among workers that were signalled from outside and lack a confirmed reason."""
         left = (self._records.read_exit(running) for running, _, _ in self._ended.values())
-        ends = [record.get("end") for record in left if record is not None and evidence_of_record(record).forwarded]
-        return min((end for end in (*ends, self.presumed_since) if end is not None), default=None)
+        ends = [record.get("end") for record in left if record is not None and evidence_from_record(record).forwarded]
+        return min((end for end in (*ends, self.unconfirmed_since) if end is not None), default=None)
 
-    def warn(self, number: int) -> int:
+    def warn_workers(self, signal_number: int) -> int:
         """Send a warning before the time limit to workers that are not services; return their number.
 
         A service has nothing to save, and would be killed by a signal that it does not handle.
         """
         planned_of = ((running, running.planned) for running in self._running.values())
         workers = [running for running, planned in planned_of if planned.stage == WORKERS and not planned.service]
-        self._steps.warn(workers, number)
+        self._steps.send_signal(workers, signal_number)
         return len(workers)
 
-    def ask_to_end(self) -> None:
+    def terminate_if_due(self) -> None:
         """Send SIGTERM to all running tasks when it is due, once."""
-        if self._course.ask and time.monotonic() >= self._course.ask_at:
+        if self._job_state.is_sigterm_due and time.monotonic() >= self._job_state.sigterm_at:
             if self._running:
                 self._steps.terminate(self.running)
-            self._course.have_asked()
+            self._job_state.mark_signalled()
 
-    def kill_in_time(self) -> bool:
+    def kill_at_deadline(self) -> bool:
         """Kill tasks at the deadline; return whether to keep waiting.
 
         When Slurm ends the job, it kills the tasks itself, rejects our request, and leaves no time to wait.
         """
-        deadline = self._course.deadline
+        deadline = self._job_state.deadline
         if deadline is None or time.monotonic() <= deadline:
             return True
-        if self.inquiry.ends_by_itself:
+        if self.slurm_end_query.is_left_to_slurm:
             return False
         if self._killed_at is None and self._running:
             log_line(f"Killing {len(self._running)} workers that did not end in time")
@@ -379,7 +385,7 @@ class JobTasks:
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0
 
 
-def _named(unit: TaskGroup) -> str:
+def _group_name(group: TaskGroup) -> str:
     """Name of the worker, with the rank if it has one task."""
-    task = unit.tasks[0].task
-    return f"{task.worker} rank {task.rank}" if len(unit.tasks) == 1 else task.worker
+    task = group.tasks[0].task
+    return f"{task.worker} rank {task.rank}" if len(group.tasks) == 1 else task.worker

@@ -21,7 +21,7 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.secrets_file import write_secrets
 
 # readable only by the owner: they repeat the job file, which may contain keys
-PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
+PRIVATE_FILES = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
 SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the run directories of its points
 
 
@@ -30,9 +30,9 @@ def staging_name() -> str:
     return f".gpujob-{secrets.token_hex(8)}"
 
 
-def stage_run_dir(plan: Plan, script: str, into: Path | None = None) -> Path:
-    """Create a complete run directory without a job id, hidden in the logs directory or in ``into``."""
-    logs = Path(plan.logs_dir) if into is None else into
+def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
+    """Create a complete run directory without a job id, hidden in the logs directory or in ``parent``."""
+    logs = Path(plan.logs_dir) if parent is None else parent
     staging = logs / staging_name()
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ def stage_run_dir(plan: Plan, script: str, into: Path | None = None) -> Path:
 
 
 def _opener(name: str) -> Any:
-    mode = 0o600 if name in PRIVATE else 0o644
+    mode = 0o600 if name in PRIVATE_FILES else 0o644
     return lambda path, flags: os.open(path, flags, mode)
 
 
-def settle_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
+def finalize_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
     """Give the run directory its final name, with the job id.
 
     ``cluster`` is the job's cluster if it is not this machine's.

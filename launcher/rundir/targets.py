@@ -30,19 +30,19 @@ def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
 def sidecar_target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One file_sd group per sidecar, with the same labels as its series.
 
-    This gives `up` the labels, and makes a scrape configuration work with or without ``honor_labels``.
+    This gives `running_ranks` the labels, and makes a scrape configuration work with or without ``honor_labels``.
     """
     return [{"targets": [record["address"]], "labels": {**record["labels"], "job": SCRAPE_JOB}} for record in sidecars]
 
 
 def engine_target_groups(
-    plan: Plan, facts: RunFacts, labels: Mapping[str, str], up: Iterable[int]
+    plan: Plan, facts: RunFacts, labels: Mapping[str, str], running_ranks: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """file_sd groups of workers and front ends that serve metrics and whose ranks are ``up``.
+    """file_sd groups of workers and front ends that serve metrics and whose ranks are ``running_ranks``.
 
     ``labels`` are those of the job; each group adds its node, worker, role and rank.
     """
-    started, found = set(up), []
+    started, found = set(running_ranks), []
     for planned in plan.tasks:
         endpoint, task = metrics_endpoint(planned), planned.task
         if endpoint is None or task.rank not in started:

@@ -9,7 +9,7 @@ from exporter.logs.tail_reader import CHUNK_BYTES
 from launcher.errors import LauncherError
 
 PROBE_BYTES = 64 << 10
-MOST_CONTROLS = 0.05  # share of control characters above which a file is not text
+MOST_CONTROL_SHARE = 0.05  # share of control characters above which a file is not text
 
 _CONTROLS = bytes(code for code in range(32) if code not in b"\b\t\n\v\f\r\x1b")
 _COMPRESSED = {
@@ -20,7 +20,7 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-Read = Callable[[int, int], bytes]  # offset, size -> bytes of a log; shorter at its end
+ReadRange = Callable[[int, int], bytes]  # offset, size -> bytes of a log; shorter at its end
 
 
 class UnreadableLog(LauncherError):
@@ -32,7 +32,7 @@ class UnreadableLog(LauncherError):
         super().__init__(f"{path}: {problem}")
 
 
-def why_not_readable(path: str) -> str | None:
+def unreadable_reason(path: str) -> str | None:
     """Why a log cannot be read, and what to do; None if it can."""
     try:
         mode = os.stat(path).st_mode
@@ -43,12 +43,12 @@ def why_not_readable(path: str) -> str | None:
         with open(path, "rb"):
             return None
     except OSError as error:
-        return refusal_text(error)
+        return os_error_text(error)
     except ValueError as error:
         return f"is no name of a file ({error})"
 
 
-def refusal_text(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """The meaning of an OSError for users, and what to do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "is not there; check the name, which counts from the working directory"
@@ -57,20 +57,20 @@ def refusal_text(error: OSError) -> str:
     return f"cannot be read ({error.strerror}); is its file system there?"
 
 
-def why_not_text(head: bytes) -> str | None:
+def non_text_reason(head: bytes) -> str | None:
     """Why a file with this start cannot be searched; None if it can."""
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             return f"is compressed by {name}: unpack it first"
     text = head.lstrip(b"\0")  # zeros that a writer leaves when its log is truncated
     controls = len(text) - len(text.translate(None, _CONTROLS))
-    if controls > MOST_CONTROLS * len(text):
+    if controls > MOST_CONTROL_SHARE * len(text):
         kind = "UTF-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "binary"
         return f"is {kind}, not a text that can be searched"
     return None
 
 
-def read_chunks(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+def read_chunks(read: ReadRange, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
     """Chunks of a part of a log with their offsets; a record of over 1 MiB is split."""
     while begin < end:
         text = read(begin, min(CHUNK_BYTES, end - begin))
@@ -84,7 +84,7 @@ def read_chunks(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]
         begin += len(text)
 
 
-def records_of(text: bytes) -> Iterator[tuple[int, bytes]]:
+def split_records(text: bytes) -> Iterator[tuple[int, bytes]]:
     """The records of a text that are not empty, each with its offset."""
     start = 0
     for raw in text.replace(b"\r", b"\n").split(b"\n"):

@@ -35,32 +35,32 @@ class PositionFollower:
         self._path = path
         bases = lexicon.epoch_bases(pack)
         self._track = ProgressTrack(
-            lexicon.preference(pack), epoch_bases=bases, epochs=totals.epochs, steps=totals.steps
+            lexicon.preferred_positions(pack), epoch_bases=bases, epochs=totals.epochs, steps=totals.steps
         )
-        self._t = 0.0  # time of the last record, as far as records show it
+        self._time_s = 0.0  # time of the last record, as far as records show it
 
-    def take(self, findings: LogFindings, begin: int, end: int) -> None:
+    def add(self, findings: LogFindings, begin: int, end: int) -> None:
         """Add the findings of records that begin in this part of the log."""
         told: list[LogPosition | ActivityMark] = [*findings.positions, *findings.marks]
         for record in sorted(told, key=lambda record: record.offset):
             if not begin <= record.offset < end:
                 continue
-            self._t = self._t if record.stamp is None else record.stamp
+            self._time_s = self._time_s if record.stamp is None else record.stamp
             if isinstance(record, ActivityMark):
-                self._track.mark(record, self._t)
+                self._track.apply_activity(record, self._time_s)
             else:
-                self._track.update(self._path, record, self._t)
+                self._track.update(self._path, record, self._time_s)
 
     @property
-    def standing(self) -> WorkPosition | None:
+    def position(self) -> WorkPosition | None:
         """The position so far; None before the first one."""
         track = self._track
         if track.done is None or track.unit is None:
             return None
-        done, total = _whole(track.done), None if track.total is None else _whole(track.total)
-        return WorkPosition(done, total, track.unit, track.pattern, track.epoch, track.epochs, track.aside)
+        done, total = _plain_number(track.done), None if track.total is None else _plain_number(track.total)
+        return WorkPosition(done, total, track.unit, track.pattern, track.epoch, track.epochs, track.has_other_counter)
 
 
-def _whole(number: float) -> float:
+def _plain_number(number: float) -> float:
     """A whole number as an int, for display."""
     return int(number) if number == int(number) else number

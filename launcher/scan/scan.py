@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
-from exporter.logs.packs import END_BYTES, LOOK_BYTES, Pack, PackDetector
+from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector
 from exporter.logs.packs_reader import read_packs
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.engine import RECORD_TIMEOUT_S, SMALL_BYTES, SearchEngine
@@ -19,13 +19,13 @@ from exporter.logs.tail_reader import CHUNK_BYTES, LogTail
 from exporter.logs.timestamps import TimestampReader
 from launcher.scan.log_file import (
     PROBE_BYTES,
-    Read,
+    ReadRange,
     UnreadableLog,
+    non_text_reason,
+    os_error_text,
     read_chunks,
-    records_of,
-    refusal_text,
-    why_not_readable,
-    why_not_text,
+    split_records,
+    unreadable_reason,
 )
 from launcher.scan.position import ExpectedTotals, PositionFollower, WorkPosition
 from launcher.scan.suggestions import ProgressCandidate, progress_lines
@@ -87,18 +87,18 @@ class LogScan:
     records: int = 0
     lines: int = 0
     pack: str = GENERIC
-    chosen: bool = False  # whether the pack was detected, not given
-    evidence: ScanRecord | None = None  # first record that indicates the detected pack
+    is_pack_detected: bool = False  # whether the pack was detected, not given
+    pack_evidence: ScanRecord | None = None  # first record that indicates the detected pack
     position: WorkPosition | None = None  # position, without an unfinished last record
     # last record without an end: a sidecar ignores it until it, or its worker, ends
     unfinished: ScanRecord | None = None
-    found: list[PatternResult] = field(default_factory=list)
+    pattern_results: list[PatternResult] = field(default_factory=list)
     unmatched: list[UnmatchedRecord] = field(default_factory=list)
-    nearest: tuple[str, str] | None = None  # if nothing was found: the nearest pack, and why
+    nearest_pack: tuple[str, str] | None = None  # if nothing was found: the nearest pack, and why
     notes: tuple[str, ...] = ()
     timeouts: dict[str, int] = field(default_factory=dict)  # records per pattern whose search was aborted for time
     search_cpu_s: float = 0.0  # reading and searching, as in a sidecar
-    choose_cpu_s: float = 0.0  # detecting the pack
+    detect_cpu_s: float = 0.0  # detecting the pack
     count_cpu_s: float = 0.0  # counting records and matches, and locating the last matches
 
     @property
@@ -107,8 +107,10 @@ class LogScan:
         return self.size / self.search_cpu_s if self.search_cpu_s > 0 and self.size else None
 
     @property
-    def found_nothing(self) -> bool:
-        return not any(found.last for found in self.found if found.kind not in (PatternKind.ERROR, PatternKind.MARK))
+    def has_no_match(self) -> bool:
+        return not any(
+            found.last for found in self.pattern_results if found.kind not in (PatternKind.ERROR, PatternKind.MARK)
+        )
 
 
 def scan_logs(
@@ -127,34 +129,34 @@ def scan_logs(
 
 def scan_log(path: str, lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *, count_all: bool = False) -> LogScan:
     """Scan one log up to its present end. Raises UnreadableLog."""
-    if (problem := why_not_readable(path)) is not None:
+    if (problem := unreadable_reason(path)) is not None:
         raise UnreadableLog(path, problem)
     try:
         with open(path, "rb", buffering=0) as source:
             facts = os.fstat(source.fileno())
             report = LogScan(path, facts.st_size, pack=lexicon.pack)
-            report.problem = why_not_text(source.read(PROBE_BYTES))
+            report.problem = non_text_reason(source.read(PROBE_BYTES))
             if report.problem is None:
-                read: Read = lambda offset, count: os.pread(source.fileno(), count, offset)  # noqa: E731
+                read: ReadRange = lambda offset, count: os.pread(source.fileno(), count, offset)  # noqa: E731
                 look = _LogScanner(report, lexicon, totals, read, facts.st_mtime)
                 look.run(count_all or facts.st_size <= COUNT_ALL_BYTES)
             return report
     except OSError as error:
-        raise UnreadableLog(path, refusal_text(error)) from error
+        raise UnreadableLog(path, os_error_text(error)) from error
 
 
-def _keys(pattern: Pattern) -> set[tuple[str, str]]:
+def _finding_keys(pattern: Pattern) -> set[tuple[str, str]]:
     """Keys of the findings that a pattern can produce."""
     if pattern.kind is PatternKind.VALUE or pattern.kind is PatternKind.PAIRS:
         return {("value", name) for name in NumberExtractor(pattern).names}
     return {(f"{pattern.kind} {pattern.begins}", pattern.name)}
 
 
-def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
+def _group_without_shared_keys(patterns: Mapping[int, Pattern]) -> list[list[int]]:
     """Group patterns so that within a group no two share a key."""
     layers: list[tuple[list[int], set[tuple[str, str]]]] = []
     for index, pattern in patterns.items():
-        keys = _keys(pattern)
+        keys = _finding_keys(pattern)
         for members, taken in layers:
             if not keys & taken:
                 members.append(index)
@@ -166,69 +168,75 @@ def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
 
 
 class _LogScanner:
-    def __init__(self, report: LogScan, lexicon: Lexicon, totals: ExpectedTotals, read: Read, written: float) -> None:
-        """``written``: time of the last record, to complete timestamps without a date."""
+    def __init__(
+        self, report: LogScan, lexicon: Lexicon, totals: ExpectedTotals, read: ReadRange, written_at: float
+    ) -> None:
+        """``written_at``: time of the last record, to complete timestamps without a date."""
         self._report = report
         self._lexicon = lexicon
         self._totals = totals
         self._read = read
-        self._stamps = TimestampReader(written)
+        self._timestamps = TimestampReader(written_at)
         self._follower: PositionFollower  # made anew for each search, with its pack
         # Middle of a long log, where the search keeps only some positions: enough to follow it. The start, which shows
         # how the log counts, and the end are followed record by record.
-        self._between: Span = 0, 0
-        self._timeouts: dict[str, int] = {}  # counts of the engine before the search, by pattern
+        self._middle: Span = 0, 0
+        self._earlier_timeouts: dict[str, int] = {}  # counts of the engine before the search, by pattern
         self._patterns: tuple[Pattern, ...] = ()
-        self._shared: set[int] = set()  # patterns that share a key with another
-        self._spans: list[Span] = []  # parts of the log searched one by one
-        self._ends: dict[int, Span] = {}  # part with the last match, by pattern, if known
-        self._offsets: dict[int, dict[str, int]] = {}  # record offset of the last match, by pattern and value name
+        self._ambiguous_patterns: set[int] = set()  # patterns that share a key with another
+        self._searched_spans: list[Span] = []  # parts of the log searched one by one
+        self._last_match_spans: dict[int, Span] = {}  # part with the last match, by pattern, if known
+        self._last_match_offsets: dict[
+            int, dict[str, int]
+        ] = {}  # record offset of the last match, by pattern and value name
 
     def run(self, count_all: bool) -> None:
         report, lexicon = self._report, self._lexicon
-        auto = lexicon.auto()
+        auto = lexicon.new_detector()
         if auto is not None:
-            report.chosen, report.pack = True, self._choose(auto)
+            report.is_pack_detected, report.pack = True, self._detect_pack(auto)
         engine = lexicon.engine(report.pack)
         while (late := self._search(engine, auto)) is not None:
             report.pack, engine = late, lexicon.engine(late)
         report.notes = engine.notes
         begun = time.process_time()
         if count_all:
-            self._count()
-        self._locate()
-        self._show(engine)
+            self._count_matches()
+        self._locate_last_matches()
+        self._show_last_matches(engine)
         report.timeouts = {
-            name: count - self._timeouts.get(name, 0)
+            name: count - self._earlier_timeouts.get(name, 0)
             for name, count in engine.timeouts.items()
-            if count > self._timeouts.get(name, 0)
+            if count > self._earlier_timeouts.get(name, 0)
         }
-        self._follow(engine, self._between[1], self._finished)
-        report.position = self._follower.standing
-        self._look_at_edges(engine)
-        if report.chosen and report.pack != GENERIC:
-            report.evidence = self._evidence(next(pack for pack in read_packs() if pack.name == report.pack))
+        self._track_position(engine, self._middle[1], self._complete_end)
+        report.position = self._follower.position
+        self._check_edges(engine)
+        if report.is_pack_detected and report.pack != GENERIC:
+            report.pack_evidence = self._find_pack_evidence(
+                next(pack for pack in read_packs() if pack.name == report.pack)
+            )
         self._count_records()
         report.count_cpu_s = time.process_time() - begun
 
     # -- pack detection --------------------------------------------------------------------------
 
-    def _choose(self, auto: PackDetector) -> str:
+    def _detect_pack(self, auto: PackDetector) -> str:
         begun = time.process_time()
-        for text, _ in read_chunks(self._read, 0, min(self._report.size, LOOK_BYTES)):
+        for text, _ in read_chunks(self._read, 0, min(self._report.size, FULL_READ_BYTES)):
             auto.feed(text)
-            if auto.settled:
+            if auto.is_final:
                 break
-        self._report.choose_cpu_s = time.process_time() - begun
+        self._report.detect_cpu_s = time.process_time() - begun
         return auto.choice or GENERIC
 
-    def _evidence(self, pack: Pack) -> ScanRecord | None:
+    def _find_pack_evidence(self, pack: Pack) -> ScanRecord | None:
         for text, offset in read_chunks(self._read, 0, self._report.size):
             if any(pattern.may_match(text) for pattern in pack.detect):
-                for start, raw in records_of(text):
+                for start, raw in split_records(text):
                     plain = plain_line(raw, None).encode("utf-8", "replace")
                     if any(pattern.may_match(plain) and pattern.regex.search(plain) for pattern in pack.detect):
-                        return self._record(raw, offset + start)
+                        return self._make_record(raw, offset + start)
         return None
 
     # -- searching -------------------------------------------------------------------------------
@@ -236,21 +244,21 @@ class _LogScanner:
     def _search(self, engine: SearchEngine, auto: PackDetector | None) -> str | None:
         """Search the log as a sidecar does. Returns another pack's name if the log turns out to be of that pack."""
         report = self._report
-        self._patterns = (*self._lexicon.progress(report.pack), *self._lexicon.errors)
-        self._spans, self._ends, self._offsets = [], {}, {}
+        self._patterns = (*self._lexicon.progress_patterns(report.pack), *self._lexicon.errors)
+        self._searched_spans, self._last_match_spans, self._last_match_offsets = [], {}, {}
         self._follower, report.unfinished = (
             PositionFollower(report.path, self._lexicon, report.pack, self._totals),
             None,
         )
-        self._between = self._edges()
-        self._follow(engine, 0, self._between[0])
-        self._timeouts = dict(engine.timeouts)
-        report.found = [_blank(pattern) for pattern in self._patterns]
+        self._middle = self._find_edges()
+        self._track_position(engine, 0, self._middle[0])
+        self._earlier_timeouts = dict(engine.timeouts)
+        report.pattern_results = [_empty_result(pattern) for pattern in self._patterns]
         tail, begun, aside = LogTail(report.path), time.process_time(), 0.0
         try:
-            scan, begin, end = engine.begin(self._stamps), 0, 0
-            for piece in tail.pieces(max(report.size, 1)):
-                if auto is not None and not auto.settled and piece.offset >= LOOK_BYTES - CHUNK_BYTES:
+            scan, begin, end = engine.begin_file(self._timestamps), 0, 0
+            for piece in tail.read_chunks(max(report.size, 1)):
+                if auto is not None and not auto.is_final and piece.offset >= FULL_READ_BYTES - CHUNK_BYTES:
                     before = time.process_time()
                     auto.feed(bytes(piece.buffer[max(0, piece.end - END_BYTES - 1) : piece.end]))
                     aside += time.process_time() - before
@@ -259,64 +267,64 @@ class _LogScanner:
                 scan.feed(piece.buffer, piece.end, piece.offset)
                 end = piece.offset + piece.end
                 if end - begin >= SEGMENT_BYTES:
-                    self._take(scan.finish(tail.reread), (begin, end))
-                    scan, begin = engine.begin(self._stamps), end
+                    self._add_findings(scan.finish(tail.reread), (begin, end))
+                    scan, begin = engine.begin_file(self._timestamps), end
             offset = max(end, int(tail.state()["offset"]))
-            if rest := tail.rest():
+            if rest := tail.pop_unfinished_record():
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
-                if text := _shown(rest):
+                if text := _shown_text(rest):
                     report.unfinished = ScanRecord(offset, text, unfinished=True)
-            self._take(scan.finish(tail.reread), (begin, end))
+            self._add_findings(scan.finish(tail.reread), (begin, end))
             if tail.problem is not None:
                 raise UnreadableLog(report.path, tail.problem)
             report.size = end
             return None
         finally:
             tail.close()
-            report.choose_cpu_s += aside
+            report.detect_cpu_s += aside
             report.search_cpu_s += time.process_time() - begun - aside
 
-    def _take(self, findings: LogFindings, span: Span) -> None:
+    def _add_findings(self, findings: LogFindings, span: Span) -> None:
         """Merge the findings of one part into the results."""
-        self._spans.append(span)
-        self._follower.take(findings, self._between[0], min(self._between[1], self._finished))
+        self._searched_spans.append(span)
+        self._follower.add(findings, self._middle[0], min(self._middle[1], self._complete_end))
         owners: dict[tuple[str, str], list[int]] = {}
         for index, pattern in enumerate(self._patterns):
             if pattern.kind is PatternKind.ERROR:
-                found = self._report.found[index]
+                found = self._report.pattern_results[index]
                 if count := findings.errors.get(pattern.name, 0):
-                    self._ends[index] = span
+                    self._last_match_spans[index] = span
                 found.matches = (found.matches or 0) + count
             else:
-                for key in _keys(pattern):
+                for key in _finding_keys(pattern):
                     owners.setdefault(key, []).append(index)
-        self._shared = {index for of in owners.values() if len(of) > 1 for index in of}
-        self._assign(findings, {key: of[0] for key, of in owners.items() if of[0] not in self._shared})
+        self._ambiguous_patterns = {index for of in owners.values() if len(of) > 1 for index in of}
+        self._assign(findings, {key: of[0] for key, of in owners.items() if of[0] not in self._ambiguous_patterns})
 
     def _assign(self, findings: LogFindings, owners: Mapping[tuple[str, str], int]) -> None:
         """Assign each finding to its pattern, unless that has a later one."""
         for position in findings.positions:
             kind = PatternKind.RESUME if position.resumed else PatternKind.POSITION
             index = owners.get((f"{kind} True", position.pattern))
-            if index is not None and self._is_later(index, position.pattern, position.offset):
-                found = self._report.found[index]
+            if index is not None and self._record_if_later(index, position.pattern, position.offset):
+                found = self._report.pattern_results[index]
                 found.done, found.total, found.rank = position.done, position.total, position.rank
                 found.epoch, found.epochs = position.epoch, position.epochs
         for mark in findings.marks:
             index = owners.get((f"{PatternKind.MARK} {mark.begins}", mark.name))
             if index is not None:
-                self._is_later(index, mark.name, mark.offset)
+                self._record_if_later(index, mark.name, mark.offset)
         for name, of_ranks in findings.values.items():
             rank, value = max(of_ranks.items(), key=lambda entry: entry[1].offset)
             index = owners.get(("value", name))
-            if index is not None and self._is_later(index, name, value.offset):
-                self._report.found[index].values[name] = value.number
-                self._report.found[index].rank = rank
+            if index is not None and self._record_if_later(index, name, value.offset):
+                self._report.pattern_results[index].values[name] = value.number
+                self._report.pattern_results[index].rank = rank
 
-    def _is_later(self, index: int, name: str, offset: int) -> bool:
+    def _record_if_later(self, index: int, name: str, offset: int) -> bool:
         """Record the offset of a finding; False if a later one is known."""
-        offsets = self._offsets.setdefault(index, {})
+        offsets = self._last_match_offsets.setdefault(index, {})
         if offset < offsets.get(name, 0):
             return False
         offsets[name] = offset
@@ -324,7 +332,7 @@ class _LogScanner:
 
     # -- counts and last matches -----------------------------------------------------------------
 
-    def _count(self) -> None:
+    def _count_matches(self) -> None:
         """Count the matches of patterns other than errors: the engine reports only their last one."""
         counted = {
             index: pattern for index, pattern in enumerate(self._patterns) if pattern.kind is not PatternKind.ERROR
@@ -332,47 +340,47 @@ class _LogScanner:
         engine = SearchEngine(
             [replace(p, name=str(index), kind=PatternKind.ERROR, keys=()) for index, p in counted.items()]
         )
-        for span in self._spans:
-            errors = self._findings(engine, span).errors
+        for span in self._searched_spans:
+            errors = self._search_span(engine, span).errors
             for index in counted:
-                found, count = self._report.found[index], errors.get(str(index), 0)
+                found, count = self._report.pattern_results[index], errors.get(str(index), 0)
                 found.matches = (found.matches or 0) + count
                 if count:
-                    self._ends[index] = span
+                    self._last_match_spans[index] = span
 
-    def _locate(self) -> None:
+    def _locate_last_matches(self) -> None:
         """Find the last matches of errors, and of patterns that share a key."""
         alone = dict[int, Pattern]()
         for index, pattern in enumerate(self._patterns):
-            if self._report.found[index].matches == 0:
+            if self._report.pattern_results[index].matches == 0:
                 continue
             if pattern.kind is PatternKind.ERROR:
                 alone[index] = replace(pattern, name=str(index), kind=PatternKind.MARK)
-            elif index in self._shared:
+            elif index in self._ambiguous_patterns:
                 # values are found by pattern name
                 alone[index] = pattern if pattern.kind is PatternKind.VALUE else replace(pattern, name=str(index))
-        for layer in _layers(alone):
-            left = {index: len(_keys(alone[index])) for index in layer}
-            for span in reversed(self._spans):
-                now = [index for index in layer if self._may_be_in(span, index, left[index])]
+        for layer in _group_without_shared_keys(alone):
+            left = {index: len(_finding_keys(alone[index])) for index in layer}
+            for span in reversed(self._searched_spans):
+                now = [index for index in layer if self._may_contain(span, index, left[index])]
                 if now:
-                    owners = {key: index for index in now for key in _keys(alone[index])}
-                    self._assign(self._findings(SearchEngine([alone[index] for index in now]), span), owners)
+                    owners = {key: index for index in now for key in _finding_keys(alone[index])}
+                    self._assign(self._search_span(SearchEngine([alone[index] for index in now]), span), owners)
                     for index in now:
-                        left[index] = len(_keys(alone[index])) - len(self._offsets.get(index, ()))
+                        left[index] = len(_finding_keys(alone[index])) - len(self._last_match_offsets.get(index, ()))
 
-    def _may_be_in(self, span: Span, index: int, left: int) -> bool:
+    def _may_contain(self, span: Span, index: int, left: int) -> bool:
         """Whether a part of the log may contain findings still missing for a pattern."""
-        known = self._ends.get(index, span)
-        return left > 0 and (known == span or (index in self._offsets and span < known))
+        known = self._last_match_spans.get(index, span)
+        return left > 0 and (known == span or (index in self._last_match_offsets and span < known))
 
-    def _findings(self, engine: SearchEngine, span: Span) -> LogFindings:
-        scan = engine.begin()
+    def _search_span(self, engine: SearchEngine, span: Span) -> LogFindings:
+        scan = engine.begin_file()
         for text, offset in read_chunks(self._read, *span):
             scan.feed(text, len(text), offset)
         return scan.finish(self._read)
 
-    def _edges(self) -> Span:
+    def _find_edges(self) -> Span:
         """End of the log's start, and start of its end, in whole records; (0, 0) for a short log."""
         last = self._report.size - SMALL_BYTES
         if last <= 0:
@@ -382,36 +390,36 @@ class _LogScanner:
         text = self._read(0, SMALL_BYTES)
         return min(last, max(text.rfind(b"\n"), text.rfind(b"\r")) + 1), last
 
-    def _follow(self, engine: SearchEngine, begin: int, end: int) -> None:
+    def _track_position(self, engine: SearchEngine, begin: int, end: int) -> None:
         """Follow the position through every record of a part of the log."""
         text = self._read(begin, max(0, end - begin))
-        scan = engine.begin(self._stamps)
+        scan = engine.begin_file(self._timestamps)
         scan.feed(text, len(text), begin)
-        self._follower.take(scan.finish(self._read), begin, end)
+        self._follower.add(scan.finish(self._read), begin, end)
 
     @property
-    def _finished(self) -> int:
+    def _complete_end(self) -> int:
         """Offset of the unfinished last record, else the end of the log."""
         unfinished = self._report.unfinished
         return self._report.size if unfinished is None else unfinished.offset
 
-    def _record(self, raw: bytes, offset: int) -> ScanRecord:
-        return ScanRecord(offset, _shown(raw), unfinished=offset >= self._finished)
+    def _make_record(self, raw: bytes, offset: int) -> ScanRecord:
+        return ScanRecord(offset, _shown_text(raw), unfinished=offset >= self._complete_end)
 
-    def _show(self, engine: SearchEngine) -> None:
+    def _show_last_matches(self, engine: SearchEngine) -> None:
         """Fill in the records and groups of the last matches."""
-        for index, offsets in self._offsets.items():
-            found, pattern, offset = self._report.found[index], self._patterns[index], max(offsets.values())
+        for index, offsets in self._last_match_offsets.items():
+            found, pattern, offset = self._report.pattern_results[index], self._patterns[index], max(offsets.values())
             text = self._read(offset, CHUNK_BYTES)
             ended = _RECORD_END.search(text)
             raw = text if ended is None else text[: ended.start()]
-            found.last = self._record(raw, offset)
-            found.groups = _groups(engine, pattern, plain_line(raw, None).encode("utf-8", "replace"))
+            found.last = self._make_record(raw, offset)
+            found.groups = _match_groups(engine, pattern, plain_line(raw, None).encode("utf-8", "replace"))
 
-    def _look_at_edges(self, engine: SearchEngine) -> None:
+    def _check_edges(self, engine: SearchEngine) -> None:
         """Find unmatched records that look like progress; without any finding, also the nearest pack."""
         report, size = self._report, self._report.size
-        has_position = any(found.last and found.kind is PatternKind.POSITION for found in report.found)
+        has_position = any(found.last and found.kind is PatternKind.POSITION for found in report.pattern_results)
 
         def says_something(record: bytes) -> bool:
             found = engine.scan(record)
@@ -427,22 +435,22 @@ class _LogScanner:
         lines = (
             ProgressCandidate(raw, offset + start)
             for text, offset in texts
-            for start, raw in records_of(text)
-            if offset + start < self._finished
+            for start, raw in split_records(text)
+            if offset + start < self._complete_end
         )
         # a suggestion of the same name would hide the pattern
-        names = [found.name for found in report.found if found.own or found.last]
+        names = [found.name for found in report.pattern_results if found.own or found.last]
         for candidate, suggestion in progress_lines(lines, says_something, names):
-            report.unmatched.append(UnmatchedRecord(self._record(candidate.raw, candidate.offset), suggestion))
-        if report.found_nothing:
-            report.nearest = PackDetector(read_packs()).nearest(b"\n".join(text for text, _ in texts))
+            report.unmatched.append(UnmatchedRecord(self._make_record(candidate.raw, candidate.offset), suggestion))
+        if report.has_no_match:
+            report.nearest_pack = PackDetector(read_packs()).find_nearest(b"\n".join(text for text, _ in texts))
 
     def _count_records(self) -> None:
         """Count records and lines, and set the line numbers of the records shown."""
         report = self._report
-        shown = [found.last for found in report.found if found.last is not None]
+        shown = [found.last for found in report.pattern_results if found.last is not None]
         shown += [unmatched.record for unmatched in report.unmatched]
-        shown += [record for record in (report.evidence, report.unfinished) if record is not None]
+        shown += [record for record in (report.pack_evidence, report.unfinished) if record is not None]
         shown.sort(key=lambda record: -record.offset)
         text = b""
         for text, offset in read_chunks(self._read, 0, report.size):
@@ -459,27 +467,27 @@ class _LogScanner:
         report.records += bool(text) and not text.endswith((b"\n", b"\r"))
 
 
-def _blank(pattern: Pattern) -> PatternResult:
+def _empty_result(pattern: Pattern) -> PatternResult:
     return PatternResult(
         pattern.name,
         pattern.kind,
-        pattern.own,
+        pattern.is_user_defined,
         unit=pattern.unit,
         severity=pattern.severity,
         begins=pattern.begins if pattern.kind is PatternKind.MARK else None,
     )
 
 
-def _shown(raw: bytes) -> str:
+def _shown_text(raw: bytes) -> str:
     return plain_line(raw, MOST_TEXT).strip()
 
 
-def _groups(engine: SearchEngine, pattern: Pattern, record: bytes) -> dict[str, str | None]:
+def _match_groups(engine: SearchEngine, pattern: Pattern, record: bytes) -> dict[str, str | None]:
     """Groups of a pattern's match in a record; empty if the search times out."""
     if len(record) <= safe_length(pattern.regex):
         match = pattern.regex.search(record)
     else:
-        expression = engine.careful(pattern)
+        expression = engine.compile_with_timeout(pattern)
         try:
             match = None if expression is None else expression.search(record, timeout=RECORD_TIMEOUT_S)
         except TimeoutError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from exporter.logs.last_error import plain_line
-from exporter.logs.lexicon import UNIT_OF, compile_job_pattern
+from exporter.logs.lexicon import UNIT_BY_NAME, compile_job_pattern
 from exporter.logs.packs import looks_like_progress
 from exporter.logs.patterns import PatternError, PatternKind
 from exporter.logs.search.findings import UNITS
@@ -27,12 +27,22 @@ _FORMS = tuple(
         r"(?<![\w.])(?P<percent>\d{1,3})(?:\.\d{1,6})?(?P<behind> ?%)",
     )
 )  # forms of progress, the most reliable first
-_NAME_OF = {word: word for word in UNIT_OF} | {"iter": "step", "iteration": "step", "iterations": "steps"}
+_NAME_BY_WORD = {word: word for word in UNIT_BY_NAME} | {"iter": "step", "iteration": "step", "iterations": "steps"}
 # Words that make a number a count even without a total.
-_COUNTED = {*_NAME_OF, "round", "rounds", "sample", "samples", "example", "examples", "document", "documents"}
+_COUNTED_WORDS = {
+    *_NAME_BY_WORD,
+    "round",
+    "rounds",
+    "sample",
+    "samples",
+    "example",
+    "examples",
+    "document",
+    "documents",
+}
 # words in lines where a percentage means progress
-_OF_PROGRESS = re.compile(r"(?i)progress|complete|done|finished|processed|\|")
-_AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
+_PROGRESS_WORDS = re.compile(r"(?i)progress|complete|done|finished|processed|\|")
+_WORD_AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class ProgressCandidate:
 
 
 def progress_lines(
-    candidates: Iterable[ProgressCandidate], says_something: Callable[[bytes], bool], names: Iterable[str] = ()
+    candidates: Iterable[ProgressCandidate], has_findings: Callable[[bytes], bool], names: Iterable[str] = ()
 ) -> Iterator[tuple[ProgressCandidate, tuple[str, str] | None]]:
     """The first unmatched records that look like progress, one per form, with a suggested pattern.
 
@@ -56,7 +66,7 @@ def progress_lines(
         if form in seen:
             continue
         seen.add(form)
-        if not says_something(candidate.raw):
+        if not has_findings(candidate.raw):
             suggested = suggest_pattern(candidate.raw, taken)
             taken |= {suggested[0]} if suggested is not None else set()
             yield candidate, suggested
@@ -73,29 +83,29 @@ def suggest_pattern(raw: bytes, taken: Collection[str] = ()) -> tuple[str, str] 
     line = plain_line(raw, MOST_LINE)
     for form in _FORMS:
         for match in form.finditer(line):
-            if (found := _pattern_of(line, match, taken)) is not None:
+            if (found := _suggest_from_match(line, match, taken)) is not None:
                 return found
     return None
 
 
-def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tuple[str, str] | None:
+def _suggest_from_match(line: str, match: re.Match[str], taken: Collection[str]) -> tuple[str, str] | None:
     part = match.groupdict()
     before = part["before"] or ""
-    after = _AFTER.match(line, match.end())
-    if "percent" in part and not _OF_PROGRESS.search(line):
+    after = _WORD_AFTER.match(line, match.end())
+    if "percent" in part and not _PROGRESS_WORDS.search(line):
         return None  # most percentages are of memory, caches or peak rates
     if not before and after is None:
         return None  # without words the number cannot be identified
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", f"{before} {after[0] if after is not None else ''}")]
-    if part.keys().isdisjoint(("total", "percent")) and _COUNTED.isdisjoint(words):
+    if part.keys().isdisjoint(("total", "percent")) and _COUNTED_WORDS.isdisjoint(words):
         return None
-    name = next((_NAME_OF[word] for word in reversed(words) if word in _NAME_OF), "items")
-    if "percent" in part or UNIT_OF[name] == "items":
+    name = next((_NAME_BY_WORD[word] for word in reversed(words) if word in _NAME_BY_WORD), "items")
+    if "percent" in part or UNIT_BY_NAME[name] == "items":
         name = "items"
     free = _free_name(name, taken)
     if free is None:
         return None
-    done, total = ("?P<done>", "?P<total>") if free not in UNIT_OF else ("", "")
+    done, total = ("?P<done>", "?P<total>") if free not in UNIT_BY_NAME else ("", "")
     if "percent" in part:
         numbers = r"(?P<percent>\d+)" + (r"(?:\.\d+)?" if "." in match[0][len(before) :] else "") + part["behind"]
     elif "total" in part:
@@ -113,7 +123,7 @@ def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tupl
 
 def _free_name(name: str, taken: Collection[str]) -> str | None:
     """A name for the same unit that is not taken, or None. Items never run out of names."""
-    unit = UNIT_OF[name]
+    unit = UNIT_BY_NAME[name]
     words = (name, unit, "batch" if unit == "batches" else unit.removesuffix("s"))
     more = (f"items_{number}" for number in itertools.count(2)) if unit == UNITS[0] else ()
     return next((word for word in itertools.chain(words, more) if word not in taken), None)

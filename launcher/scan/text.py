@@ -19,10 +19,10 @@ LEAST_BYTES = 1 << 20  # minimum size to show a log's throughput: smaller ones m
 def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
     """The results as one JSON object. Numbers that JSON lacks become null; their text is in the groups."""
     errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
-    return {"schema": SCHEMA, "logs": [_log(report) for report in reports], "errors": errors}
+    return {"schema": SCHEMA, "logs": [_log_json(report) for report in reports], "errors": errors}
 
 
-def _log(report: LogScan) -> dict[str, Any]:
+def _log_json(report: LogScan) -> dict[str, Any]:
     return {
         "path": report.path,
         "bytes": report.size,
@@ -30,27 +30,29 @@ def _log(report: LogScan) -> dict[str, Any]:
         "records": report.records,
         "lines": report.lines,
         "pack": report.pack,
-        "pack_chosen": report.chosen,
-        "pack_evidence": _place(report.evidence),
+        "pack_chosen": report.is_pack_detected,
+        "pack_evidence": _record_json(report.pack_evidence),
         "position": None if report.position is None else asdict(report.position),
-        "unfinished": _place(report.unfinished),
-        "nearest_pack": None if report.nearest is None else {"name": report.nearest[0], "why": report.nearest[1]},
+        "unfinished": _record_json(report.unfinished),
+        "nearest_pack": None
+        if report.nearest_pack is None
+        else {"name": report.nearest_pack[0], "why": report.nearest_pack[1]},
         "cpu_seconds": report.search_cpu_s,
         "bytes_per_cpu_second": report.bytes_per_s,
-        "choose_cpu_seconds": report.choose_cpu_s,
+        "choose_cpu_seconds": report.detect_cpu_s,
         "count_cpu_seconds": report.count_cpu_s,
-        "patterns": [_pattern(found) for found in report.found],
-        "unmatched": [_unmatched(unmatched) for unmatched in report.unmatched],
+        "patterns": [_pattern_json(found) for found in report.pattern_results],
+        "unmatched": [_unmatched_json(unmatched) for unmatched in report.unmatched],
         "notes": list(report.notes),
         "timeouts": report.timeouts,
     }
 
 
-def _place(record: ScanRecord | None) -> dict[str, Any] | None:
+def _record_json(record: ScanRecord | None) -> dict[str, Any] | None:
     return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
 
 
-def _pattern(found: PatternResult) -> dict[str, Any]:
+def _pattern_json(found: PatternResult) -> dict[str, Any]:
     body: dict[str, Any] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
     if found.kind in (PatternKind.POSITION, PatternKind.RESUME):
         body |= {key: getattr(found, key) for key in ("unit", "done", "total", "epoch", "epochs", "rank")}
@@ -61,13 +63,13 @@ def _pattern(found: PatternResult) -> dict[str, Any]:
         body["begins"] = found.begins
     else:
         body["severity"] = found.severity
-    return body | {"groups": found.groups, "last": _place(found.last)}
+    return body | {"groups": found.groups, "last": _record_json(found.last)}
 
 
-def _unmatched(unmatched: UnmatchedRecord) -> dict[str, Any]:
+def _unmatched_json(unmatched: UnmatchedRecord) -> dict[str, Any]:
     suggested = unmatched.suggestion
     return {
-        **(_place(unmatched.record) or {}),
+        **(_record_json(unmatched.record) or {}),
         "suggestion": None if suggested is None else {"name": suggested[0], "pattern": suggested[1]},
     }
 
@@ -75,11 +77,11 @@ def _unmatched(unmatched: UnmatchedRecord) -> dict[str, Any]:
 def render_scan(reports: Sequence[LogScan]) -> list[str]:
     lines: list[str] = []
     for report in reports:
-        lines += [*([""] if lines else []), *_render(report)]
+        lines += [*([""] if lines else []), *_log_lines(report)]
     return lines
 
 
-def _render(report: LogScan) -> Iterator[str]:
+def _log_lines(report: LogScan) -> Iterator[str]:
     path = printable_text(report.path)
     if report.problem is not None:
         yield f"{path}: {report.problem}"
@@ -93,16 +95,16 @@ def _render(report: LogScan) -> Iterator[str]:
         f"{path}: {report.size:,} bytes, {report.records:,} records; "
         f"searched in {report.search_cpu_s:.3f} s of CPU time{shown}, counted in {report.count_cpu_s:.3f} s"
     )
-    yield f"  pack {report.pack}{_why(report)}"
+    yield f"  pack {report.pack}{_pack_reason(report)}"
     if report.position is not None:
         yield f"  position {_position_text(report.position)}"
-    table = [found for found in report.found if found.last is not None or found.matches or found.own]
+    table = [found for found in report.pattern_results if found.last is not None or found.matches or found.own]
     if table:
-        yield from _table(table)
+        yield from _table_lines(table)
     else:
         yield "  no pattern finds anything in it"
-    if report.nearest is not None:
-        yield f"  nearest pack: {report.nearest[0]}, which {report.nearest[1]}"
+    if report.nearest_pack is not None:
+        yield f"  nearest pack: {report.nearest_pack[0]}, which {report.nearest_pack[1]}"
     if report.unmatched:
         yield "  these lines resemble progress, but no position was found in them:"
     for unmatched in report.unmatched:
@@ -123,29 +125,29 @@ def _render(report: LogScan) -> Iterator[str]:
         yield f'  note: pattern "{name}" took too long in {records}, which it was not searched in to the end'
 
 
-def _why(report: LogScan) -> str:
-    if not report.chosen:
+def _pack_reason(report: LogScan) -> str:
+    if not report.is_pack_detected:
         return ", as asked for"
-    if report.evidence is None:
+    if report.pack_evidence is None:
         return ": nothing in it speaks for another one"
-    return f", found out from line {report.evidence.line}: {report.evidence.text[:RECORD_CELLS]}"
+    return f", found out from line {report.pack_evidence.line}: {report.pack_evidence.text[:RECORD_CELLS]}"
 
 
 def _position_text(position: WorkPosition) -> str:
-    told = f"{_count(position.done)} {position.unit}"
+    told = f"{_count_text(position.done)} {position.unit}"
     if position.total is not None:
-        told = f"{_count(position.done)}/{_count(position.total)} {position.unit}"
+        told = f"{_count_text(position.done)}/{_count_text(position.total)} {position.unit}"
     if position.epoch is not None and position.unit != "epochs":
         told += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
     told += f", by {printable_text(position.pattern)}" if position.pattern is not None else ", where the work goes on"
     return told + (", and another counter goes on after it" if position.aside else "")
 
 
-def _count(number: float) -> str:
+def _count_text(number: float) -> str:
     return f"{number:.12g}"
 
 
-def _table(table: Sequence[PatternResult]) -> Iterator[str]:
+def _table_lines(table: Sequence[PatternResult]) -> Iterator[str]:
     head = ("PATTERN", "KIND", "MATCHES", "LAST", "LINE", "BYTE", "RECORD")
     rows = [head, *(_cells(found) for found in table)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
@@ -187,11 +189,11 @@ def _match_text(found: PatternResult) -> str:
     if found.values:
         if list(found.values) == [found.name]:
             return f"{found.values[found.name]:.12g}"
-        return _cut(", ".join(f"{name} {number:.12g}" for name, number in found.values.items()))
-    return _cut(", ".join(text for text in found.groups.values() if text))
+        return _shorten(", ".join(f"{name} {number:.12g}" for name, number in found.values.items()))
+    return _shorten(", ".join(text for text in found.groups.values() if text))
 
 
-def _cut(text: str, most: int = 60) -> str:
+def _shorten(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -15,7 +15,7 @@ from launcher.steps.srun_lines import sidecar_line, survey_line, task_line, task
 from launcher.steps.steps import sees_planned_gpus_only, task_gpu_positions
 
 JOB_ID = "{job_id}"  # unknown until the job is submitted; ``{port}`` is a port that is chosen on its node
-AT_ONCE = 64  # list entries encoded together
+ENTRIES_PER_CHUNK = 64  # list entries encoded together
 
 
 def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
@@ -32,7 +32,7 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
     commands = {
         tasks[0].task.rank: line[line.index("--") + 1 :]
         for (_, tasks), line in zip(steps, lines, strict=True)
-        if _is_wrapped_alone(plan, tasks[0])
+        if _wraps_own_command(plan, tasks[0])
     }
     workers: dict[str, dict[str, Any]] = {}
     processes = []
@@ -86,7 +86,7 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
         "files": file_names(plan),
         "targets": planned_targets(plan, facts),
         "script": script,
-        "srun": [*_our_lines(plan, facts), *lines],
+        "srun": [*_system_step_lines(plan, facts), *lines],
     }
 
 
@@ -104,8 +104,8 @@ def dump_json_chunks(body: Mapping[str, Any]) -> Iterator[str]:
             yield encode(value)
             continue
         yield "["
-        for start in range(0, len(value), AT_ONCE):
-            yield (", " if start else "") + encode(value[start : start + AT_ONCE])[1:-1]
+        for start in range(0, len(value), ENTRIES_PER_CHUNK):
+            yield (", " if start else "") + encode(value[start : start + ENTRIES_PER_CHUNK])[1:-1]
         yield "]"
     yield "}"
 
@@ -115,12 +115,12 @@ def planned_visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
     return task_gpu_positions(planned) if plan.gpus_per_node and sees_planned_gpus_only(planned) else None
 
 
-def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:
+def _wraps_own_command(plan: Plan, planned: TaskPlan) -> bool:
     """Whether the wrapper starts the task's own command, not a container runtime."""
     return not planned.contained or plan.container is None or plan.container.runtime == PYXIS
 
 
-def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
+def _system_step_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
     """The srun commands before the first task."""
     if needs_survey(plan):
         yield survey_line(plan, facts)

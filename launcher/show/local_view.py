@@ -14,7 +14,7 @@ from launcher.show.picture import WIDTH
 from launcher.steps import steps
 from launcher.steps.local_steps import LOOPBACK, local_hosts
 
-VISIBLE, FOM_URL = "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"
+VISIBLE_DEVICES, FOM_URL = "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"
 
 
 def local_facts(plan: Plan, hostname: str, hosts: Sequence[str] = ()) -> RunFacts:
@@ -30,8 +30,8 @@ def describe_local(plan: Plan, facts: RunFacts, devices: str | None = None) -> d
     """
     body = describe_plan(plan, "", facts.hosts)
     for planned, process in zip(plan.tasks, body["processes"], strict=True):
-        visible = _visible_gpus(plan, planned, planned.env.get(VISIBLE, devices))
-        own = {FOM_URL, *plan.secrets, *([VISIBLE] if visible is not None else [])}
+        visible = _visible_gpus(plan, planned, planned.env.get(VISIBLE_DEVICES, devices))
+        own = {FOM_URL, *plan.secrets, *([VISIBLE_DEVICES] if visible is not None else [])}
         process |= {
             "command": steps.worker_argv(plan, planned, facts),
             "cuda_visible_devices": visible,
@@ -48,16 +48,16 @@ def _visible_gpus(plan: Plan, planned: TaskPlan, devices: str | None) -> str | N
     return os.fsdecode(task_visible_devices(positions, None if devices is None else os.fsencode(devices)))
 
 
-def render_local(body: Mapping[str, Any], at_once: int = 1) -> str:
+def render_local(body: Mapping[str, Any], parallel_points: int = 1) -> str:
     """The processes of ``describe_local`` as text, in place of the batch script.
 
-    ``at_once`` is the number of sweep points that run in parallel.
+    ``parallel_points`` is the number of sweep points that run in parallel.
     """
     lines = ["no batch script: `gpujob run` starts these processes on this machine"]
-    if at_once > 1 and body["gpus_per_node"]:
+    if parallel_points > 1 and body["gpus_per_node"]:
         told = (
-            f"which GPUs they get depends on the slot in which this point runs: {at_once} points of the sweep run at "
-            "once, each with GPUs of its own; these are those of the first slot"
+            f"{parallel_points} points of the sweep run at once, each on its own GPUs; "
+            "the GPUs shown are those of the first slot, and this point may run in another"
         )
         lines += textwrap.wrap(told, WIDTH)
     shown: list[str] | None = None
@@ -74,12 +74,12 @@ def _process_lines(process: Mapping[str, Any]) -> Iterator[str]:
     about = [f"rank {process['rank']}", f"on {process['node']}"]
     if process["gpus"]:
         about.append(f"GPUs {process['cuda_visible_devices']}")
-    about += _ports(process["ports"].items())
+    about += _port_texts(process["ports"].items())
     yield f"{process['worker']}: {', '.join(about)}"
     yield f"  {shlex.join(process['command']) or 'no command yet: this plan shows the topology alone'}"
 
 
-def _ports(ports: Iterable[tuple[str, int]]) -> Iterator[str]:
+def _port_texts(ports: Iterable[tuple[str, int]]) -> Iterator[str]:
     """The planned ports. If one is taken, the run adds the same number to all."""
     for name, port in ports:
         yield f"{name} port {port}"

@@ -15,7 +15,7 @@ from launcher.steps.hostlist import fold_hostlist
 
 WIDTH = 80
 IDLE, SAME = ".", ":"
-FEW = 4  # of more rows of one shape, only the first is drawn
+MOST_EQUAL_ROWS = 4  # of more rows of one shape, only the first is drawn
 MOST_HOST_WIDTH = 24
 
 
@@ -33,8 +33,8 @@ def draw_plan(plan: Plan, script: str, facts: RunFacts) -> str:
     """The whole plan, as `gpujob plan` shows it."""
     parts = [
         "\n".join(draw_nodes(plan, facts.hosts)),
-        "\n".join(_commands(plan, facts)),
-        f"run directory: {facts.run_dir}\n" + _wrapped("files: ", file_names(plan)),
+        "\n".join(_command_lines(plan, facts)),
+        f"run directory: {facts.run_dir}\n" + _wrap_words("files: ", file_names(plan)),
         script,
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
@@ -45,7 +45,7 @@ def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
     shown: list[tuple[str, Sequence[str], Sequence[str]]] = []
     for _, same in groupby(_rows(plan, hosts), key=lambda row: row.shape):
         group = list(same)
-        head = group[: len(group) if len(group) <= FEW else 1]
+        head = group[: len(group) if len(group) <= MOST_EQUAL_ROWS else 1]
         shown.extend((fold_hostlist(row.hosts), row.cells, row.names) for row in head)
         if rest := group[len(head) :]:
             names = list(dict.fromkeys(name for row in rest for name in row.names))
@@ -53,7 +53,7 @@ def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
             shown.append((others, (SAME,) * plan.gpus_per_node, names))
     cell = max([len(str(plan.gpus_per_node - 1)), *(len(mark) for _, marks, _ in shown for mark in marks)])
     left = max(4, *(min(len(host), MOST_HOST_WIDTH) for host, _, _ in shown))
-    word = max((len(name) + 2 for _, _, names in shown for name in _shortened(names, 0)), default=0)
+    word = max((len(name) + 2 for _, _, names in shown for name in _fold_names(names, 0)), default=0)
     broad = left + 2 + (cell + 1) * plan.gpus_per_node + max(12, word) > WIDTH
     numbers = [] if broad else [f"{gpu:<{cell}}" for gpu in range(plan.gpus_per_node)]
     yield f"{'node':<{left}}  {' '.join(numbers)}".rstrip()
@@ -61,14 +61,14 @@ def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
         if len(host) > left:
             yield host
             host = ""
-        picture = _spans(marks) if broad else " ".join(f"{mark:<{cell}}" for mark in marks)
+        picture = _spans_text(marks) if broad else " ".join(f"{mark:<{cell}}" for mark in marks)
         start = f"{host:<{left}}  " + (f"{picture}  " if picture else "")
         if broad and picture:
             yield from textwrap.wrap(
                 picture, WIDTH, initial_indent=f"{host:<{left}}  ", subsequent_indent=" " * (left + 2)
             )
             start = " " * (left + 2)
-        yield _wrapped(start, _shortened(words, WIDTH - len(start))) if words else start.rstrip()
+        yield _wrap_words(start, _fold_names(words, WIDTH - len(start))) if words else start.rstrip()
 
 
 def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_NodeRow]:
@@ -109,7 +109,7 @@ def _labels(plan: Plan) -> dict[str, str]:
     return {role: role for role in roles}
 
 
-def _spans(cells: Sequence[str]) -> str:
+def _spans_text(cells: Sequence[str]) -> str:
     """``0-3 P0, 4-7 D0``, for nodes with more GPUs than fit in a line."""
     words, start = [], 0
     for label, same in groupby(cells):
@@ -119,17 +119,17 @@ def _spans(cells: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _shortened(names: Sequence[str], room: int) -> list[str]:
-    """The names, folded like ``w[0-3]`` if they do not fit in ``room`` characters."""
-    if len(", ".join(names)) <= max(room, 0):
+def _fold_names(names: Sequence[str], width: int) -> list[str]:
+    """The names, folded like ``w[0-3]`` if they do not fit in ``width`` characters."""
+    if len(", ".join(names)) <= max(width, 0):
         return list(names)
     by_kind: dict[str, list[str]] = {}
     for name in names:
         by_kind.setdefault(name.rstrip("0123456789"), []).append(name)
-    return [part for kind in by_kind.values() for part in _split(fold_hostlist(kind))]
+    return [part for kind in by_kind.values() for part in _split_names(fold_hostlist(kind))]
 
 
-def _split(folded: str) -> list[str]:
+def _split_names(folded: str) -> list[str]:
     """Split a folded list at commas outside brackets."""
     parts, start, depth = [], 0, 0
     for index, character in enumerate(folded):
@@ -140,7 +140,7 @@ def _split(folded: str) -> list[str]:
     return [*parts, folded[start:]]
 
 
-def _wrapped(start: str, words: Sequence[str]) -> str:
+def _wrap_words(start: str, words: Sequence[str]) -> str:
     """Wrap words after a prefix, indented below the first word."""
     indent = " " * min(len(start), WIDTH // 2)
     lines, line = [], start
@@ -154,7 +154,7 @@ def _wrapped(start: str, words: Sequence[str]) -> str:
     return "\n".join([*lines, line])
 
 
-def _commands(plan: Plan, facts: RunFacts) -> Iterator[str]:
+def _command_lines(plan: Plan, facts: RunFacts) -> Iterator[str]:
     first: dict[str, TaskPlan] = {}
     counts: dict[str, int] = {}
     for planned in plan.tasks:

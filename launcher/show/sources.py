@@ -8,7 +8,7 @@ from typing import Any
 from launcher.jobfile.jobfile import (
     ClusterSpec,
     JobSpec,
-    cpus_of_whole_nodes,
+    cpus_of_full_nodes,
     gpus_are_defaulted,
 )
 from launcher.jobfile.redaction import REDACTED, is_secret_name
@@ -50,9 +50,9 @@ def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceN
     return SourceNames(job, str(found), "in or above the working directory" if near else "the user's own")
 
 
-def explain_values(subject: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
+def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
     """All values with their sources. The job file overrides the cluster file, which overrides our defaults."""
-    spec, cluster, plan = subject.spec, subject.cluster, subject.plan
+    spec, cluster, plan = planned_job.spec, planned_job.cluster, planned_job.plan
     return (
         ValueSource("cluster file", sources.cluster, sources.found_by),
         *_slurm(spec, cluster, sources),
@@ -62,11 +62,11 @@ def explain_values(subject: PlannedJob, sources: SourceNames) -> tuple[ValueSour
         *_mounts(spec, cluster, plan, sources),
         *_setup(spec, cluster, sources),
         *_environment(spec, sources),
-        *_ignored(subject.environ),
+        *_ignored_variables(planned_job.environ),
     )
 
 
-def _first(
+def _first_set(
     key: str, job: Any, cluster: Any, sources: SourceNames, cluster_key: str = "", default: Any = None
 ) -> ValueSource:
     """The first of job, cluster and default that is set."""
@@ -79,7 +79,7 @@ def _first(
 
 def _slurm(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for name in ("partition", "account", "qos", "time_limit"):
-        yield _first(f"slurm.{name}", getattr(spec.slurm, name), getattr(cluster, name), sources)
+        yield _first_set(f"slurm.{name}", getattr(spec.slurm, name), getattr(cluster, name), sources)
     for name, value in sorted({**cluster.directives, **spec.slurm.directives}.items()):
         own = name in spec.slurm.directives
         yield ValueSource(
@@ -102,7 +102,7 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceN
             source = f"{sources.job}: {place}"
         elif key == "gpus_per_node" and cluster.gpus_per_node and gpus_are_defaulted(spec):
             source = f"{sources.cluster}: gpus_per_node"
-        elif key == "cpus_per_node" and value == cpus_of_whole_nodes(spec, cluster):
+        elif key == "cpus_per_node" and value == cpus_of_full_nodes(spec, cluster):
             source = f"{sources.cluster}: cpus_per_node"
         else:
             source = "by the workers" if key in ("nodes", "cpus_per_node") else DEFAULT
@@ -118,9 +118,9 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
     yield ValueSource(
         "logs_dir", plan.logs_dir, f"{sources.cluster}: logs_dir" if cluster.logs_dir is not None else DEFAULT
     )
-    yield _first("target_dir", None, plan.target_dir, sources)
-    yield _first("network_interface", None, cluster.network_interface, sources)
-    yield _first(
+    yield _first_set("target_dir", None, plan.target_dir, sources)
+    yield _first_set("network_interface", None, cluster.network_interface, sources)
+    yield _first_set(
         "monitoring.listen_address",
         spec.monitoring.listen_address,
         cluster.listen_address,
@@ -172,21 +172,23 @@ def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceName
 
 def _environment(spec: JobSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for name, value in spec.env.items():
-        yield ValueSource(f"env.{name}", _shown(name, value), f"{sources.job}: env.{name}")
+        yield ValueSource(f"env.{name}", _redacted_value(name, value), f"{sources.job}: env.{name}")
     for index, workers in enumerate(spec.workers):
         for name, value in workers.env.items():
             yield ValueSource(
-                f"env.{name} of {workers.role}", _shown(name, value), f"{sources.job}: workers[{index}].env.{name}"
+                f"env.{name} of {workers.role}",
+                _redacted_value(name, value),
+                f"{sources.job}: workers[{index}].env.{name}",
             )
     for name in spec.secrets:
         yield ValueSource(f"env.{name}", REDACTED, f"environment: {name} ({sources.job}: secrets)")
 
 
-def _shown(name: str, value: str) -> str:
+def _redacted_value(name: str, value: str) -> str:
     return REDACTED if is_secret_name(name) else value
 
 
-def _ignored(environ: Mapping[str, str]) -> Iterator[ValueSource]:
+def _ignored_variables(environ: Mapping[str, str]) -> Iterator[ValueSource]:
     """Variables that sbatch would read as options; gpujob does not pass them on."""
     for name in sorted(environ):
         if name.startswith("SBATCH_"):

@@ -9,7 +9,7 @@ from typing import Any
 from exporter.contract.identity import safe_label
 from launcher.plan.plan import Plan
 
-LEAKING = (
+DROPPED_PREFIXES = (
     "GPUJOB_",
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_",
@@ -33,8 +33,8 @@ LEAKING = (
     "SBATCH_",
 )  # prefixes of variables from the batch step that srun would read as its own options
 # variables that describe the components of a heterogeneous job
-_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
-KEPT = ("GPUJOB_HISTORY_DIR",)  # exceptions from `LEAKING`: the user's own, read by sidecars
+_COMPONENT_VARIABLE = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
+KEPT_VARIABLES = ("GPUJOB_HISTORY_DIR",)  # exceptions from `DROPPED_PREFIXES`: the user's own, read by sidecars
 
 
 MODULE_LINES = (
@@ -181,11 +181,11 @@ def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
         lines += MODULE_LINES
     for part in parts:
         for name in part["modules"]:
-            lines.append(f"module load {shlex.quote(name)} || {_give_up(f'the module {name} cannot be loaded')}")
+            lines.append(f"module load {shlex.quote(name)} || {_abort_command(f'the module {name} cannot be loaded')}")
         if part["script"] is not None:
             script = shlex.quote(part["script"])
             lines += [
-                f"[ -r {script} ] || {_give_up('the setup script ' + part['script'] + ' cannot be read')}",
+                f"[ -r {script} ] || {_abort_command('the setup script ' + part['script'] + ' cannot be read')}",
                 f". {script}",
             ]
         if part["preamble"] is not None:
@@ -193,13 +193,17 @@ def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _give_up(why: str) -> str:
-    return f"{{ printf '%s\\n' {shlex.quote(f'gpujob: {why}; nothing was started')} >&2; exit 1; }}"
+def _abort_command(problem: str) -> str:
+    return f"{{ printf '%s\\n' {shlex.quote(f'gpujob: {problem}; nothing was started')} >&2; exit 1; }}"
 
 
 def scrub_environment(environ: dict[str, str]) -> dict[str, str]:
     """Drop the variables that the batch step's options would pass on to srun."""
-    return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT_VARIABLES or not name.startswith(DROPPED_PREFIXES)
+    }
 
 
 def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
@@ -207,7 +211,7 @@ def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[s
 
     sbatch passes those variables on (seen with 22.05). A heterogeneous job sets its own.
     """
-    return {name: value for name, value in environ.items() if het or not _COMPONENT.search(name)}
+    return {name: value for name, value in environ.items() if het or not _COMPONENT_VARIABLE.search(name)}
 
 
 def srun_argv(
@@ -230,7 +234,7 @@ def srun_argv(
     step in both components has two parts separated by a colon (srun(1), heterogeneous jobs).
     """
     argv = ["srun"]
-    for group, part in _by_component(plan, hosts, first_node):
+    for group, part in _hosts_by_component(plan, hosts, first_node):
         argv += [":"] if len(argv) > 1 else []
         argv += [
             *([f"--het-group={group}"] if group is not None else []),
@@ -257,7 +261,7 @@ def srun_argv(
     return argv
 
 
-def _by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:
+def _hosts_by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:
     """Group hosts by component of the job; None for a job without components."""
     het = plan.slurm.get("het")
     if not het:
@@ -266,7 +270,7 @@ def _by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tup
     return [(group, part) for group, part in ((0, hosts[:here]), (1, hosts[here:])) if part]
 
 
-def component_of(plan: Plan, node_index: int) -> int:
+def component_index(plan: Plan, node_index: int) -> int:
     """Component of the job that contains a node of the plan, 0 or 1."""
     het = plan.slurm.get("het")
     return 1 if het and node_index >= het[0] else 0

@@ -8,7 +8,7 @@ from launcher.errors import SlurmError
 MOST_HOSTS = 100_000
 MOST_DIGITS = 18
 MOST_LETTERS = 253  # longest host name (hostname(7))
-_NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
+_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
@@ -46,10 +46,10 @@ def _expand(part: str, text: str) -> list[str]:
     hosts = [""]
     for index, piece in enumerate(re.split(r"[\[\]]", part)):
         if index % 2:
-            words = [word for entry in piece.split(",") for word in _range(entry, text)]
+            words = [word for entry in piece.split(",") for word in _expand_range(entry, text)]
         elif any(character.isspace() for character in piece):
             raise SlurmError(f"host list {text!r}: {piece!r} is no part of a host name; put commas between hosts")
-        elif wrong := _NOT_OF_A_HOST.search(piece):
+        elif wrong := _INVALID_CHARACTER.search(piece):
             at = text.find(part) + part.find(piece) + wrong.start() + 1
             cure = "use letters, digits, ., _ and -"
             raise SlurmError(f"host list {text!r}: {wrong[0]!r} at character {at} is in no host name; {cure}")
@@ -65,7 +65,7 @@ def _expand(part: str, text: str) -> list[str]:
     return hosts
 
 
-def _range(entry: str, text: str) -> Iterator[str]:
+def _expand_range(entry: str, text: str) -> Iterator[str]:
     low, dash, high = entry.partition("-")
     digits = low + high if dash else low
     numbers = bool(low) and (bool(high) or not dash) and digits.isascii() and digits.isdigit()
@@ -84,7 +84,7 @@ def fold_hostlist(names: Sequence[str]) -> str:
     while start < len(names):
         pieces = _pieces(names[start])
         end, varying = start + 1, None
-        while end < len(names) and (where := _difference(pieces, _pieces(names[end]))) is not None:
+        while end < len(names) and (where := _differing_piece(pieces, _pieces(names[end]))) is not None:
             if varying not in (None, where):
                 break
             varying, end = where, end + 1
@@ -92,7 +92,7 @@ def fold_hostlist(names: Sequence[str]) -> str:
             parts.append(names[start])
         else:
             numbers = [_pieces(name)[varying] for name in names[start:end]]
-            parts.append("".join([*pieces[:varying], f"[{','.join(_ranges(numbers))}]", *pieces[varying + 1 :]]))
+            parts.append("".join([*pieces[:varying], f"[{','.join(_fold_ranges(numbers))}]", *pieces[varying + 1 :]]))
         start = end
     return ",".join(parts)
 
@@ -102,15 +102,17 @@ def _pieces(name: str) -> list[str]:
     return re.split(rf"(?<![0-9])([0-9]{{1,{MOST_DIGITS}}})(?![0-9])", name)
 
 
-def _difference(one: Sequence[str], other: Sequence[str]) -> int | None:
+def _differing_piece(first_pieces: Sequence[str], second_pieces: Sequence[str]) -> int | None:
     """Index of the one number in which two names differ, else None."""
-    if len(one) != len(other):
+    if len(first_pieces) != len(second_pieces):
         return None
-    places = [index for index, (first, second) in enumerate(zip(one, other, strict=True)) if first != second]
+    places = [
+        index for index, (first, second) in enumerate(zip(first_pieces, second_pieces, strict=True)) if first != second
+    ]
     return places[0] if len(places) == 1 and places[0] % 2 else None
 
 
-def _ranges(numbers: Sequence[str]) -> Iterator[str]:
+def _fold_ranges(numbers: Sequence[str]) -> Iterator[str]:
     """Fold rising neighbours of equal width into ``low-high``."""
     start = 0
     while start < len(numbers):

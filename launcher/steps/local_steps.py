@@ -42,17 +42,17 @@ class LocalSteps:
     If the orchestrator dies, the kernel sends them SIGTERM, so that nothing outlives it.
     """
 
-    exact_status = True
+    has_exact_status = True
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
         self._die_with_parent = die_with_parent()
-        self._ours: set[int] = set()  # pids started here; any other child is an orphan of a task
-        self._tasks: set[int] = set()  # pids of the wrappers of running tasks
+        self._own_pids: set[int] = set()  # pids started here; any other child is an orphan of a task
+        self._wrapper_pids: set[int] = set()  # pids of the wrappers of running tasks
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def learn(self, facts: RunFacts) -> None:
+    def update_facts(self, facts: RunFacts) -> None:
         self._facts = facts
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
@@ -73,13 +73,13 @@ class LocalSteps:
                 started.append(self._start(sidecar_argv(self._plan, self._facts), environment, log, log))
         return started
 
-    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
+    def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
         argv = survey_argv(self._plan, self._facts)
-        environment = {**os.environ, **survey_environment(self._facts, offsets, number)}
+        environment = {**os.environ, **survey_environment(self._facts, offsets, round_number)}
         with (self._facts.run_dir / "log.err").open("ab") as log:
             return [self._start([*argv, host], environment, subprocess.PIPE, log) for host in self._facts.hosts]
 
-    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         with output.open("ab") as out, (self._facts.run_dir / "log.err").open("ab") as log:
             return self._start(argv, dict(os.environ), out, log)
 
@@ -94,7 +94,7 @@ class LocalSteps:
             first = self._first_gpu(planned.task.node_index)
             argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
             process = self._start(argv, environment, output, error, self._plan.workdir)
-        self._tasks.add(process.pid)
+        self._wrapper_pids.add(process.pid)
         return RunningTask(planned, restart, process)
 
     def _first_gpu(self, node_index: int) -> int:
@@ -119,15 +119,15 @@ class LocalSteps:
             start_new_session=True,
             preexec_fn=self._die_with_parent,  # safe: the orchestrator has one thread
         )
-        self._ours.add(process.pid)
+        self._own_pids.add(process.pid)
         return process
 
-    def warn(self, running: Sequence[RunningTask], number: int) -> None:
+    def send_signal(self, running: Sequence[RunningTask], signal_number: int) -> None:
         for entry in running:
-            entry.process.send_signal(number)
+            entry.process.send_signal(signal_number)
 
     def terminate(self, running: Sequence[RunningTask]) -> None:
-        self.warn(running, signal.SIGTERM)
+        self.send_signal(running, signal.SIGTERM)
 
     def kill(self, running: Sequence[RunningTask]) -> None:
         for entry in running:
@@ -136,7 +136,7 @@ class LocalSteps:
             except ProcessLookupError:
                 pass
 
-    def sweep(self, running: RunningTask) -> int:
+    def kill_leftovers(self, running: RunningTask) -> int:
         """Kill what a task left behind, as the end of a Slurm step does.
 
         This covers its process group, even after its wrapper was killed, and orphans in other groups, which
@@ -144,14 +144,14 @@ class LocalSteps:
         killed now is left to the next call.
         """
         self.kill([running])
-        self._tasks.discard(running.process.pid)
+        self._wrapper_pids.discard(running.process.pid)
         own = {"GPUJOB_JOB_ID": self._facts.job_id, "GPUJOB_RANK": str(running.planned.task.rank)}
         ended = 0
         for pid in read_children(os.getpid()):
-            if pid in self._ours:
+            if pid in self._own_pids:
                 continue
             told = read_environment(pid, tuple(own))
-            if self._tasks and told != own and not is_zombie(pid):
+            if self._wrapper_pids and told != own and not is_zombie(pid):
                 continue
             try:
                 ended += told == own and os.getpgid(pid) != running.process.pid
@@ -161,17 +161,17 @@ class LocalSteps:
                 pass
         return ended
 
-    def is_over(self, running: RunningTask) -> bool:
+    def has_no_leftovers(self, running: RunningTask) -> bool:
         return True
 
-    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+    def sidecars_have_no_leftovers(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
         return True
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:
             process.terminate()
 
-    def ending(self) -> ExternalEnd:
+    def query_end(self) -> ExternalEnd:
         return ExternalEnd()
 
     def requeue(self) -> str | None:

@@ -9,9 +9,9 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.steps.slurm_steps import cluster_option, run_command
 
-EVERY_S = 30.0  # shortest interval between two queries
+QUERY_INTERVAL_S = 30.0  # shortest interval between two queries
 # states before a job runs, also after a requeue (squeue(1))
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 NO_REASON = ("", "None", "(null)")  # printed by squeue if nothing holds the job back
 
 
@@ -38,21 +38,21 @@ class SlurmQueue:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._asked = float("-inf")
-        self._found = QueueState(None)
+        self._queried_at = float("-inf")
+        self._state = QueueState(None)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Make the next call query Slurm again."""
-        self._asked = float("-inf")
+        self._queried_at = float("-inf")
 
-    def look(self) -> QueueState:
-        """Return the state, at most ``EVERY_S`` old."""
-        if time.monotonic() - self._asked < EVERY_S:
-            return self._found
+    def read(self) -> QueueState:
+        """Return the state, at most ``QUERY_INTERVAL_S`` old."""
+        if time.monotonic() - self._queried_at < QUERY_INTERVAL_S:
+            return self._state
         job_id, on = job_id_of(self._run_dir), cluster_option(submitted_cluster(self._run_dir))
         try:
-            self._found = parse_queue(run_command(["squeue", *on, "-h", "-j", job_id, "-o", "%T|%r"], timeout_s=10.0))
+            self._state = parse_queue(run_command(["squeue", *on, "-h", "-j", job_id, "-o", "%T|%r"], timeout_s=10.0))
         except SlurmError as error:
-            self._found = QueueState("" if "Invalid job id" in str(error) else None)
-        self._asked = time.monotonic()
-        return self._found
+            self._state = QueueState("" if "Invalid job id" in str(error) else None)
+        self._queried_at = time.monotonic()
+        return self._state

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.workers.slurm_words import (
+from exporter.workers.slurm_end_notice import (
     TIME_LIMIT,
     SlurmEndNotice,
     has_timed_out,
@@ -25,7 +25,7 @@ from launcher.errors import SlurmError
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import (
     component_ids,
-    component_of,
+    component_index,
     sbatch_arguments,
     scrub_environment,
     without_outer_components,
@@ -44,22 +44,22 @@ COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0  # for SIGTERM and warnings to many steps, before KillWait
 ENDING_TIMEOUT_S = 2.0  # for commands during KillWait
 
-NAMED_S = 2.0  # wait for the name of a failed node after its failure was reported, during KillWait
-LOOK_S = 0.1
-ORPHANS_S = 1.0  # between two polls for steps whose srun was killed
+NODE_NAME_WAIT_S = 2.0  # wait for the name of a failed node after its failure was reported, during KillWait
+ERROR_LOG_POLL_S = 0.1
+ORPHANS_POLL_S = 1.0  # between two polls for steps whose srun was killed
 MOST_ERROR_BYTES = 256 * 1024  # read from the end of the job's error log for Slurm's last messages
 
-_FINAL = frozenset(
+_FINAL_STATES = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
 )  # final states of jobs
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
 # prefixes of user variables that change the output or queries of Slurm's commands
-_TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
+_OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which Slurm's commands print their documented output."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(_TALKATIVE)}
+    kept = {name: value for name, value in environ.items() if not name.startswith(_OUTPUT_PREFIXES)}
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
@@ -83,11 +83,13 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) ->
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
     if done.returncode != 0:
-        raise SlurmError(f"{argv[0]} exited with {done.returncode}: {_words(done.stderr) or _words(done.stdout)}")
+        raise SlurmError(
+            f"{argv[0]} exited with {done.returncode}: {_error_text(done.stderr) or _error_text(done.stdout)}"
+        )
     return done.stdout
 
 
-def _words(text: str) -> str:
+def _error_text(text: str) -> str:
     lines = [re.sub(r"^\w+: error: ", "", line).strip() for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))
 
@@ -134,7 +136,8 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     match = _JOB_ID.search(done.stdout)
     if done.returncode != 0 or not match:
         raise SlurmError(
-            f'sbatch exited with {done.returncode} and no job was submitted: "{_words(done.stderr) or done.stdout}"'
+            f"sbatch exited with {done.returncode} and no job was submitted: "
+            f'"{_error_text(done.stderr) or done.stdout}"'
             f"\n  {submission_text(plan)}"
         )
     return match[1], match[2] or None
@@ -152,11 +155,11 @@ def submission_text(plan: Plan) -> str:
     if plan.slurm.get("requeue"):
         job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if plan.slurm["requeue"][key]) or "never"
     job |= {name: value for name, value in plan.slurm.get("directives", {}).items() if value is not False}
-    lines = ("   ".join(f"{key}: {_plain(value)}" for key, value in part.items()) for part in (node, job))
+    lines = ("   ".join(f"{key}: {_value_text(value)}" for key, value in part.items()) for part in (node, job))
     return "\n  ".join(line for line in lines if line)
 
 
-def _plain(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None or value is True:
         return "yes"
     return " + ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -187,7 +190,7 @@ def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
             match = re.search(pattern, run_command(argv, timeout_s=10.0))
         except SlurmError:
             continue
-        if match and match[1] in _FINAL:  # accounting learns of an end later than the controller
+        if match and match[1] in _FINAL_STATES:  # accounting learns of an end later than the controller
             return match[1]
     return None
 
@@ -216,7 +219,7 @@ def read_steps(job_ids: Sequence[str]) -> dict[str, str]:
 class SlurmSteps:
     """Runs each task and the sidecars as named steps of this job."""
 
-    exact_status = False
+    has_exact_status = False
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
@@ -225,18 +228,18 @@ class SlurmSteps:
         self._environment = scrub_environment(own)
         self._job_ids = component_ids(own, facts.job_id)  # Slurm's id of each component of the job
         try:
-            self._errors_before = (facts.run_dir / "log.err").stat().st_size
+            self._error_log_start = (facts.run_dir / "log.err").stat().st_size
         except OSError:
-            self._errors_before = 0
+            self._error_log_start = 0
         # step names, by rank
-        self._names = {planned.task.rank: name for name, tasks in tasks_by_step(plan) for planned in tasks}
+        self._step_names = {planned.task.rank: name for name, tasks in tasks_by_step(plan) for planned in tasks}
         self._orphans: set[str] = set()  # names of steps whose srun was killed, which may still run
-        self._orphans_due = 0.0
+        self._orphans_poll_at = 0.0
         self._problem = ""
         # from our PATH, since a job file may set another one for its workers
         self._srun = shutil.which("srun") or "srun"
 
-    def learn(self, facts: RunFacts) -> None:
+    def update_facts(self, facts: RunFacts) -> None:
         self._facts = facts
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
@@ -250,15 +253,15 @@ class SlurmSteps:
         }
         return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
 
-    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
+    def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
         argv = [self._srun, *survey_line(self._plan, self._facts)[1:]]
-        environment = {**self._environment, **survey_environment(self._facts, offsets, number)}
+        environment = {**self._environment, **survey_environment(self._facts, offsets, round_number)}
         process = subprocess.Popen(
             argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
         return [process]
 
-    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         with output.open("ab") as out:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
 
@@ -271,7 +274,7 @@ class SlurmSteps:
             environment = shared_variables(
                 [run_environment(self._plan, planned, self._facts, restart) for planned in tasks]
             )
-        argv = task_line(self._plan, self._names[first.task.rank], tasks, self._facts, restart)
+        argv = task_line(self._plan, self._step_names[first.task.rank], tasks, self._facts, restart)
         argv[0] = self._srun
         process = subprocess.Popen(
             argv, env={**self._environment, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
@@ -287,8 +290,8 @@ class SlurmSteps:
             mode=0o600,
         )
 
-    def warn(self, running: Sequence[RunningTask], number: int) -> None:
-        self._signal(running, signal.Signals(number).name.removeprefix("SIG"))
+    def send_signal(self, running: Sequence[RunningTask], signal_number: int) -> None:
+        self._signal(running, signal.Signals(signal_number).name.removeprefix("SIG"))
 
     def terminate(self, running: Sequence[RunningTask]) -> None:
         self._signal(running, "TERM")
@@ -298,17 +301,17 @@ class SlurmSteps:
         for entry in running:
             entry.process.terminate()  # srun answers with SIGKILL to its tasks
 
-    def sweep(self, running: RunningTask) -> int:
-        """Note a step whose srun was killed, for ``is_over`` to end. Slurm cleans up all other steps."""
+    def kill_leftovers(self, running: RunningTask) -> int:
+        """Note a step whose srun was killed, for ``has_no_leftovers`` to end. Slurm cleans up all other steps."""
         if (running.returncode or 0) < 0:
-            self._orphans.add(self._names[running.planned.task.rank])
+            self._orphans.add(self._step_names[running.planned.task.rank])
         return 0
 
-    def is_over(self, running: RunningTask) -> bool:
+    def has_no_leftovers(self, running: RunningTask) -> bool:
         self._end_orphans()
-        return self._names[running.planned.task.rank] not in self._orphans
+        return self._step_names[running.planned.task.rank] not in self._orphans
 
-    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+    def sidecars_have_no_leftovers(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
         if any((process.returncode or 0) < 0 for process in sidecars):
             self._orphans.add(SIDECARS)
         self._end_orphans()
@@ -316,7 +319,7 @@ class SlurmSteps:
 
     def _end_orphans(self) -> None:
         """Kill steps without srun that Slurm still lists, and forget those it does not list."""
-        if not self._orphans or time.monotonic() < self._orphans_due:
+        if not self._orphans or time.monotonic() < self._orphans_poll_at:
             return
         try:
             listed = read_steps(self._job_ids)
@@ -329,15 +332,15 @@ class SlurmSteps:
                 print(message, file=sys.stderr, flush=True)  # noqa: T201
         else:
             self._orphans &= set(left.values())
-        self._orphans_due = time.monotonic() + ORPHANS_S
+        self._orphans_poll_at = time.monotonic() + ORPHANS_POLL_S
 
     def _signal(self, running: Sequence[RunningTask], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
-        known = [(entry, self._step_of(entry)) for entry in running]
+        known = [(entry, self._step_id(entry)) for entry in running]
         # the record may not be visible here yet, and terminating srun would kill tasks that should get SIGTERM
         listed = self._steps_by_name() if ends and any(step is None for _, step in known) else {}
         for entry, step in known:
-            step = step or listed.get(self._names[entry.planned.task.rank])
+            step = step or listed.get(self._step_names[entry.planned.task.rank])
             if step is not None:
                 steps.append(step)
             elif ends:
@@ -350,14 +353,14 @@ class SlurmSteps:
                     entry.process.terminate()
             print(f"gpujob: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
-    def _step_of(self, entry: RunningTask) -> str | None:
+    def _step_id(self, entry: RunningTask) -> str | None:
         task = entry.planned.task
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
         record = run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
         step = record.get("step")
         if not isinstance(step, str):
             return None
-        return f"{self._job_ids[component_of(self._plan, task.node_index)]}.{step}"
+        return f"{self._job_ids[component_index(self._plan, task.node_index)]}.{step}"
 
     def _steps_by_name(self) -> dict[str, str]:
         """Running steps as name -> ``job.step``; empty if Slurm does not answer."""
@@ -374,35 +377,35 @@ class SlurmSteps:
             for process in sidecars:
                 process.terminate()
 
-    def ending(self) -> ExternalEnd:
+    def query_end(self) -> ExternalEnd:
         """Read the job's error log, where Slurm's messages precede the signal, else ask the controller.
 
         A job that is preempted with a grace time is still running: only its steps have been signalled.
         """
-        words = self._await_words()
+        words = self._await_end_notice()
         if words.reason is not None:
             return ExternalEnd(True, words.reason, words.cause, words.failed_nodes)
         try:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
-            return ExternalEnd(unanswered=True, failed_nodes=words.failed_nodes)
+            return ExternalEnd(is_unanswered=True, failed_nodes=words.failed_nodes)
         if has_timed_out(text):  # on a slow node the message follows long after the first signal to a worker
             return ExternalEnd(True, *TIME_LIMIT, words.failed_nodes)
         if "JobState=RUNNING" not in text:
-            return ExternalEnd(by_itself=True, failed_nodes=words.failed_nodes)  # the message will give the reason
+            return ExternalEnd(ends_all=True, failed_nodes=words.failed_nodes)  # the message will give the reason
         ends_at = parse_preemption_end(text)
         if ends_at is None:
             return ExternalEnd(failed_nodes=words.failed_nodes)
         cause = "Slurm: preempted by another job, with a grace time"
-        return ExternalEnd(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
+        return ExternalEnd(True, "preempted", cause, words.failed_nodes, grace_ends_at=ends_at)
 
-    def _await_words(self) -> SlurmEndNotice:
+    def _await_end_notice(self) -> SlurmEndNotice:
         """Read Slurm's messages. The failure of a node comes from the batch step, its name from an srun."""
-        end = time.monotonic() + NAMED_S
-        words = parse_slurm_end_notice(self._new_errors())
+        end = time.monotonic() + NODE_NAME_WAIT_S
+        words = parse_slurm_end_notice(self._read_new_errors())
         while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
-            time.sleep(LOOK_S)
-            words = parse_slurm_end_notice(self._new_errors())
+            time.sleep(ERROR_LOG_POLL_S)
+            words = parse_slurm_end_notice(self._read_new_errors())
         return words
 
     def requeue(self) -> str | None:
@@ -412,11 +415,11 @@ class SlurmSteps:
             return str(error)
         return None
 
-    def _new_errors(self) -> str:
+    def _read_new_errors(self) -> str:
         """Text in the error log since this attempt began."""
         try:
             with (self._facts.run_dir / "log.err").open("rb") as source:
-                source.seek(max(self._errors_before, source.seek(0, os.SEEK_END) - MOST_ERROR_BYTES))
+                source.seek(max(self._error_log_start, source.seek(0, os.SEEK_END) - MOST_ERROR_BYTES))
                 return source.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.logs.places_reader import run_suffix
+from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import pyxis_options
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import output_pattern, srun_argv
@@ -33,9 +33,9 @@ def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
     return _independent_step_options(line)
 
 
-def _independent_step_options(words: Sequence[str]) -> list[str]:
+def _independent_step_options(argv: Sequence[str]) -> list[str]:
     """Let a step continue on the other nodes when one of its tasks fails."""
-    return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in words]
+    return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv]
 
 
 def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
@@ -49,11 +49,11 @@ def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
     yield from group_by_step(plan.tasks, alone).items()
 
 
-def group_by_step(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
-    """Group tasks by step, in their order; ``otherwise`` names the groups of tasks without a step."""
+def group_by_step(tasks: Iterable[TaskPlan], default_name: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
+    """Group tasks by step, in their order; ``default_name`` names the groups of tasks without a step."""
     found: dict[str, list[TaskPlan]] = {}
     for planned in tasks:
-        found.setdefault(planned.step or otherwise(planned), []).append(planned)
+        found.setdefault(planned.step or default_name(planned), []).append(planned)
     return found
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from exporter.contract import run_files
-from exporter.logs.places_reader import run_suffix
-from launcher.plan.container import worker_words, wrapper_words
+from exporter.logs.log_files_reader import run_suffix
+from launcher.plan.container import container_worker_argv, container_wrapper_argv
 from launcher.plan.placeholders import task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
@@ -41,27 +41,27 @@ class RunningTask:
 class ExternalEnd:
     """Whether and why Slurm is ending the whole job."""
 
-    by_itself: bool = False
+    ends_all: bool = False
     reason: str | None = None  # an exit reason
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
-    unanswered: bool = False  # whether Slurm did not answer, so that it may be ending the job
+    is_unanswered: bool = False  # whether Slurm did not answer, so that it may be ending the job
     # End of the grace time in epoch seconds. Slurm signals the batch step then; its end before that would count as a
     # failure.
-    ends_at: float | None = None
+    grace_ends_at: float | None = None
 
     @property
     def may_end_all(self) -> bool:
         """Whether Slurm ends, or may be ending, all processes."""
-        return self.by_itself or self.unanswered
+        return self.ends_all or self.is_unanswered
 
 
 class Steps(Protocol):
     """What the orchestrator needs from Slurm or this machine."""
 
-    exact_status: bool  # whether a status is the task's own; srun returns 0 for a task on a failed node
+    has_exact_status: bool  # whether a status is the task's own; srun returns 0 for a task on a failed node
 
-    def learn(self, facts: RunFacts) -> None:
+    def update_facts(self, facts: RunFacts) -> None:
         """Use these addresses and ports for everything started from now on."""
         ...
 
@@ -69,14 +69,14 @@ class Steps(Protocol):
         """Start one sidecar per node, under a supervisor."""
         ...
 
-    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
-        """Start ``node_facts`` on each node for survey round ``number``, with these port offsets.
+    def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
+        """Start ``node_facts`` on each node for this round of the survey, with these port offsets.
 
-        Standard output is a pipe, with the line ``TOLD`` of ``launcher.run.before.node_facts`` from each node.
+        Standard output is a pipe, with the line ``DONE_LINE`` of ``launcher.run.before.node_facts`` from each node.
         """
         ...
 
-    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         """Start a gpujob program next to the orchestrator, and append its standard output to ``output``."""
         ...
 
@@ -84,7 +84,7 @@ class Steps(Protocol):
         """Start the tasks of one step, each under its wrapper. Raises OSError."""
         ...
 
-    def warn(self, running: Sequence[RunningTask], number: int) -> None:
+    def send_signal(self, running: Sequence[RunningTask], signal_number: int) -> None:
         """Send a signal, such as SIGUSR1, to the tasks."""
         ...
 
@@ -96,15 +96,15 @@ class Steps(Protocol):
         """Send SIGKILL to the tasks and all their processes."""
         ...
 
-    def sweep(self, running: RunningTask) -> int:
+    def kill_leftovers(self, running: RunningTask) -> int:
         """Kill processes that a finished task left behind. Return how many it had put in the background."""
         ...
 
-    def is_over(self, running: RunningTask) -> bool:
+    def has_no_leftovers(self, running: RunningTask) -> bool:
         """Whether a swept task has no process left; kill any that remain. Call it until it is true."""
         ...
 
-    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+    def sidecars_have_no_leftovers(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
         """Whether ended sidecars have no process left; kill any that remain."""
         ...
 
@@ -112,7 +112,7 @@ class Steps(Protocol):
         """Send SIGTERM to the sidecars."""
         ...
 
-    def ending(self) -> ExternalEnd:
+    def query_end(self) -> ExternalEnd:
         """Return what Slurm reports about the end of the job."""
         ...
 
@@ -137,7 +137,7 @@ def wrapper_argv(
     shared step.
     """
     task = planned.task
-    argv = [*_wrapper(plan, planned), "--run-dir", str(facts.run_dir), "--worker", task.worker]
+    argv = [*_wrapper_prefix(plan, planned), "--run-dir", str(facts.run_dir), "--worker", task.worker]
     argv += ["--rank", str(task.rank), "--attempt", str(facts.attempt), "--restart", str(restart)]
     if planned.service:
         argv += ["--service", "1"]
@@ -165,8 +165,8 @@ def task_gpu_positions(planned: TaskPlan, first_gpu: int | None = None) -> str:
     return ",".join(str((first_gpu or 0) + gpu) for gpu in planned.visible or planned.task.gpus)
 
 
-def _wrapper(plan: Plan, planned: TaskPlan) -> list[str]:
-    if planned.contained and (words := wrapper_words(plan, planned)):
+def _wrapper_prefix(plan: Plan, planned: TaskPlan) -> list[str]:
+    if planned.contained and (words := container_wrapper_argv(plan, planned)):
         return words
     return [plan.python, *PYTHON_FLAGS, "launcher.programs.wrapper"]
 
@@ -175,7 +175,7 @@ def worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     """Command that a wrapper starts: the task, or the runtime of its container."""
     argv = task_argv(plan, planned, facts)
     if planned.contained:
-        return worker_words(plan, planned, facts, argv)
+        return container_worker_argv(plan, planned, facts, argv)
     return argv
 
 
@@ -228,13 +228,13 @@ def survey_argv(plan: Plan, facts: RunFacts) -> list[str]:
     return [plan.python, *PYTHON_FLAGS, "launcher.run.before.node_facts", "--run-dir", str(facts.run_dir), "--node"]
 
 
-def survey_environment(facts: RunFacts, offsets: Sequence[int], number: int) -> dict[str, str]:
+def survey_environment(facts: RunFacts, offsets: Sequence[int], round_number: int) -> dict[str, str]:
     """Variables for ``launcher.run.before.node_facts``."""
     return {
         "GPUJOB_ATTEMPT": str(facts.attempt),
         "GPUJOB_NODES": ",".join(facts.hosts),
         "GPUJOB_PORT_OFFSETS": ",".join(map(str, offsets)),
-        "GPUJOB_SURVEY_ROUND": str(number),
+        "GPUJOB_SURVEY_ROUND": str(round_number),
     }
 
 

@@ -15,14 +15,14 @@ from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import SWEEP_FILE
-from launcher.steps.slurm_queue import WAITING
+from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
-from launcher.watch.view import JobClient, runs_here
+from launcher.watch.view import JobClient, is_running_here
 
 SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
-LEAST_CAUSE = 24  # minimum width of the cause column, on any terminal
+LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
 
 
 @dataclass(frozen=True)
@@ -89,21 +89,21 @@ def parse_record(body: Mapping[str, Any]) -> SweepRecord:
     return SweepRecord(**{**{name: body[name] for name in names}, "points": points, "arrays": arrays})
 
 
-def write_record(home: Path, record: SweepRecord) -> None:
+def write_record(sweep_dir: Path, record: SweepRecord) -> None:
     try:
-        run_files.write_json(home / SWEEP_FILE, dump_record(record))
+        run_files.write_json(sweep_dir / SWEEP_FILE, dump_record(record))
     except OSError as error:
-        raise LauncherError(f"{home / SWEEP_FILE} cannot be written: {error.strerror}") from error
+        raise LauncherError(f"{sweep_dir / SWEEP_FILE} cannot be written: {error.strerror}") from error
 
 
-def read_record(home: Path) -> SweepRecord:
+def read_record(sweep_dir: Path) -> SweepRecord:
     """Read ``sweep.json``. Raises LauncherError."""
-    body = run_files.read_json(home / SWEEP_FILE)
+    body = run_files.read_json(sweep_dir / SWEEP_FILE)
     if body is None:
-        raise LauncherError(f"{home} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
+        raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
     if body.get("schema") != SWEEP_SCHEMA:
         raise LauncherError(
-            f"{home / SWEEP_FILE} has schema {body.get('schema')} and this is {SWEEP_SCHEMA}; update gpujob"
+            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this is {SWEEP_SCHEMA}; update gpujob"
         )
     return parse_record(body)
 
@@ -134,17 +134,17 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
 
 
 def read_point_states(
-    home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
+    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
     Without a ``queue``, Slurm is asked once, and only if a point has not ended for good.
     """
-    reports = {point.index: _report_of(home, point) for point in record.points}
+    reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
     if queue is None:
         over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
-    return tuple(_point_outcome(home, record, point, reports[point.index], queue) for point in record.points)
+    return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
 
 def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
@@ -165,12 +165,12 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
     return found
 
 
-def ask_queue(home: Path, record: SweepRecord) -> dict[str, str]:
+def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, str]:
     """Read the queue for all arrays. Raises SlurmError if squeue does not answer."""
     queue = read_queue(record.arrays)
     if queue is None:
         raise SlurmError(
-            f"{home}: squeue does not answer, so nobody can tell which of its points still run; "
+            f"{sweep_dir}: squeue does not answer, so nobody can tell which of its points still run; "
             "resume it when `squeue` answers again"
         )
     return queue
@@ -182,38 +182,38 @@ def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str,
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
-def _report_of(home: Path, point: SweepPoint) -> dict[str, Any] | None:
+def _read_last_report(sweep_dir: Path, point: SweepPoint) -> dict[str, Any] | None:
     """The report of a point's last run; None if its last attempt has not ended."""
     if not point.runs:
         return None
-    run_dir = home / point.runs[-1]
+    run_dir = sweep_dir / point.runs[-1]
     report = run_files.read_json(run_dir / run_files.REPORT_FILE)
     orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
 
 
 def _point_outcome(
-    home: Path,
+    sweep_dir: Path,
     record: SweepRecord,
     point: SweepPoint,
     report: Mapping[str, Any] | None,
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and runs_here(record.runner)
+        waits = record.local and record.runner is not None and is_running_here(record.runner)
         return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
-    run_dir = home / point.runs[-1]
+    run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     at = (queue or {}).get(job_id)
-    if report is not None and at not in WAITING and not (report.get("requeued") and at):
+    if report is not None and at not in WAITING_STATES and not (report.get("requeued") and at):
         return _point_state(point, str(report["state"]), job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
-        state = str(JobClient(run_dir).look()["state"])
+        state = str(JobClient(run_dir).read_view()["state"])
     elif queue is None:
         state = "UNKNOWN"
     elif job_id in queue:
-        state = "PENDING" if queue[job_id] in WAITING else "RUNNING"
+        state = "PENDING" if queue[job_id] in WAITING_STATES else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
     found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else {}
@@ -235,13 +235,13 @@ def _point_state(
         items_expected=report.get("items_expected"),
         unit=report.get("unit"),
         duration_s=report.get("duration_s"),
-        cause=_cause_words(report),
+        cause=_cause_text(report),
         nodes=tuple(report.get("nodes", ())),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
 
 
-def _cause_words(report: Mapping[str, Any]) -> str | None:
+def _cause_text(report: Mapping[str, Any]) -> str | None:
     """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
     if report.get("state") == "COMPLETED":
         return None  # the cause of its end was that its work was done
@@ -257,7 +257,7 @@ def _cause_words(report: Mapping[str, Any]) -> str | None:
     return failed or None
 
 
-def sweep_status(states: Sequence[PointState]) -> int:
+def sweep_exit_status(states: Sequence[PointState]) -> int:
     """Exit status of a sweep: 10 while points are unfinished, else that of the first point that did not complete."""
     if any(state.state in UNFINISHED for state in states):
         return EXIT_STATUS["RUNNING"]
@@ -269,18 +269,18 @@ def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
 
-def sweep_json(home: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
+def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
     """The states of a sweep as a JSON object."""
     return {
         "schema": SWEEP_SCHEMA,
         "sweep": record.submission["job_name"],
         "job_id": record.submission["job_id"],
-        "sweep_dir": str(home),
+        "sweep_dir": str(sweep_dir),
         "max_parallel": record.max_parallel,
         "arrays": [dataclasses.asdict(array) for array in record.arrays],
         "states": dict(Counter(state.state for state in states)),
         "points": [dataclasses.asdict(state) for state in states],
-        "exit_status": sweep_status(states),
+        "exit_status": sweep_exit_status(states),
     }
 
 
@@ -293,13 +293,13 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
     """A line per point, and the number of points by state.
 
-    Causes are cut to fit the ``width`` of a terminal, but not below ``LEAST_CAUSE`` characters.
+    Causes are cut to fit the ``width`` of a terminal, but not below ``LEAST_CAUSE_WIDTH`` characters.
     """
     head = ("", "point", "state", "items", "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
     start = len(align_columns([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
-    room = None if width is None else max(width - start, LEAST_CAUSE)
+    room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
     rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
     return [*align_columns([head, *rows]), f"{len(states)} points: {told}"]
 
@@ -313,14 +313,14 @@ def _row(state: PointState) -> tuple[str, ...]:
         str(state.index),
         state.name,
         state.state,
-        _items(state),
+        _items_text(state),
         "" if state.duration_s is None else f"{state.duration_s:.0f} s",
         state.job_id or "",
         ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),
     )
 
 
-def _items(state: PointState) -> str:
+def _items_text(state: PointState) -> str:
     if state.items is None:
         return ""
     of = f"/{state.items_expected:.0f}" if state.items_expected is not None else ""

@@ -6,29 +6,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.plan.plan import safe_file_word
-from launcher.sweep.values import text_of
+from launcher.sweep.values import yaml_text
 
-MOST_NAME = 64  # characters of a point's name, for use in file names, labels and tables
+MOST_NAME_LENGTH = 64  # characters of a point's name, for use in file names, labels and tables
 
 
 class PointNames:
     """The source of the names of points."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
 
-    def take(self, wanted: str) -> str:
+    def make_unique(self, wanted: str) -> str:
         """Make ``wanted`` a name that no other point has."""
         name = short_name(wanted)
         number = 1
-        while name in self._taken:
+        while name in self._used:
             number += 1
-            name = short_name(f"{short_name(wanted, MOST_NAME - 8)}_{number}")
-        self._taken.add(name)
+            name = short_name(f"{short_name(wanted, MOST_NAME_LENGTH - 8)}_{number}")
+        self._used.add(name)
         return name
 
 
-def short_name(wanted: str, most: int = MOST_NAME) -> str:
+def short_name(wanted: str, most: int = MOST_NAME_LENGTH) -> str:
     """Make a text safe for file names. A long one is cut and gets a hash of the whole, so that it stays unique."""
     word = re.sub(r"[^\w.-]+", "_", wanted).strip("._-")
     if word and word == safe_file_word(word) and len(word) <= most and word == wanted:
@@ -45,7 +45,7 @@ def point_label(values: Mapping[str, Any]) -> str:
     leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
     lasts = [words[-1] for words, _ in leaves]
     named = [(words[-1:] if lasts.count(words[-1]) == 1 else words[-2:], value) for words, value in leaves]
-    return "_".join(re.sub(r"[\[\]]", "", ".".join(words)) + _value_word(value) for words, value in named)
+    return "_".join(re.sub(r"[\[\]]", "", ".".join(words)) + _value_text(value) for words, value in named)
 
 
 def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -57,7 +57,7 @@ def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...
         yield words, value
 
 
-def _value_word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, list):
-        return "x".join(map(_value_word, value))
-    return re.sub(r"[^\w.+-]+", "-", text_of(value)).replace("+", "")
+        return "x".join(map(_value_text, value))
+    return re.sub(r"[^\w.+-]+", "-", yaml_text(value)).replace("+", "")

@@ -24,18 +24,18 @@ TASKS_DIR = "tasks"  # in the directory of a sweep: one link per array task, to 
 @dataclass(frozen=True)
 class PlannedPoint:
     point: PointSpec
-    subject: PlannedJob
+    planned_job: PlannedJob
 
     @property
     def plan(self) -> Plan:
-        return self.subject.plan
+        return self.planned_job.plan
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
     sweep: ExpandedSweep
     points: tuple[PlannedPoint, ...]
-    directory: str  # name of its directory, with `{array_job_id}`
+    directory_name: str  # name of its directory, with `{array_job_id}`
     source: str
 
     @property
@@ -50,7 +50,7 @@ class Array:
     indexes: tuple[int, ...]
     tasks: str  # sbatch's --array: `0-5%2`
     plan: Plan  # plan of the first point, with the name of the sweep
-    throttled: bool  # whether the sweep sets max_parallel
+    is_throttled: bool  # whether the sweep sets max_parallel
 
 
 def plan_sweep(
@@ -119,7 +119,7 @@ def check_sweep(planned: PlannedSweep) -> list[str]:
     """Run the cheap checks of all points. Returns the warnings; raises ConfigError with the errors."""
     found: dict[str, dict[str, list[str]]] = {"warning": {}, "error": {}}
     for point in planned.points:
-        for item in check_plan(point.subject):
+        for item in check_plan(point.planned_job):
             if item.status in found:
                 found[item.status].setdefault(point.point.name, []).append(str(item))
     count = len(planned.points)
@@ -137,7 +137,7 @@ def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Colle
     groups: dict[tuple[str, ...], list[tuple[int, Plan]]] = {}
     for point in planned.points:
         if point.point.index in indexes:
-            plan = dataclasses.replace(point.plan, job_name=planned.sweep.name, run_dir_name=planned.directory)
+            plan = dataclasses.replace(point.plan, job_name=planned.sweep.name, run_dir_name=planned.directory_name)
             same = (render_sbatch(plan), *sbatch_arguments(plan))
             groups.setdefault(same, []).append((point.point.index, plan))
     arrays = []
@@ -174,5 +174,5 @@ def adapt_sweep(planned: PlannedSweep, kill_wait_s: float, dependency: str | Non
     points = []
     for one in planned.points:
         plan = planner.adapt_plan(one.plan, kill_wait_s, dependency)
-        points.append(PlannedPoint(one.point, dataclasses.replace(one.subject, plan=plan)))
+        points.append(PlannedPoint(one.point, dataclasses.replace(one.planned_job, plan=plan)))
     return dataclasses.replace(planned, points=tuple(points))

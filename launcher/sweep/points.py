@@ -24,11 +24,11 @@ from launcher.sweep.values import (
     Path,
     PointFiller,
     assign_value,
-    bare_braces,
     fill_text,
+    find_placeholders,
     format_place,
     is_reserved_name,
-    placeholders_of,
+    unquoted_placeholders,
 )
 
 MOST_POINTS = 10_000
@@ -67,7 +67,7 @@ def is_sweep(body: Mapping[str, Any]) -> bool:
 
 def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
     """The points of the job file ``body``. Raises ConfigError with all problems of the sweep itself."""
-    sweep, problems = _expanded(body, source)
+    sweep, problems = _try_expand(body, source)
     if problems or sweep is None:
         raise ConfigError(source, problems)
     return sweep
@@ -88,9 +88,9 @@ def check_points(sweep: ExpandedSweep, source: str) -> tuple[JobSpec, ...]:
 
 def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tuple[JobSpec, ...]]:
     """The points of a job file and their specifications. Raises ConfigError with the problems of sweep and job file."""
-    sweep, problems = _expanded(body, source)
+    sweep, problems = _try_expand(body, source)
     if sweep is None:
-        raise ConfigError(source, [*problems, *_problems_beside(body, source)])
+        raise ConfigError(source, [*problems, *_problems_without_sweep(body, source)])
     try:
         specs = check_points(sweep, source)
     except ConfigError as error:
@@ -103,26 +103,26 @@ def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tup
     return sweep, specs
 
 
-def _expanded(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | None, list[str]]:
+def _try_expand(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | None, list[str]]:
     """The points, or None, and the problems of the sweep and of its values."""
     try:
         spec = validate_model({"sweep": body["sweep"]}, source, SweepFile).sweep
     except ConfigError as error:
         return None, list(error.problems)
     base = _without_sweep(body)
-    keys, problems = _keys(spec, base)
+    keys, problems = _key_paths(spec, base)
     problems += _shape_problems(spec)
     if problems:
         return None, problems
     placeholders = {key for key, path in keys.items() if not path}
-    problems += [f"{place}: {what}" for place, what in bare_braces(base, placeholders)]
+    problems += [f"{place}: {what}" for place, what in unquoted_placeholders(base, placeholders)]
     found, used = _MergedProblems(), set[str]()
     points: list[PointSpec] = []
     secrets: dict[str, str] = {}
     maker = _PointMaker(base, keys)
     for index, settings in enumerate(_combinations(spec)):
         point, told = maker.make(index, settings)
-        used |= told.used
+        used |= told.used_placeholders
         found.add(point.name, told.problems)
         points.append(point)
         for problem in secret_problems(point.body, base, keys, point.sources):
@@ -130,8 +130,8 @@ def _expanded(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | Non
     if secrets:  # the names in other problems would show the secret values
         return None, list(secrets.values())
     problems += found.render(len(points))
-    problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
-    return ExpandedSweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems
+    problems += [_unused_text(name) for name in sorted(placeholders - used)] if not problems else []
+    return ExpandedSweep(maker.sweep_name, tuple(points), spec.max_parallel, keys, base), problems
 
 
 def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class _PointProblems:
     """Problems of a point, and the placeholders found in it."""
 
     problems: list[str]
-    used: set[str]
+    used_placeholders: set[str]
 
 
 class _PointMaker:
@@ -161,7 +161,7 @@ class _PointMaker:
         self._paths = paths
         self._placeholders = {key for key, path in paths.items() if not path}
         self._names = PointNames()
-        self.name = base["name"] if isinstance(base.get("name"), str) else "job"
+        self.sweep_name = base["name"] if isinstance(base.get("name"), str) else "job"
 
     def make(self, index: int, settings: Sequence[_PointValue]) -> tuple[PointSpec, _PointProblems]:
         values = {setting.key: setting.value for setting in settings}
@@ -169,35 +169,37 @@ class _PointMaker:
         placed = {key: value for key, value in values.items() if self._paths[key]}
         told = [assign_value(body, self._paths[key], key, value) for key, value in placed.items()]
         own = {key: value for key, value in values.items() if key not in placed}
-        name = self._name_of(body, index, values, own)
+        name = self._choose_name(body, index, values, own)
         filler = PointFiller({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
-        body = filler.mapping(body, ())
+        body = filler.fill_mapping(body, ())
         if "name" in body:
             body["name"] = name
         sources = {setting.key: setting.source for setting in settings}
         problems = [problem for problem in told if problem] + filler.problems
-        return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used)
+        return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used_placeholders)
 
-    def _name_of(self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    def _choose_name(
+        self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> str:
         """The name that the file or the point sets, else one made of the values."""
         given = body.get("name")
-        if given == self._base.get("name") and not (isinstance(given, str) and self._is_filled(given)):
-            return self._names.take(f"{self.name}_{point_label(values)}" if values else self.name)
-        return self._names.take(fill_text(str(given), {**own, POINT_INDEX: index}))
+        if given == self._base.get("name") and not (isinstance(given, str) and self._has_placeholder(given)):
+            return self._names.make_unique(f"{self.sweep_name}_{point_label(values)}" if values else self.sweep_name)
+        return self._names.make_unique(fill_text(str(given), {**own, POINT_INDEX: index}))
 
-    def _is_filled(self, text: str) -> bool:
-        return not placeholders_of(text).isdisjoint(self._placeholders)
+    def _has_placeholder(self, text: str) -> bool:
+        return not find_placeholders(text).isdisjoint(self._placeholders)
 
 
 # -- problems ------------------------------------------------------------------------------------
 
 
-def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[str]:
+def merge_problems(problems: Mapping[str, Sequence[str]], point_count: int) -> list[str]:
     """Merge the problems of points, by name, into a list: each once, with the points that have it."""
     found = _MergedProblems()
     for name, told in problems.items():
         found.add(name, told)
-    return found.render(points)
+    return found.render(point_count)
 
 
 class _MergedProblems:
@@ -210,42 +212,44 @@ class _MergedProblems:
         for problem in problems:
             self._points.setdefault(problem, []).append(point)
 
-    def render(self, points: int) -> list[str]:
-        return [f"{_which(names, points)}: {problem}" for problem, names in self._points.items()]
+    def render(self, point_count: int) -> list[str]:
+        return [f"{_points_text(names, point_count)}: {problem}" for problem, names in self._points.items()]
 
 
-def _which(names: Sequence[str], points: int) -> str:
-    if len(names) == points > 1:
-        return f"all {points} points"
+def _points_text(names: Sequence[str], point_count: int) -> str:
+    if len(names) == point_count > 1:
+        return f"all {point_count} points"
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
+def _problems_without_sweep(body: Mapping[str, Any], source: str) -> list[str]:
     """Problems of the rest of a job file whose sweep is unusable, except in places that the sweep may set."""
     base = _without_sweep(body)
     try:
         validate_job(base, source)
     except ConfigError as error:
-        decided = list(_decided(body["sweep"], base))
-        return [problem for problem in error.problems if not _is_open(problem.partition(": ")[0], base, decided)]
+        decided = list(_places_set(body["sweep"], base))
+        return [
+            problem for problem in error.problems if not _is_set_by_sweep(problem.partition(": ")[0], base, decided)
+        ]
     return []
 
 
-def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
+def _places_set(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
     """Places that a sweep sets, as far as it is readable."""
     parts = sweep if isinstance(sweep, Mapping) else {}
     listed = parts.get("list")
     for part in (parts.get("grid"), parts.get("zip"), *(listed if isinstance(listed, list) else ())):
         for key in part if isinstance(part, Mapping) else ():
-            path, problem = _path_of(str(key), base)
+            path, problem = _parse_key(str(key), base)
             if path and not problem:
                 yield format_place(path)
 
 
-def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> bool:
+def _is_set_by_sweep(place: str, base: Mapping[str, Any], places_set: Sequence[str]) -> bool:
     """Whether points decide the value at a place: the sweep sets it, or its text has a placeholder."""
-    if any(_lies_in(place, other) or _lies_in(other, place) for other in decided):
+    if any(_is_within(place, other) or _is_within(other, place) for other in places_set):
         return True
     value: Any = base
     for word in re.findall(r"[^.\[\]]+", place):
@@ -253,14 +257,14 @@ def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> boo
             value = value[int(word)]
         else:
             value = value.get(word) if isinstance(value, Mapping) else None
-    return isinstance(value, str) and any(not is_reserved_name(name) for name in placeholders_of(value))
+    return isinstance(value, str) and any(not is_reserved_name(name) for name in find_placeholders(value))
 
 
-def _lies_in(place: str, other: str) -> bool:
+def _is_within(place: str, other: str) -> bool:
     return place == other or place.startswith((f"{other}.", f"{other}["))
 
 
-def _unused(name: str) -> str:
+def _unused_text(name: str) -> str:
     near = difflib.get_close_matches(name, sorted(_FIELDS), 1, 0.6)
     hint = f', or did you mean the key "{near[0]}"?' if near else ""
     where = f'put it into a command, env or args in quotes: "{{{name}}}"'
@@ -270,7 +274,7 @@ def _unused(name: str) -> str:
 # -- keys and combinations -----------------------------------------------------------------------
 
 
-def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+def _key_paths(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
     """The place that each key sets (empty for a placeholder), and the problems of the keys."""
     keys: dict[str, Path] = {}
     problems: list[str] = []
@@ -278,7 +282,7 @@ def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], li
     places = [("grid", key) for key in spec.grid] + [("zip", key) for key in spec.zip]
     for part, key in places:
         place = f"sweep.{part}.{key}"
-        path, problem = _path_of(key, base)
+        path, problem = _parse_key(key, base)
         if problem:
             problems.append(f"{place}: {problem}")
             continue
@@ -289,7 +293,7 @@ def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], li
         keys[key] = path
     for index, point in enumerate(spec.list):
         for key in point:
-            path, problem = _path_of(key, base)
+            path, problem = _parse_key(key, base)
             if problem:
                 problems.append(f"sweep.list[{index}].{key}: {problem}")
             else:
@@ -297,7 +301,7 @@ def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], li
     return keys, problems
 
 
-def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
+def _parse_key(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
     """The place in the job file that a key names (empty for a placeholder), or its problem."""
     if not _PATH.fullmatch(key):
         return (), f"{key!r} is neither a place of the job file (as in workers[0].gpus) nor a name for a placeholder"
@@ -349,20 +353,20 @@ def _shape_problems(spec: SweepSpec) -> list[str]:
     for part, values in (("grid", spec.grid), ("zip", spec.zip), ("list", dict(enumerate(spec.list)))):
         for key, value in values.items():
             place = f"sweep.{part}[{key}]" if part == "list" else f"sweep.{part}.{key}"
-            problems += [f"{at}: {what}" for at, what in _no_data(value, place)]
+            problems += [f"{at}: {what}" for at, what in _unsupported_values(value, place)]
     return problems
 
 
-def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
+def _unsupported_values(value: object, place: str) -> Iterator[tuple[str, str]]:
     """Problems of values that YAML has and a job file does not, such as dates."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
                 yield f"{place}.{key}", f"the key {key!r} is not a text; write it in quotes"
-            yield from _no_data(inner, f"{place}.{key}")
+            yield from _unsupported_values(inner, f"{place}.{key}")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _no_data(inner, f"{place}[{index}]")
+            yield from _unsupported_values(inner, f"{place}[{index}]")
     elif not isinstance(value, str | int | float | bool | None):
         yield place, f"{value} is a {type(value).__name__} to YAML; write it in quotes"
 

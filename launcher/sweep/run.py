@@ -21,21 +21,21 @@ from launcher.sweep.directory import SweepRecord, with_runs, write_record
 from launcher.sweep.plan import PlannedPoint, PlannedSweep
 from launcher.sweep.submit import make_sweep_dir, new_record, settle_point
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
     """Make the directory and the record of a sweep, before any point runs."""
     sweep_id = f"local-{secrets.token_hex(4)}"
     staging = make_sweep_dir(planned.logs_dir, job_text)
-    home = planned.logs_dir / planned.directory.replace("{array_job_id}", sweep_id, 1)
+    home = planned.logs_dir / planned.directory_name.replace("{array_job_id}", sweep_id, 1)
     record = new_record(planned, sweep_id, local=True)
     write_record(staging, record)
     staging.rename(home)
     return home, record
 
 
-def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
+def gpu_slots(planned: PlannedSweep, visible_devices: str | None) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES for each of the parallel points; None if each may use all GPUs.
 
     Raises LauncherError if this machine has too few GPUs.
@@ -45,7 +45,7 @@ def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
     if at_once == 1 or each == 0:
         return [None] * at_once
     here = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())
-    devices = [word for word in (visible or "").split(",") if word] or [str(number) for number in here]
+    devices = [word for word in (visible_devices or "").split(",") if word] or [str(number) for number in here]
     if len(devices) < at_once * each:
         raise LauncherError(
             f"{planned.source}: sweep.max_parallel: {at_once} points of {each} GPUs need {at_once * each} and "
@@ -57,19 +57,19 @@ def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
 class LocalSweep:
     """The runner of points, at most ``max_parallel`` at a time."""
 
-    def __init__(self, planned: PlannedSweep, home: Path, record: SweepRecord, say: Say) -> None:
+    def __init__(self, planned: PlannedSweep, sweep_dir: Path, record: SweepRecord, report: ReportLine) -> None:
         self._planned = planned
-        self._home = home
-        self._say = say
+        self._sweep_dir = sweep_dir
+        self._report = report
         ticks = read_start_ticks(os.getpid())
         runner = {"pid": os.getpid(), "start_ticks": ticks, "host": socket.gethostname()}
         self.record = dataclasses.replace(record, runner=runner)
-        self._free = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._free_slots = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
-        self._ended = 0
-        self.signal: int | None = None  # the signal that ended the sweep
-        self._starting = False
-        self._late: list[int] = []  # signals received while a point was starting
+        self._ended_count = 0
+        self.received_signal: int | None = None  # the signal that ended the sweep
+        self._is_starting = False
+        self._delayed_signals: list[int] = []  # signals received while a point was starting
 
     def run(self, indexes: Collection[int]) -> None:
         """Run these points until all end or a signal comes. The points still running are then stopped and awaited."""
@@ -77,11 +77,11 @@ class LocalSweep:
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._stop)
-        write_record(self._home, self.record)
+        write_record(self._sweep_dir, self.record)
         waiting = sorted(indexes, reverse=True)
         try:
-            while self._running or (waiting and self.signal is None):
-                while waiting and self._free and self.signal is None:
+            while self._running or (waiting and self.received_signal is None):
+                while waiting and self._free_slots and self.received_signal is None:
                     self._start(self._planned.points[waiting.pop()], sweep_id, len(indexes))
                 with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
                     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -91,45 +91,45 @@ class LocalSweep:
             for process, _ in self._running.values():
                 process.wait()
             self.record = dataclasses.replace(self.record, runner=None)
-            write_record(self._home, self.record)
+            write_record(self._sweep_dir, self.record)
 
     def _has_runs(self) -> bool:
         return any(point.runs for point in self.record.points)
 
     def _stop(self, number: int, _frame: object = None) -> None:
-        if self._starting:
-            self._late.append(number)
+        if self._is_starting:
+            self._delayed_signals.append(number)
             return
-        self.signal = self.signal or number
+        self.received_signal = self.received_signal or number
         self._stop_all(number)  # a second SIGINT kills workers that do not end
 
     def _stop_all(self, number: int = signal.SIGTERM) -> None:
         for process, _ in self._running.values():
             process.send_signal(number)
 
-    def _start(self, one: PlannedPoint, sweep_id: str, count: int) -> None:
+    def _start(self, planned_point: PlannedPoint, sweep_id: str, count: int) -> None:
         """Start a point, unless a signal has come. A signal during the start is handled after it."""
-        job_id = f"{sweep_id}_{one.point.index}"
+        job_id = f"{sweep_id}_{planned_point.point.index}"
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        self._starting = True  # another thread may still receive a signal that is blocked here
+        self._is_starting = True  # another thread may still receive a signal that is blocked here
         try:
-            if self.signal is not None:
+            if self.received_signal is not None:
                 return
-            self._start_orchestrator(one, job_id)
+            self._start_orchestrator(planned_point, job_id)
         finally:
-            self._starting = False
+            self._is_starting = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-            while self._late:
-                self._stop(self._late.pop(0))
-        self._say(f"{one.point.name} started as {job_id}, {self._ended} of {count} ended")
+            while self._delayed_signals:
+                self._stop(self._delayed_signals.pop(0))
+        self._report(f"{planned_point.point.name} started as {job_id}, {self._ended_count} of {count} ended")
 
-    def _start_orchestrator(self, one: PlannedPoint, job_id: str) -> None:
-        index = one.point.index
-        staged = rundir.stage_run_dir(one.plan, "", self._home)
-        run_dir = self._home / settle_point(one, job_id, staged, self.record, self._home, "")
+    def _start_orchestrator(self, planned_point: PlannedPoint, job_id: str) -> None:
+        index = planned_point.point.index
+        staged = rundir.stage_run_dir(planned_point.plan, "", self._sweep_dir)
+        run_dir = self._sweep_dir / settle_point(planned_point, job_id, staged, self.record, self._sweep_dir, "")
         self.record = with_runs(self.record, {index: run_dir.name})
-        write_record(self._home, self.record)
-        slot = self._free.pop(0)
+        write_record(self._sweep_dir, self.record)
+        slot = self._free_slots.pop(0)
         argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
         if slot is not None:
             argv = ["env", f"CUDA_VISIBLE_DEVICES={slot}", *argv]
@@ -141,9 +141,9 @@ class LocalSweep:
             if process.poll() is None:
                 continue
             del self._running[index]
-            self._free.append(slot)
-            self._ended += 1
+            self._free_slots.append(slot)
+            self._ended_count += 1
             point = self.record.points[index]
-            report = run_files.read_json(self._home / point.runs[-1] / run_files.REPORT_FILE) or {}
+            report = run_files.read_json(self._sweep_dir / point.runs[-1] / run_files.REPORT_FILE) or {}
             state = report.get("state", f"ended without a report (status {process.returncode})")
-            self._say(f"{point.name} {state}, {self._ended} of {count} ended")
+            self._report(f"{point.name} {state}, {self._ended_count} of {count} ended")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.jobfile.redaction import is_harmless, is_secret_name, is_secret_option
-from launcher.sweep.values import Path, format_place, placeholders_of, value_at
+from launcher.sweep.values import Path, find_placeholders, format_place, value_at
 
 
 def secret_problems(
@@ -22,7 +22,7 @@ def secret_problems(
         if value == value_at(base, path) or all(is_harmless(text) for text in _texts(value)):
             continue
         said = [source for key, source in sources.items() if paths[key] and path[: len(paths[key])] == paths[key]]
-        names = {name for text in _texts_at(base, path) for name in placeholders_of(text)} & sources.keys()
+        names = {name for text in _texts_at(base, path) for name in find_placeholders(text)} & sources.keys()
         said = said or [f"{{{name}}} of {sources[name]}" for name in sorted(names)]
         if not said:  # it contains only the point's name or index
             continue

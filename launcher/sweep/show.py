@@ -13,22 +13,24 @@ from launcher.steps.hostlist import fold_hostlist
 from launcher.sweep.directory import align_columns
 from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
 from launcher.sweep.points import ExpandedSweep, PointSpec
-from launcher.sweep.values import format_place, placeholders_of, text_of, value_at
+from launcher.sweep.values import find_placeholders, format_place, value_at, yaml_text
 
 MOST_KNOWN = 8  # points that an error names
-INDEX = "index:"  # prefix of a point's number if another point has that number as its name; names contain no colon
+INDEX_PREFIX = (
+    "index:"  # prefix of a point's number if another point has that number as its name; names contain no colon
+)
 
 
 def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
     """Find a point by name or number. Raises LauncherError if there is none, or if two match."""
     named = next((one for one in planned.points if one.point.name == point), None)
-    number = point.removeprefix(INDEX)
+    number = point.removeprefix(INDEX_PREFIX)
     numbered = next((one for one in planned.points if str(one.point.index) == number), None)
     if named and numbered and named is not numbered:
         raise LauncherError(
             f"--point: {planned.source}: {point!r} is the name of point {named.point.index} and the number of point "
-            f"{numbered.point.name!r}; write --point {INDEX}{named.point.index} for the name, "
-            f"or --point {INDEX}{point} for the number"
+            f"{numbered.point.name!r}; write --point {INDEX_PREFIX}{named.point.index} for the name, "
+            f"or --point {INDEX_PREFIX}{point} for the number"
         )
     if found := named or numbered:
         return found
@@ -39,10 +41,10 @@ def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
     )
 
 
-def script_of_point(planned: PlannedSweep, one: PlannedPoint) -> str:
+def script_of_point(planned: PlannedSweep, planned_point: PlannedPoint) -> str:
     """The batch script of one point, as an array of its own."""
-    (array,) = plan_arrays(planned, [one.point.index])
-    return place_array(array, planned.logs_dir, planned.directory)[1]
+    (array,) = plan_arrays(planned, [planned_point.point.index])
+    return place_array(array, planned.logs_dir, planned.directory_name)[1]
 
 
 def describe_sweep(
@@ -73,13 +75,13 @@ def describe_sweep(
         "schema": 1,
         "sweep": planned.sweep.name,
         "max_parallel": planned.sweep.max_parallel or (1 if local else None),
-        "sweep_dir": str(planned.logs_dir / planned.directory),
+        "sweep_dir": str(planned.logs_dir / planned.directory_name),
         "points": points,
         "arrays": [
             {
                 "tasks": array.tasks,
                 "points": list(array.indexes),
-                "script": place_array(array, planned.logs_dir, planned.directory)[1],
+                "script": place_array(array, planned.logs_dir, planned.directory_name)[1],
             }
             for array in arrays
         ],
@@ -91,7 +93,7 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
     rows = [("", "point", "values", "nodes", *(["on"] if named else []), "GPUs", "time limit")]
     for point in described["points"]:
         values = " ".join(
-            f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else text_of(value)}"
+            f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else yaml_text(value)}"
             for key, value in point["values"].items()
         )
         where = [fold_hostlist(point["hosts"])] if named else []
@@ -121,30 +123,33 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
 # -- sources of values ---------------------------------------------------------------------------
 
 
-def render_explained(planned: PlannedSweep, sources: SourceNames) -> list[str]:
+def render_point_sources(planned: PlannedSweep, sources: SourceNames) -> list[str]:
     """Lines of values and sources: those common to all points, then those of each point."""
     rows_of = [{repr(row): row for row in explain_point(planned, one, sources)} for one in planned.points]
     several = len(rows_of) > 1
     common = set(rows_of[0]).intersection(*rows_of[1:]) if several else set()
-    parts = [[f"all {len(rows_of)} points", *_rendered(rows_of[0], common)]] if several else []
+    parts = [[f"all {len(rows_of)} points", *_render_rows(rows_of[0], common)]] if several else []
     for one, rows in zip(planned.points, rows_of, strict=True):
-        parts.append([f"point {one.point.index}: {one.point.name}", *_rendered(rows, rows.keys() - common)])
+        parts.append([f"point {one.point.index}: {one.point.name}", *_render_rows(rows, rows.keys() - common)])
     return [line for part in parts for line in ("", *part)][1:]
 
 
-def _rendered(rows: Mapping[str, ValueSource], chosen: Collection[str]) -> list[str]:
+def _render_rows(rows: Mapping[str, ValueSource], chosen: Collection[str]) -> list[str]:
     return render_sources(tuple(row for key, row in rows.items() if key in chosen))
 
 
-def explain_point(planned: PlannedSweep, one: PlannedPoint, sources: SourceNames) -> tuple[ValueSource, ...]:
+def explain_point(planned: PlannedSweep, planned_point: PlannedPoint, sources: SourceNames) -> tuple[ValueSource, ...]:
     """Every value of a point with its source, preceded by values of the sweep that no other row shows."""
-    rows = [_with_sweep_source(row, planned.sweep, one.point, sources) for row in explain_values(one.subject, sources)]
+    rows = [
+        _with_sweep_source(row, planned.sweep, planned_point.point, sources)
+        for row in explain_values(planned_point.planned_job, sources)
+    ]
     there = {row.source for row in rows}
-    own = (row for row in _of_sweep(planned.sweep, one.point, sources) if row.source not in there)
+    own = (row for row in _sweep_sources(planned.sweep, planned_point.point, sources) if row.source not in there)
     return (*own, *rows)
 
 
-def _of_sweep(sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> Iterator[ValueSource]:
+def _sweep_sources(sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for key, value in point.values.items():
         path = sweep.paths[key]
         shown = REDACTED if is_secret_name(key.rpartition(".")[2]) else value
@@ -156,33 +161,33 @@ def _with_sweep_source(row: ValueSource, sweep: ExpandedSweep, point: PointSpec,
     place = row.source.removeprefix(f"{sources.job}: ")
     if place == row.source:
         return row
-    steps = _steps(place)
+    steps = _parse_place(place)
     for key, path in reversed(list(sweep.paths.items())):  # the last key that sets it wins
         if key not in point.values or not path:
             continue
-        if steps[: len(path)] == path and _has(point.values[key], steps[len(path) :]):
+        if steps[: len(path)] == path and _has_value_at(point.values[key], steps[len(path) :]):
             rest = format_place(steps[len(path) :]) if len(steps) > len(path) else ""
             within = rest if not rest or rest.startswith("[") else f".{rest}"
             return dataclasses.replace(row, source=f"{sources.job}: {point.sources[key]}{within}")
         if path[: len(steps)] == steps:
             return dataclasses.replace(row, source=f"{row.source} with {point.sources[key]}")
-    names = sorted(_names_in(value_at(sweep.base, steps)) & point.sources.keys())
+    names = sorted(_placeholders_in(value_at(sweep.base, steps)) & point.sources.keys())
     used = ", ".join(f"{{{name}}} of {point.sources[name]}" for name in names)
     return dataclasses.replace(row, source=f"{row.source} with {used}") if used else row
 
 
-def _steps(place: str) -> tuple[str | int, ...]:
+def _parse_place(place: str) -> tuple[str | int, ...]:
     """Parse a place written by ``format_place``."""
     found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
     return tuple(int(index) if index else word for index, word in found)
 
 
-def _has(value: Any, steps: Sequence[str | int]) -> bool:
+def _has_value_at(value: Any, steps: Sequence[str | int]) -> bool:
     return not steps or value_at(value, steps) is not None
 
 
-def _names_in(value: Any) -> set[str]:
+def _placeholders_in(value: Any) -> set[str]:
     if isinstance(value, str):
-        return placeholders_of(value)
+        return find_placeholders(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return {name for one in inner for name in _names_in(one)}
+    return {name for one in inner for name in _placeholders_in(one)}

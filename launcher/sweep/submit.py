@@ -45,12 +45,12 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
     home = staging
     try:
         staged = stage_points(planned, indexes, staging)
-        _submit(arrays, planned.logs_dir, planned.directory, staging, held)
-        record = new_record(planned, held[0].told.job_id, local=False)
+        _submit(arrays, planned.logs_dir, planned.directory_name, staging, held)
+        record = new_record(planned, held[0].array.job_id, local=False)
         runs = _settle(planned, held, staged, record, staging)
-        record = dataclasses.replace(with_runs(record, runs), arrays=tuple(array.told for array in held))
+        record = dataclasses.replace(with_runs(record, runs), arrays=tuple(array.array for array in held))
         write_record(staging, record)
-        final = planned.logs_dir / planned.directory.replace("{array_job_id}", held[0].told.job_id, 1)
+        final = planned.logs_dir / planned.directory_name.replace("{array_job_id}", held[0].array.job_id, 1)
         _rename(staging, final)
         home = final
         _release(held)
@@ -62,7 +62,7 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
 
 
 def resume_sweep(
-    planned: PlannedSweep, home: Path, record: SweepRecord, indexes: Collection[int], after: Sequence[str] = ()
+    planned: PlannedSweep, sweep_dir: Path, record: SweepRecord, indexes: Collection[int], after: Sequence[str] = ()
 ) -> tuple[SweepRecord, tuple[SweepArray, ...]]:
     """Submit these points again in the same directory. Returns the new record and the new arrays.
 
@@ -72,18 +72,18 @@ def resume_sweep(
     held: list[_HeldArray] = []
     made: list[Path] = []
     written = False
-    staging = make_sweep_dir(home, None)
+    staging = make_sweep_dir(sweep_dir, None)
     try:
         staged = stage_points(planned, indexes, staging)
-        _submit(planned_arrays, home.parent, home.name, staging, held, after)
+        _submit(planned_arrays, sweep_dir.parent, sweep_dir.name, staging, held, after)
         runs = _settle(planned, held, staged, record, staging)
-        arrays = tuple(array.told for array in held)
+        arrays = tuple(array.array for array in held)
         changed = dataclasses.replace(with_runs(record, runs), arrays=(*record.arrays, *arrays))
         links = [f"{TASKS_DIR}/{link.name}" for link in (staging / TASKS_DIR).iterdir()]
         for name in (*runs.values(), *links):
-            _rename(staging / name, home / name)
-            made.append(home / name)
-        write_record(home, changed)
+            _rename(staging / name, sweep_dir / name)
+            made.append(sweep_dir / name)
+        write_record(sweep_dir, changed)
         written = True
         _release(held)
     except BaseException as error:
@@ -93,7 +93,7 @@ def resume_sweep(
             for path in (staging, *made):
                 path.unlink() if path.is_symlink() else rundir.discard_run_dir(path)
             if written:
-                write_record(home, record)
+                write_record(sweep_dir, record)
         raise
     rundir.discard_run_dir(staging)
     return changed, arrays
@@ -111,13 +111,13 @@ def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
     return staging
 
 
-def keep_job_file(home: Path, text: bytes) -> None:
+def keep_job_file(sweep_dir: Path, text: bytes) -> None:
     """Keep a copy of the job file that only the owner can read: its variables may be secrets."""
     try:
-        (home / JOB_FILE).touch(0o600)
-        (home / JOB_FILE).write_bytes(text)
+        (sweep_dir / JOB_FILE).touch(0o600)
+        (sweep_dir / JOB_FILE).write_bytes(text)
     except OSError as error:
-        raise LauncherError(f"{home / JOB_FILE} cannot be written: {error.strerror}") from error
+        raise LauncherError(f"{sweep_dir / JOB_FILE} cannot be written: {error.strerror}") from error
 
 
 def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path) -> dict[int, Path]:
@@ -126,23 +126,23 @@ def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path)
 
 
 def settle_point(
-    one: PlannedPoint,
+    planned_point: PlannedPoint,
     job_id: str,
     staged: Path,
     record: SweepRecord,
-    home: Path,
+    sweep_dir: Path,
     script: str,
     cluster: str | None = None,
 ) -> str:
     """Complete a point's run directory with its batch script and its final name, which is returned."""
-    name = one.plan.run_dir(job_id).name
-    submission = {**record.submission, "job_id": job_id, "job_name": one.plan.job_name, "cluster": cluster}
+    name = planned_point.plan.run_dir(job_id).name
+    submission = {**record.submission, "job_id": job_id, "job_name": planned_point.plan.job_name, "cluster": cluster}
     try:
         (staged / "sbatch_script.sh").write_text(script, encoding="utf-8", errors="surrogateescape")
         run_files.write_json(staged / f"{job_id}.json", submission, durable=False)
     except OSError as error:
         raise LauncherError(f"{error.filename} cannot be written: {error.strerror}") from error
-    _rename(staged, home / name)
+    _rename(staged, sweep_dir / name)
     return name
 
 
@@ -151,7 +151,7 @@ class _HeldArray:
     """An array on hold."""
 
     indexes: tuple[int, ...]
-    told: SweepArray
+    array: SweepArray
     script: str
 
 
@@ -168,9 +168,9 @@ def _submit(
     With max_parallel each array waits for the one before it, and the first for ``after``.
     """
     for number, array in enumerate(arrays):
-        here = directory.replace("{array_job_id}", held[0].told.job_id, 1) if held else directory
-        before = (held[-1].told.job_id,) if held else after
-        previous = before if array.throttled else ()
+        here = directory.replace("{array_job_id}", held[0].array.job_id, 1) if held else directory
+        before = (held[-1].array.job_id,) if held else after
+        previous = before if array.is_throttled else ()
         plan, script = place_array(array, logs_dir, here, previous)
         path = staging / f"array_{number}.sh"
         path.touch(0o600)  # may contain keys
@@ -189,8 +189,8 @@ def _settle(
         links.mkdir()
         for array in held:
             for index in array.indexes:
-                job_id, one = f"{array.told.job_id}_{index}", planned.points[index]
-                told = (job_id, staged[index], record, staging, array.script, array.told.cluster)
+                job_id, one = f"{array.array.job_id}_{index}", planned.points[index]
+                told = (job_id, staged[index], record, staging, array.script, array.array.cluster)
                 names[index] = settle_point(one, *told)
                 (links / job_id).symlink_to(Path("..", names[index]))
     except OSError as error:
@@ -200,7 +200,7 @@ def _settle(
 
 def _release(held: Sequence[_HeldArray]) -> None:
     for array in held:
-        slurm_steps.release_job(array.told.job_id, array.told.cluster)
+        slurm_steps.release_job(array.array.job_id, array.array.cluster)
 
 
 def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
@@ -208,9 +208,9 @@ def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
     left = []
     for array in held:
         try:
-            slurm_steps.cancel_job(array.told.job_id, array.told.cluster)
+            slurm_steps.cancel_job(array.array.job_id, array.array.cluster)
         except LauncherError as error:
-            left.append(f"{array.told.job_id} ({error})")
+            left.append(f"{array.array.job_id} ({error})")
     if left:
         told = f"{cause}\n  jobs on hold that could not be cancelled: {', '.join(left)}; cancel them by hand"
         raise LauncherError(told) from cause

@@ -21,17 +21,17 @@ _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 # A literal ``{{name}}``, a shell's ``${name}``, or a placeholder.
 _TOKEN = re.compile(rf"\{{\{{{_WORD}\}}\}}|\$\{{{_WORD}\}}|\{{(?P<name>{_WORD})\}}")
 _BRACED = re.compile(rf"\{{{_WORD}\}}")
-_OF_A_RUN = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text without meaning to any shell, in any quotes
-_PREAMBLE = ("setup", "preamble")
-_OF_PROCESSES = ("workers", "backend", "frontend", "benchmark")
-_FILLED = frozenset({"command", "env", "args", "config"})  # keys of processes in which the run fills placeholders
-_FILLED_WHOLE = ("env", "inputs")  # parts of the file in which the run fills all text
+_RUN_PLACEHOLDER = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text without meaning to any shell, in any quotes
+_PREAMBLE_PATH = ("setup", "preamble")
+_PROCESS_SECTIONS = ("workers", "backend", "frontend", "benchmark")
+_FILLED_KEYS = frozenset({"command", "env", "args", "config"})  # keys of processes in which the run fills placeholders
+_FILLED_SECTIONS = ("env", "inputs")  # parts of the file in which the run fills all text
 
 
 def is_reserved_name(name: str) -> bool:
     """Whether a placeholder name belongs to the run or to every sweep."""
-    return name in VARIABLES or name in (POINT, POINT_INDEX) or bool(_OF_A_RUN.fullmatch(name))
+    return name in VARIABLES or name in (POINT, POINT_INDEX) or bool(_RUN_PLACEHOLDER.fullmatch(name))
 
 
 def format_place(path: Path) -> str:
@@ -51,7 +51,7 @@ def value_at(value: Any, path: Sequence[str | int]) -> Any:
     return value
 
 
-def text_of(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
@@ -59,12 +59,12 @@ def text_of(value: Any) -> str:
 # -- places of the file --------------------------------------------------------------------------
 
 
-def merge(base: Any, over: Any) -> Any:
-    """Merge ``over`` into ``base``: mappings key by key, null removes a key, anything else replaces."""
-    if not isinstance(over, Mapping):
-        return copy.deepcopy(over)
+def merge(base: Any, override: Any) -> Any:
+    """Merge ``override`` into ``base``: mappings key by key, null removes a key, anything else replaces."""
+    if not isinstance(override, Mapping):
+        return copy.deepcopy(override)
     merged = dict(base) if isinstance(base, Mapping) else {}
-    for key, value in over.items():
+    for key, value in override.items():
         if value is None:
             merged.pop(key, None)
         else:
@@ -86,14 +86,14 @@ def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str 
             if last and value is None:
                 return f"{key}: an entry of a list cannot be taken away by null; give the whole list"
             if last:
-                inner[step] = merge(inner[step], _texts_of_env(path, value))
+                inner[step] = merge(inner[step], _env_numbers_to_text(path, value))
         else:
             if not isinstance(inner, dict):
                 return f"{key}: {at} is no mapping"
             if last and value is None:
                 inner.pop(step, None)
             elif last:
-                inner[step] = merge(inner.get(step), _texts_of_env(path, value))
+                inner[step] = merge(inner.get(step), _env_numbers_to_text(path, value))
             elif inner.get(step) is None:
                 inner[step] = {}
         if not last:
@@ -101,50 +101,50 @@ def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str 
     return None
 
 
-def _texts_of_env(path: Path, value: Any) -> Any:
+def _env_numbers_to_text(path: Path, value: Any) -> Any:
     """Convert numbers for variables to text."""
     if len(path) > 1 and path[-2] == "env" and isinstance(value, int | float):
-        return text_of(value)
+        return yaml_text(value)
     if path[-1] == "env" and isinstance(value, dict):
-        return {name: text_of(one) if isinstance(one, int | float) else one for name, one in value.items()}
+        return {name: yaml_text(one) if isinstance(one, int | float) else one for name, one in value.items()}
     return value
 
 
 # -- placeholders --------------------------------------------------------------------------------
 
 
-def bare_braces(value: Any, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
+def unquoted_placeholders(value: Any, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
     """Problems of placeholders without quotes: to YAML, ``{lr}`` is a mapping."""
     if isinstance(value, dict):
         if len(value) == 1 and next(iter(value.values())) is None and next(iter(value)) in placeholders:
             (name,) = value
             yield format_place(path), f'{{{name}}} without quotes is a mapping to YAML; write "{{{name}}}"'
         for key, inner in value.items():
-            yield from bare_braces(inner, placeholders, (*path, key))
+            yield from unquoted_placeholders(inner, placeholders, (*path, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from bare_braces(inner, placeholders, (*path, index))
+            yield from unquoted_placeholders(inner, placeholders, (*path, index))
 
 
-def placeholders_of(text: str) -> set[str]:
+def find_placeholders(text: str) -> set[str]:
     return {match["name"] for match in _TOKEN.finditer(text) if match["name"]}
 
 
 def fill_text(text: str, values: Mapping[str, Any]) -> str:
     """Fill the placeholders of a text that the run does not fill again."""
-    return _TOKEN.sub(lambda match: text_of(values[match["name"]]) if match["name"] in values else match[0], text)
+    return _TOKEN.sub(lambda match: yaml_text(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
 def escape_value(value: Any) -> Any:
     """Escape a value so that the run gets it unchanged: ``{rank}`` becomes ``{{rank}}``."""
     if isinstance(value, str):
-        return _BRACED.sub(lambda match: _doubled(match[0]), value)
+        return _BRACED.sub(lambda match: _double_braces(match[0]), value)
     if isinstance(value, dict):
         return {escape_value(key): escape_value(inner) for key, inner in value.items()}
     return [escape_value(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _doubled(word: str) -> str:
+def _double_braces(word: str) -> str:
     """``{word}`` in double braces, if the run would remove one pair of them."""
     return f"{{{word}}}" if fill_placeholders(f"{{{word}}}", {}) == word else word
 
@@ -171,7 +171,7 @@ def join_literally(parts: Sequence[tuple[str, bool]]) -> str | None:
 
     def word(match: re.Match[str]) -> str:
         of_value = any(match.start() < last and first < match.end() for first, last in held)
-        return _doubled(match[0]) if of_value else match[0]
+        return _double_braces(match[0]) if of_value else match[0]
 
     joined, marks = _BRACED.sub(word, text), _ProbeValues()
     wanted = "".join(part if is_value else fill_placeholders(part, marks) for part, is_value in parts)
@@ -180,9 +180,9 @@ def join_literally(parts: Sequence[tuple[str, bool]]) -> str | None:
 
 def _is_filled_later(path: Path) -> bool:
     """Whether the run fills placeholders at this place."""
-    if path[0] in _OF_PROCESSES:
-        return not _FILLED.isdisjoint(path)
-    return path[0] in _FILLED_WHOLE or path[:2] == ("container", "mounts")
+    if path[0] in _PROCESS_SECTIONS:
+        return not _FILLED_KEYS.isdisjoint(path)
+    return path[0] in _FILLED_SECTIONS or path[:2] == ("container", "mounts")
 
 
 class PointFiller:
@@ -191,39 +191,39 @@ class PointFiller:
     def __init__(self, values: Mapping[str, Any], placeholders: set[str]) -> None:
         self._values = values
         self._placeholders = placeholders
-        self.used: set[str] = set()
+        self.used_placeholders: set[str] = set()
         self.problems: list[str] = []
 
-    def mapping(self, value: dict[str, Any], path: Path) -> dict[str, Any]:
+    def fill_mapping(self, value: dict[str, Any], path: Path) -> dict[str, Any]:
         """A mapping with its texts filled in; a text that only names a placeholder whose value is null is dropped."""
-        filled = {key: self._value(inner, (*path, key), value) for key, inner in value.items()}
+        filled = {key: self._fill_value(inner, (*path, key), value) for key, inner in value.items()}
         return {key: inner for key, inner in filled.items() if inner is not None or value[key] is None}
 
-    def _value(self, value: Any, path: Path, parent: Mapping[str, Any]) -> Any:
+    def _fill_value(self, value: Any, path: Path, parent: Mapping[str, Any]) -> Any:
         if isinstance(value, dict):
-            return self.mapping(value, path)
-        if path == _PREAMBLE and isinstance(value, str):
-            return self._text(value, path, plain=True)
+            return self.fill_mapping(value, path)
+        if path == _PREAMBLE_PATH and isinstance(value, str):
+            return self._fill_text(value, path, is_shell_code=True)
         if _is_command(path) and isinstance(value, str | list):
-            return self._command(value, path, shell=_is_of_workers(path) and bool(parent.get("shell")))
+            return self._fill_command(value, path, shell=_is_role_path(path) and bool(parent.get("shell")))
         if isinstance(value, list):
-            return [self._value(inner, (*path, index), {}) for index, inner in enumerate(value)]
+            return [self._fill_value(inner, (*path, index), {}) for index, inner in enumerate(value)]
         if not isinstance(value, str):
             return value
         whole = _TOKEN.fullmatch(value)
         if whole and whole["name"] in self._values and "env" not in path[-2:-1]:
-            self.used.add(whole["name"])
+            self.used_placeholders.add(whole["name"])
             given = copy.deepcopy(self._values[whole["name"]])
             return escape_value(given) if _is_filled_later(path) else given
-        return self._text(value, path, known="env" in path[-2:-1] or "args" in path[-2:-1])
+        return self._fill_text(value, path, reports_unknown="env" in path[-2:-1] or "args" in path[-2:-1])
 
-    def _command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
+    def _fill_command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
         """Fill in a command. Words are split first, so that no value becomes shell code."""
         if isinstance(command, str):
-            if not placeholders_of(command):
+            if not find_placeholders(command):
                 return command
             if shell:
-                return self._text(command, path, plain=True)
+                return self._fill_text(command, path, is_shell_code=True)
             try:
                 command = shlex.split(command)
             except ValueError:
@@ -231,12 +231,12 @@ class PointFiller:
         texts = [word if isinstance(word, str) else "" for word in command]
         code = shell_text_index(texts)
         return [
-            self._text(word, path, plain=index == code) if isinstance(word, str) else word
+            self._fill_text(word, path, is_shell_code=index == code) if isinstance(word, str) else word
             for index, word in enumerate(command)
         ]
 
-    def _text(self, text: str, path: Path, *, plain: bool = False, known: bool = True) -> str:
-        """Fill in a text; ``plain`` refuses values that a shell would interpret."""
+    def _fill_text(self, text: str, path: Path, *, is_shell_code: bool = False, reports_unknown: bool = True) -> str:
+        """Fill in a text; ``is_shell_code`` refuses values that a shell would interpret."""
         place = format_place(path)
         parts: list[tuple[str, bool]] = []
         end = 0
@@ -244,9 +244,12 @@ class PointFiller:
             if (name := match["name"]) is None:
                 continue
             if name not in self._values:
-                self._say_unknown(name, place, sure=known and not plain)
+                self._report_unknown(name, place, is_certain=reports_unknown and not is_shell_code)
                 continue
-            parts += [(text[end : match.start()], False), (self._given(name, place, plain=plain), True)]
+            parts += [
+                (text[end : match.start()], False),
+                (self._placeholder_text(name, place, is_shell_code=is_shell_code), True),
+            ]
             end = match.end()
         parts.append((text[end:], False))
         if not _is_filled_later(path):
@@ -257,29 +260,29 @@ class PointFiller:
             self.problems.append(f"{place}: {told!r}: {why}")
         return joined or ""
 
-    def _given(self, name: str, place: str, *, plain: bool) -> str:
+    def _placeholder_text(self, name: str, place: str, *, is_shell_code: bool) -> str:
         """The value of a placeholder within a text; adds a problem if it does not fit there."""
-        self.used.add(name)
+        self.used_placeholders.add(name)
         value = self._values[name]
         if isinstance(value, list | dict | None):
             kind = "null" if value is None else "a list" if isinstance(value, list) else "a mapping"
             self.problems.append(f"{place}: {{{name}}} is {kind}, which cannot be part of a text")
-        filled = text_of(value)
-        if plain and not _PLAIN.fullmatch(filled):
+        filled = yaml_text(value)
+        if is_shell_code and not _SHELL_SAFE.fullmatch(filled):
             cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
-            if place == format_place(_PREAMBLE):  # no variables are set yet where the batch script begins
+            if place == format_place(_PREAMBLE_PATH):  # no variables are set yet where the batch script begins
                 cure = "only letters, digits and _ . , : / @ % + = - are allowed there"
             self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
         return filled
 
-    def _say_unknown(self, name: str, place: str, *, sure: bool) -> None:
+    def _report_unknown(self, name: str, place: str, *, is_certain: bool) -> None:
         """Add a problem for an unknown placeholder: the program would get it as it is."""
         if is_reserved_name(name):
             return
         near = difflib.get_close_matches(name, sorted(self._values), 1, 0.6)
         if name in self._placeholders:
             self.problems.append(f"{place}: {{{name}}} has no value at this point; give it one at every point")
-        elif near or sure:
+        elif near or is_certain:
             hint = f'; did you mean "{{{near[0]}}}"?' if near else f"; for braces that stay write {{{{{name}}}}}"
             self.problems.append(f"{place}: {{{name}}} is no placeholder{hint}")
 
@@ -287,9 +290,9 @@ class PointFiller:
 def _is_command(path: Path) -> bool:
     """Whether this is the command of a role, front end or benchmark."""
     return path in (("frontend", "command"), ("benchmark", "command")) or (
-        _is_of_workers(path) and path[-1] == "command"
+        _is_role_path(path) and path[-1] == "command"
     )
 
 
-def _is_of_workers(path: Path) -> bool:
+def _is_role_path(path: Path) -> bool:
     return len(path) == 3 and path[0] == "workers"

@@ -8,15 +8,15 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.files.formats.source import printable
 from launcher.plan.plan import BENCHMARK, PLAN_FILE
-from launcher.verify.benchmark_results import UNKNOWN
+from launcher.verify.benchmark_results import UNKNOWN_FORMAT
 from launcher.verify.files import FileFlaw
-from launcher.verify.verify import VerificationCheck, enough_of
-from launcher.words import first_names
+from launcher.verify.verify import VerificationCheck, required_count
+from launcher.words import names_text
 
 MOST_NAMED = 20  # concurrencies named in one line
 NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
 TOO_FEW = "fewer than {:g}% of the requests completed"
-TOKENS = ("output_tokens", "output_tokens_per_second")  # keys for tokens; the first present counts
+TOKEN_KEYS = ("output_tokens", "output_tokens_per_second")  # keys for tokens; the first present counts
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -53,14 +53,14 @@ def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) ->
     return found if len(found) > unnamed else []
 
 
-def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
-    return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
+def missing_entry(concurrencies: Sequence[int]) -> dict[str, Any]:
+    return {"file": "", "missing": list(concurrencies), "problem": _missing_text(concurrencies)}
 
 
 def all_report_tokens(results: Results) -> bool:
     """Whether there are results and each reports output tokens."""
     rows = _rows(results)
-    return bool(rows) and all(any(key in entry for key in TOKENS) for entry in rows)
+    return bool(rows) and all(any(key in entry for key in TOKEN_KEYS) for entry in rows)
 
 
 def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: float) -> VerificationCheck | None:
@@ -71,16 +71,20 @@ def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: f
     if planned is None:
         return None
     rows, lacking = _rows(results), missing_concurrencies(planned, results)
-    damaged = [entry for entry in results if entry["file"] and not entry.get("problem", UNKNOWN).startswith(UNKNOWN)]
+    damaged = [
+        entry
+        for entry in results
+        if entry["file"] and not entry.get("problem", UNKNOWN_FORMAT).startswith(UNKNOWN_FORMAT)
+    ]
     unread = [str(entry["problem"]) for entry in results if not entry["file"] and "missing" not in entry]
     if not (rows or damaged or planned.concurrencies):
         return None
-    faults = [_missing_words(lacking)] if lacking else []
-    faults += _missing_of_concurrency(planned, rows, share)
+    faults = [_missing_text(lacking)] if lacking else []
+    faults += _faults_by_concurrency(planned, rows, share)
     if damaged and not planned.concurrencies:
         faults.append("damaged results")
     if not faults:
-        return VerificationCheck(BENCHMARK, True, _done(rows, planned))
+        return VerificationCheck(BENCHMARK, True, _done_text(rows, planned))
     words = "; ".join(faults)
     if unread and lacking:
         return VerificationCheck(BENCHMARK, None, "; ".join((words, *unread)))
@@ -92,11 +96,11 @@ def _rows(results: Results) -> list[Mapping[str, Any]]:
     return [entry for entry in results if "problem" not in entry]
 
 
-def _missing_words(lacking: Sequence[int]) -> str:
-    return f"no result for concurrency {first_names(list(map(str, lacking)), MOST_NAMED)}"
+def _missing_text(concurrencies: Sequence[int]) -> str:
+    return f"no result for concurrency {names_text(list(map(str, concurrencies)), MOST_NAMED)}"
 
 
-def _missing_of_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
+def _faults_by_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
     """Faults by concurrency. One good result is enough: others may be warm-ups."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in rows:
@@ -109,37 +113,37 @@ def _missing_of_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[st
             name = str(concurrency)
         groups.setdefault(name, []).append(entry)
     lacks = {
-        name: [_missing_of_result(entry, share, has_tokens=planned.has_tokens) for entry in entries]
+        name: [_result_fault(entry, share, has_tokens=planned.has_tokens) for entry in entries]
         for name, entries in groups.items()
     }
     found = []
     for fault in (NO_REQUEST, NO_TOKENS, TOO_FEW):
         names = [name for name, lacking in lacks.items() if None not in lacking and lacking[-1] == fault]
-        words = {name: f"{name}{_counts(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
+        words = {name: f"{name}{_request_count_text(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
         known = [words[name] for name in names if name.isdigit()]
         others = [words[name] for name in names if not name.isdigit()]
-        places = ([f"at concurrency {first_names(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
+        places = ([f"at concurrency {names_text(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
         if places:
             found.append(f"{fault.format(100 * share)} {', '.join(places)}")
     return found
 
 
-def _counts(entry: Mapping[str, Any]) -> str:
+def _request_count_text(entry: Mapping[str, Any]) -> str:
     return f" ({entry['requests']} of {entry['requests_expected']})"
 
 
-def _missing_of_result(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
+def _result_fault(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
     """The fault of one result, or None."""
     if entry.get("requests", entry.get("requests_per_second")) == 0:
         return NO_REQUEST
     of_text = has_tokens or any(key.startswith("ttft_") for key in entry)
-    if of_text and next((entry[key] for key in TOKENS if key in entry), None) == 0:
+    if of_text and next((entry[key] for key in TOKEN_KEYS if key in entry), None) == 0:
         return NO_TOKENS
     done, asked = entry.get("requests"), entry.get("requests_expected")
-    return TOO_FEW if done is not None and asked is not None and done < enough_of(share, asked) else None
+    return TOO_FEW if done is not None and asked is not None and done < required_count(share, asked) else None
 
 
-def _done(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
+def _done_text(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
     count = len(planned.concurrencies)
     words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
     if not count:

@@ -17,21 +17,21 @@ from typing import Any, BinaryIO
 
 from exporter.contract.manifest import Manifest
 from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
-from launcher.verify.tokens import generates_no_text, without_text_in_part
+from launcher.verify.tokens import generates_no_text, part_generates_no_text
 
 ROLE = "benchmark"
 REQUESTS = "requests"  # unit of a benchmark
 RESULT_FILES = "result_files"  # pattern name of a position that comes from these files, not from a log
 # Folders with results in the run directory: the ``result_dir`` of each benchmark type.
-FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
+RESULT_FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
 RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")  # folder of one AIPerf run
 # Concurrency in a file name such as ``results_concurrency_4_gpus_8.json``, if its content has none.
-NAMED = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
-LINES = ".jsonl"  # name ending of files with a result per line
-SUMMARY = ("_aiperf.json", "_genai_perf.json")  # name endings of AIPerf summaries
+CONCURRENCY_IN_NAME = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
+LINES_SUFFIX = ".jsonl"  # name ending of files with a result per line
+SUMMARY_SUFFIXES = ("_aiperf.json", "_genai_perf.json")  # name endings of AIPerf summaries
 MOST_FILES = 100  # results in a report
 MOST_NAMES = 10_000  # names read in one folder
-WHOLE_BYTES = 1 << 20  # larger files contain every request; their totals are at the start or end
+FULL_READ_BYTES = 1 << 20  # larger files contain every request; their totals are at the start or end
 PART_BYTES = 64 << 10
 LINES_BYTES = 256 << 20  # read limit for a file with a result per line
 
@@ -54,16 +54,18 @@ SCALARS = {
 COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
 MOST_COUNT = 1 << 53  # counts up to this are exact as a double, in any JSON reader
 MOST_MEASURED = 1e15  # upper bound of other values, in any unit
-RESULT = ("completed", "request_throughput", "output_throughput")  # every sa-bench result has one of these keys
+RESULT_KEYS = ("completed", "request_throughput", "output_throughput")  # every sa-bench result has one of these keys
 # Time to the first token, per output token, between tokens, and of the whole request: sa-bench's names, and ours.
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 _TIMES = {
     f"{statistic}_{name}_ms": f"{ours}_{statistic}_s" for name, ours in LATENCIES.items() for statistic in STATISTICS
 }
-_IN_PART = re.compile(rb'"(%b)"\s{0,8}:\s{0,8}([-+.\deE]{1,40})\s{0,8}[,}]' % "|".join([*SCALARS, *_TIMES]).encode())
+_NUMBER_IN_PART = re.compile(
+    rb'"(%b)"\s{0,8}:\s{0,8}([-+.\deE]{1,40})\s{0,8}[,}]' % "|".join([*SCALARS, *_TIMES]).encode()
+)
 
-OF_AIPERF = {
+AIPERF_SCALARS = {
     "benchmark_duration": "duration_s",
     "request_count": "requests",
     "request_throughput": "requests_per_second",
@@ -73,15 +75,15 @@ OF_AIPERF = {
     "total_isl": "input_tokens",
     "total_osl": "output_tokens",
 }
-TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
-STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+AIPERF_TIMES = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
+AIPERF_STATISTICS = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 FEW_DIGITS = 20  # digits shown of a number that is too large
 DIGITS = 9  # decimals of seconds: exact nanoseconds
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 # Reason for a file that is not a result, such as other files in the folder.
-UNKNOWN = "holds no result of a benchmark that is known"
+UNKNOWN_FORMAT = "holds no result of a benchmark that is known"
 
 
 class NoBenchmarkResult(Exception):
@@ -102,11 +104,11 @@ def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
     paths = _result_files(manifest.run_dir)
     for path, concurrency in paths:
         entry: dict[str, Any] = {"file": str(path.relative_to(manifest.run_dir))}
-        if concurrency is None and (named := NAMED.search(path.name)) is not None:
+        if concurrency is None and (named := CONCURRENCY_IN_NAME.search(path.name)) is not None:
             concurrency = int(named[1])
         if concurrency is not None:
             entry["concurrency"] = concurrency
-        found += [entry | result for result in _results_in(path, MOST_FILES - len(found))]
+        found += [entry | result for result in _read_results(path, MOST_FILES - len(found))]
         if len(found) >= MOST_FILES:
             break
     if more := sum(1 for _ in paths):
@@ -115,11 +117,11 @@ def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
 
 
-def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
+def _read_results(path: Path, most: int) -> list[dict[str, Any]]:
     """At most ``most`` results of one file, and its problem, if any."""
     found: list[dict[str, Any]] = []
     try:
-        if path.name.endswith(LINES):
+        if path.name.endswith(LINES_SUFFIX):
             with _opened(path) as source:
                 results = _read_lines(source)
                 found.extend(islice(results, most))  # keeps those before a truncated line
@@ -136,27 +138,27 @@ def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
 
 def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
     """Result files with the concurrency of their folder; for a run without results, its folder."""
-    for folder in _names(run_dir, FOLDERS):
-        for name in _names(run_dir / folder):
+    for folder in _entry_names(run_dir, RESULT_FOLDERS):
+        for name in _entry_names(run_dir / folder):
             run = RUN_FOLDER.fullmatch(name)
             if run is not None:
                 yield from ((path, int(run[1])) for path in _summaries(run_dir / folder / name))
-            elif name.endswith((".json", LINES)):
+            elif name.endswith((".json", LINES_SUFFIX)):
                 yield run_dir / folder / name, None
 
 
 def _summaries(folder: Path) -> list[Path]:
     """Summaries of one run, in its folder or one level below; the folder itself without any."""
-    names = _names(folder)
+    names = _entry_names(folder)
     below = [folder / name for name in names if os.path.isdir(folder / name)]
-    places = [(folder, names), *((path, _names(path)) for path in below)]
-    return [path / name for path, found in places for name in found if name.endswith(SUMMARY)] or [folder]
+    places = [(folder, names), *((path, _entry_names(path)) for path in below)]
+    return [path / name for path, found in places for name in found if name.endswith(SUMMARY_SUFFIXES)] or [folder]
 
 
-def _names(folder: Path, like: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
+def _entry_names(folder: Path, pattern: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
     try:
         with os.scandir(folder) as entries:  # with many workers, the run directory also contains many logs
-            return sorted(islice((entry.name for entry in entries if like.fullmatch(entry.name)), MOST_NAMES))
+            return sorted(islice((entry.name for entry in entries if pattern.fullmatch(entry.name)), MOST_NAMES))
     except OSError:
         return []
 
@@ -171,8 +173,8 @@ def _read_result(path: Path) -> dict[str, Any]:
         )
     with _opened(path) as source:
         size = os.fstat(source.fileno()).st_size
-        if size <= WHOLE_BYTES:
-            return parse_benchmark_result(source.read(WHOLE_BYTES))
+        if size <= FULL_READ_BYTES:
+            return parse_benchmark_result(source.read(FULL_READ_BYTES))
         begin = source.read(PART_BYTES)
         source.seek(-PART_BYTES, os.SEEK_END)
         return parse_partial_result(begin, source.read(PART_BYTES))
@@ -195,7 +197,7 @@ def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
             yield parse_benchmark_result(line[0]) if len(line) == 1 else parse_partial_result(*line)
             found = True
         except NoBenchmarkResult as why:
-            if not str(why).startswith(UNKNOWN):
+            if not str(why).startswith(UNKNOWN_FORMAT):
                 raise NoBenchmarkResult(f"line {number} {why}") from why
             others = why
     if not found:
@@ -204,9 +206,9 @@ def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
     """Each line that is not blank; of a very long one, its start and its end. Raises NoBenchmarkResult."""
-    while line := source.readline(WHOLE_BYTES):
+    while line := source.readline(FULL_READ_BYTES):
         end = b""
-        while len(line) == WHOLE_BYTES and not line.endswith(b"\n") and not end.endswith(b"\n"):
+        while len(line) == FULL_READ_BYTES and not line.endswith(b"\n") and not end.endswith(b"\n"):
             piece = source.readline(PART_BYTES)
             if not piece:
                 break
@@ -233,7 +235,7 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
     if isinstance(body, dict):
         found = _parse_sa_bench(body) or _parse_aiperf(body)
     if not found:
-        raise NoBenchmarkResult(f"{UNKNOWN} (sa-bench, vLLM, SGLang, AIPerf)")
+        raise NoBenchmarkResult(f"{UNKNOWN_FORMAT} (sa-bench, vLLM, SGLang, AIPerf)")
     return found
 
 
@@ -242,22 +244,22 @@ def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
     if not end.rstrip().endswith(b"}"):
         raise NoBenchmarkResult("is no whole JSON: was it cut off?")
     body: dict[str, Any] = {}
-    for key, number in [*reversed(_IN_PART.findall(begin)), *_IN_PART.findall(end)]:
+    for key, number in [*reversed(_NUMBER_IN_PART.findall(begin)), *_NUMBER_IN_PART.findall(end)]:
         try:
             body[key.decode()] = float(number)
         except ValueError:
             continue
     found = _parse_sa_bench(body)
-    if without_text_in_part(begin) or without_text_in_part(end):
-        _leave_out_tokens(found)
+    if part_generates_no_text(begin) or part_generates_no_text(end):
+        _drop_zero_tokens(found)
     if not found:
-        raise NoBenchmarkResult(f"{UNKNOWN}, at its begin and its end")
+        raise NoBenchmarkResult(f"{UNKNOWN_FORMAT}, at its begin and its end")
     return found
 
 
 def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers under our names; empty for another format. Raises NoBenchmarkResult."""
-    if not any(_number(body.get(key)) is not None for key in RESULT):
+    if not any(_number(body.get(key)) is not None for key in RESULT_KEYS):
         return {}
     found: dict[str, Any] = {}
     for key, ours in SCALARS.items():
@@ -273,11 +275,11 @@ def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
                     f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
                 )
     if generates_no_text(body):
-        _leave_out_tokens(found)
-    return _counted(found)
+        _drop_zero_tokens(found)
+    return _with_integer_counts(found)
 
 
-def _leave_out_tokens(found: dict[str, Any]) -> None:
+def _drop_zero_tokens(found: dict[str, Any]) -> None:
     """Drop 0 tokens from results that generate none, such as embeddings: the 0 means nothing."""
     for key in ("output_tokens", "output_tokens_per_second"):
         if found.get(key) == 0:
@@ -299,19 +301,19 @@ def _parse_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
     """
     metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
     found: dict[str, Any] = {}
-    for key, ours in OF_AIPERF.items():
+    for key, ours in AIPERF_SCALARS.items():
         if (value := _bounded(key, metrics.get(key, {}).get("avg"), ours)) is not None:
             found[ours] = value
-    for key, ours in TIMES_OF_AIPERF.items():
+    for key, ours in AIPERF_TIMES.items():
         metric = metrics.get(key, {})
         scale = SECONDS.get(str(metric.get("unit", "ms")).lower())
-        for statistic, name in STATISTICS_OF_AIPERF.items():
+        for statistic, name in AIPERF_STATISTICS.items():
             if scale is not None and (value := _bounded(key, metric.get(statistic))) is not None:
                 found[f"{ours}_{name}_s"] = round(value * scale, DIGITS)
     failed = _bounded("error_request_count", metrics.get("error_request_count", {}).get("avg"), REQUESTS)
     if failed is not None and "requests" in found:
         found["requests_expected"] = found["requests"] + failed
-    return _counted(found)
+    return _with_integer_counts(found)
 
 
 def _number(value: object) -> float | None:
@@ -337,7 +339,7 @@ def _bounded(key: str, value: object, ours: str = "") -> float | None:
     raise NoBenchmarkResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
 
 
-def _counted(found: dict[str, Any]) -> dict[str, Any]:
+def _with_integer_counts(found: dict[str, Any]) -> dict[str, Any]:
     return {key: int(value) if key in COUNTS else value for key, value in found.items()}
 
 
@@ -350,7 +352,7 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
     if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
         return
     missing, done = any("missing" in entry for entry in results), _total(results, "requests")
-    if missing and _counts_all(entries[0], done or 0):
+    if missing and _has_counted_all(entries[0], done or 0):
         return
     if missing:  # the total is unknown
         entries[0]["items_expected"] = None
@@ -360,7 +362,7 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
     entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
 
 
-def _counts_all(entry: Mapping[str, Any], done: int) -> bool:
+def _has_counted_all(entry: Mapping[str, Any], done: int) -> bool:
     """Whether the benchmark itself reported its total, and at least as many requests as its results."""
     told = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
     return told and (entry["items"] or 0) >= done

@@ -19,10 +19,18 @@ from typing import Generic, NamedTuple, TypeVar
 
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointWatch
-from exporter.files.checkpoints.judgement import CheckpointTracker
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.checkpoints.sets import Checkpoint
-from exporter.files.formats import BINARY, FileCheck, NotRegularFile, check_file, csv_text, json_lines, open_source
+from exporter.files.checkpoints.tracker import CheckpointTracker
+from exporter.files.formats import (
+    BINARY_FORMATS,
+    FileCheck,
+    NotRegularFile,
+    check_file,
+    csv_text,
+    json_lines,
+    open_source,
+)
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter
 from exporter.files.formats.source import printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
@@ -36,12 +44,12 @@ from launcher.verify.tokens import (
 )
 
 SLICE_S = 0.3  # length of one slice
-MOST_TOLD = 1000  # damaged files kept by name
+MOST_FLAWS = 1000  # damaged files kept by name
 PIECE_BYTES = 4 << 20  # bytes counted or hashed between two pauses
-MOST_TRIED = 16  # checkpoints tried in search of a valid one
+MOST_CHECKPOINTS = 16  # checkpoints tried in search of a valid one
 SETTLED_S = 1e9  # clock offset at which every checkpoint counts as no longer written
-NOTHING = (b"{}", b"null", b'""')  # JSON texts without records, besides an empty array
-OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+EMPTY_JSON = (b"{}", b"null", b'""')  # JSON texts without records, besides an empty array
+OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 # Errors of a file server that may recover soon.
 TRANSIENT = frozenset((
@@ -49,10 +57,10 @@ TRANSIENT = frozenset((
     errno.EREMOTEIO, errno.ESHUTDOWN, errno.EAGAIN, errno.EINTR,
 ))  # fmt: skip
 PAUSES, PAUSE_S = 10, 0.1  # pauses before a retry, and their length: 1 s in all
-MOST_PATIENT = 20  # retries in all, over all files
+MOST_RETRIES = 20  # retries in all, over all files
 
-NOT_OURS = "left by an earlier job"  # reason for damaged files older than the job
-_NO_OUTPUT = re.compile(
+FROM_EARLIER_JOB = "left by an earlier job"  # reason for damaged files older than the job
+_NOT_OUTPUT = re.compile(
     r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
     r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
     re.IGNORECASE,
@@ -79,15 +87,15 @@ class VerifiedOutput(NamedTuple):
     older: int  # files older than the job, not counted elsewhere unless it resumes
     written: int  # files written since the start of the job
     owners: frozenset[int]  # ranks that file names identify unambiguously
-    looked: int  # files checked
+    checked: int  # files checked
     valid: int  # of those, valid
     unknown: int  # of no known format
     undecided: int  # of a format that does not show damage
     empty: int
-    flawed: int  # damaged
+    damaged: int  # damaged
     unreadable: int  # files that could not be read
-    unreadable_why: str | None  # error of the first unreadable file
-    empties: tuple[FileFlaw, ...]
+    unreadable_reason: str | None  # error of the first unreadable file
+    empty_files: tuple[FileFlaw, ...]
     flaws: tuple[FileFlaw, ...]
     formats: tuple[str, ...]  # formats of the valid files
     records: int
@@ -95,7 +103,7 @@ class VerifiedOutput(NamedTuple):
     uncounted: int  # files without countable records
     tokens: TokenCounts  # tokens according to benchmark results in the files
     without_tokens: tuple[FileFlaw, ...]  # results that should have tokens and have none
-    summed: int
+    hashed: int
     sums: tuple[tuple[str, str], ...]  # name and SHA-256 of the files hashed since the last call
 
 
@@ -104,14 +112,14 @@ class VerifiedCheckpoint(NamedTuple):
 
     done: bool
     files: int  # files to check, as far as known
-    looked: int  # files checked
+    checked: int  # files checked
     last: Checkpoint | None
     valid: int  # valid files of the last checkpoint
     flaws: tuple[FileFlaw, ...]  # damaged or missing files of the last checkpoint
-    flawed: int  # their number
-    good: Checkpoint | None  # the newest checkpoint without damage
-    unsure: int = 0  # files of the last checkpoint in doubt, besides those of formats that do not show damage
-    unsure_why: str | None = None  # why the first of them is in doubt
+    damaged: int  # their number
+    newest_undamaged: Checkpoint | None  # the newest checkpoint without damage
+    uncertain: int = 0  # files of the last checkpoint in doubt, besides those of formats that do not show damage
+    uncertain_reason: str | None = None  # why the first of them is in doubt
 
 
 class VerifiedLogs(NamedTuple):
@@ -119,7 +127,7 @@ class VerifiedLogs(NamedTuple):
 
     done: bool
     files: int
-    looked: int
+    checked: int
     tokens: TokenCounts
     without_tokens: tuple[FileFlaw, ...]
 
@@ -131,7 +139,7 @@ class _SlicedWork(Generic[Facts]):
         self._steps: Iterator[None] | None = None
         self._done = False
 
-    def look(self, _now: float) -> Facts:
+    def poll(self, _now: float) -> Facts:
         """Run one slice and return the facts so far.
 
         Raises OSError if the directory cannot be read; the next call then starts over.
@@ -166,34 +174,34 @@ class _OutputCounts:
     bytes: int = 0
     older: int = 0
     written: int = 0
-    looked: int = 0
+    checked: int = 0
     valid: int = 0
     unknown: int = 0
     undecided: int = 0
     empty: int = 0
-    flawed: int = 0
+    damaged: int = 0
     records: int = 0
     counted: int = 0
     uncounted: int = 0
     unreadable: int = 0
-    unreadable_why: str | None = None
-    gone: int = 0
-    summed: int = 0
+    unreadable_reason: str | None = None
+    removed: int = 0
+    hashed: int = 0
     tokens: TokenCounts = field(default_factory=TokenCounts)
     owners: Counter[int] = field(default_factory=Counter)
-    empties: list[FileFlaw] = field(default_factory=list)
+    empty_files: list[FileFlaw] = field(default_factory=list)
     flaws: list[FileFlaw] = field(default_factory=list)
     without_tokens: list[FileFlaw] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
 
 
-def _kind(name: str, verdict: FileCheck) -> str | None:
+def _record_format(name: str, file_check: FileCheck) -> str | None:
     """Whether records are JSON lines or CSV rows: by file name, else by format. None for neither."""
     if name.lower().endswith(json_lines.EXTENSIONS):
         return "jsonl"
     if name.lower().endswith(csv_text.EXTENSIONS):
         return "csv"
-    return verdict.format if verdict.format in ("jsonl", "csv") else None
+    return file_check.format if file_check.format in ("jsonl", "csv") else None
 
 
 class _OutputFile(NamedTuple):
@@ -201,7 +209,7 @@ class _OutputFile(NamedTuple):
     name: str
     size: int
     rank: int | None  # owner by file name, if unambiguous
-    older: bool
+    is_older: bool
 
 
 class OutputFiles(_SlicedWork[VerifiedOutput]):
@@ -218,19 +226,19 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         ranks: Mapping[tuple[str, int], int],
         *,
         resumes: bool = False,
-        counts: bool = True,
+        counts_records: bool = True,
         checksums: bool = False,
-        gpu_metrics: bool = False,
+        has_gpu_metrics: bool = False,
     ) -> None:
         """``since`` is the start of the job in epoch seconds. Older files count only if it ``resumes``.
 
-        ``ranks``, by role and index, identify the owner of a file by its name. With ``gpu_metrics`` the sidecars wrote
-        ``gpu_metrics.csv`` there; it is not an output.
+        ``ranks``, by role and index, identify the owner of a file by its name. With ``has_gpu_metrics`` the sidecars
+        wrote ``gpu_metrics.csv`` there; it is not an output.
         """
         super().__init__()
         self._directory, self._pattern, self._since, self._ranks = directory, pattern, since, dict(ranks)
-        self._resumes, self._counts, self._checksums = resumes, counts, checksums
-        self._gpu_metrics = gpu_metrics
+        self._resumes, self._counts_records, self._checksums = resumes, counts_records, checksums
+        self._has_gpu_metrics = has_gpu_metrics
         self._begin()
 
     def _begin(self) -> None:
@@ -238,7 +246,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         self._files: list[_OutputFile] = []
         self._found = _OutputCounts()
         self._sums: list[tuple[str, str]] = []
-        self._patience = MOST_PATIENT
+        self._retries_left = MOST_RETRIES
 
     def _facts(self) -> VerifiedOutput:
         found, sums = self._found, tuple(self._sums)
@@ -246,20 +254,20 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         return VerifiedOutput(
             listed=self._listed,
             done=self._done,
-            files=len(self._files) - found.gone,
+            files=len(self._files) - found.removed,
             bytes=found.bytes,
             older=found.older,
             written=found.written,
             owners=frozenset(+found.owners),
-            looked=found.looked,
+            checked=found.checked,
             valid=found.valid,
             unknown=found.unknown,
             undecided=found.undecided,
             empty=found.empty,
-            flawed=found.flawed,
+            damaged=found.damaged,
             unreadable=found.unreadable,
-            unreadable_why=found.unreadable_why,
-            empties=tuple(found.empties),
+            unreadable_reason=found.unreadable_reason,
+            empty_files=tuple(found.empty_files),
             flaws=tuple(found.flaws),
             formats=tuple(name for name, _ in found.formats.most_common()),
             records=found.records,
@@ -267,21 +275,21 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
             uncounted=found.uncounted,
             tokens=found.tokens,
             without_tokens=tuple(found.without_tokens),
-            summed=found.summed,
+            hashed=found.hashed,
             sums=sums,
         )
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
         for file in self._files:
-            yield from self._look_into(file)
+            yield from self._check_file(file)
         for file in self._files if self._checksums else ():
-            yield from self._sum_up(file.name)
+            yield from self._hash_file(file.name)
 
     def _list(self) -> Iterator[None]:
         hidden = self._pattern.startswith(".")
         matches = re.compile(fnmatch.translate(self._pattern)).match
-        leaves_out = None if _NO_OUTPUT.search(self._pattern) else _NO_OUTPUT.search
+        leaves_out = None if _NOT_OUTPUT.search(self._pattern) else _NOT_OUTPUT.search
         found = self._found
         try:
             with os.scandir(self._directory) as entries:
@@ -292,7 +300,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
                         continue
                     if leaves_out is not None and leaves_out(name) is not None:
                         continue
-                    if self._gpu_metrics and is_sidecar_csv(name):
+                    if self._has_gpu_metrics and is_sidecar_csv(name):
                         continue
                     try:
                         facts = entry.stat(follow_symlinks=False)
@@ -317,7 +325,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         self._files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
         self._listed = True
 
-    def _look_into(self, file: _OutputFile) -> Iterator[None]:
+    def _check_file(self, file: _OutputFile) -> Iterator[None]:
         """Check one file, and count its records and tokens."""
         found, name = self._found, file.name
         while True:
@@ -329,25 +337,25 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
                 break
             except NotRegularFile as error:
                 cause = error.__cause__
-                if isinstance(cause, OSError) and cause.errno in TRANSIENT and self._patience > 0:
-                    self._patience -= 1
-                    yield from _rest()
+                if isinstance(cause, OSError) and cause.errno in TRANSIENT and self._retries_left > 0:
+                    self._retries_left -= 1
+                    yield from _wait_for_file_server()
                     continue
                 if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                    self._note_unreadable(str(error))
+                    self._record_unreadable(str(error))
                 else:
-                    self._note_gone(file)  # or replaced by something else
+                    self._record_removed(file)  # or replaced by something else
                 yield
                 return
-        found.looked += 1
+        found.checked += 1
         yield
         reason = printable(verdict.reason or "")
         if verdict.state == "empty":
             found.empty += 1
-            _keep(found.empties, FileFlaw(printable(name), None, reason))
+            _append_flaw(found.empty_files, FileFlaw(printable(name), None, reason))
         elif verdict.state in ("invalid", "unfinished"):
-            found.flawed += 1
-            _keep(found.flaws, FileFlaw(printable(name), verdict.format, reason))
+            found.damaged += 1
+            _append_flaw(found.flaws, FileFlaw(printable(name), verdict.format, reason))
         elif verdict.state == "valid":
             found.valid += 1
             found.formats[verdict.format or "?"] += 1
@@ -356,65 +364,68 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         else:
             found.undecided += 1
         if text:
-            self._note_tokens(name, verdict, text, whole=whole)
-        if self._counts:
-            yield from self._count(name, verdict, nothing=whole and text.strip() in NOTHING)
+            self._record_tokens(name, verdict, text, is_complete=whole)
+        if self._counts_records:
+            yield from self._count_records(name, verdict, is_empty=whole and text.strip() in EMPTY_JSON)
 
-    def _note_unreadable(self, why: str) -> None:
-        self._found.looked += 1
+    def _record_unreadable(self, reason: str) -> None:
+        self._found.checked += 1
         self._found.unreadable += 1
         self._found.uncounted += 1
-        self._found.unreadable_why = self._found.unreadable_why or printable(why)
+        self._found.unreadable_reason = self._found.unreadable_reason or printable(reason)
 
-    def _note_gone(self, file: _OutputFile) -> None:
+    def _record_removed(self, file: _OutputFile) -> None:
         """Uncount a file that was removed or renamed since it was listed."""
         found = self._found
-        found.gone += 1
+        found.removed += 1
         found.bytes -= file.size
-        if file.older:
+        if file.is_older:
             found.older -= 1
         else:
             found.written -= 1
         if file.rank is not None:
             found.owners[file.rank] -= 1
 
-    def _count(self, name: str, verdict: FileCheck, *, nothing: bool) -> Iterator[None]:
-        if verdict.state == "empty" or nothing:
+    def _count_records(self, name: str, file_check: FileCheck, *, is_empty: bool) -> Iterator[None]:
+        if file_check.state == "empty" or is_empty:
             records: int | None = 0
-        elif verdict.records is None and (kind := _kind(name, verdict)) is not None:
+        elif file_check.records is None and (kind := _record_format(name, file_check)) is not None:
             lines = LineCounter(csv=kind == "csv")
-            read = yield from self._advance(name, lines)
+            read = yield from self._count_to_end(name, lines)
             # a last line without a newline is a record too
-            more = lines.unfinished and verdict.state not in ("invalid", "unfinished")
+            more = lines.unfinished and file_check.state not in ("invalid", "unfinished")
             records = lines.records + more if read else None
-        elif verdict.format == "json" and verdict.state == "valid" and verdict.records is None:
+        elif file_check.format == "json" and file_check.state == "valid" and file_check.records is None:
             items = ArrayItemCounter()
-            read = yield from self._advance(name, items)
+            read = yield from self._count_to_end(name, items)
             records = items.items if items.complete and read else None
         else:
-            records = verdict.records
+            records = file_check.records
         if records is None:
             self._found.uncounted += 1
         else:
             self._found.counted += 1
             self._found.records += records
 
-    def _advance(self, name: str, count: LineCounter | ArrayItemCounter) -> Generator[None, None, bool]:
+    def _count_to_end(self, name: str, counter: LineCounter | ArrayItemCounter) -> Generator[None, None, bool]:
         """Count to the end of a file. Returns whether all of it could be read."""
         with _opened(self._directory, name) as fd:
             if fd is not None:
-                while count.advance(fd, os.fstat(fd).st_size, PIECE_BYTES):
+                while counter.advance(fd, os.fstat(fd).st_size, PIECE_BYTES):
                     yield
                 return True
         return False
 
-    def _note_tokens(self, name: str, verdict: FileCheck, text: bytes, *, whole: bool) -> None:
-        found, told = self._found, count_tokens(text, lines=verdict.format == "jsonl", whole=whole)
+    def _record_tokens(self, name: str, file_check: FileCheck, text: bytes, *, is_complete: bool) -> None:
+        found, told = (
+            self._found,
+            count_tokens(text, is_json_lines=file_check.format == "jsonl", is_complete=is_complete),
+        )
         found.tokens = add_token_counts(found.tokens, told)
-        if told.empty is not None:
-            _keep(found.without_tokens, FileFlaw(printable(name), verdict.format, told.empty))
+        if told.failure_text is not None:
+            _append_flaw(found.without_tokens, FileFlaw(printable(name), file_check.format, told.failure_text))
 
-    def _sum_up(self, name: str) -> Iterator[None]:
+    def _hash_file(self, name: str) -> Iterator[None]:
         digest = hashlib.sha256()
         with _opened(self._directory, name) as fd:
             while fd is not None and (piece := os.read(fd, PIECE_BYTES)):
@@ -422,7 +433,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
                 yield
             if fd is not None:
                 self._sums.append((name, digest.hexdigest()))
-                self._found.summed += 1
+                self._found.hashed += 1
         yield
 
 
@@ -430,7 +441,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
 def _opened(directory: str, name: str) -> Iterator[int | None]:
     """Open a file as a descriptor, or None if that fails; a failed read ends the context."""
     try:
-        fd = os.open(os.path.join(directory, name), OPEN)
+        fd = os.open(os.path.join(directory, name), OPEN_FLAGS)
     except OSError:
         yield None
         return
@@ -442,15 +453,15 @@ def _opened(directory: str, name: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _rest() -> Iterator[None]:
+def _wait_for_file_server() -> Iterator[None]:
     """Wait for a file server to recover."""
     for _ in range(PAUSES):
         time.sleep(PAUSE_S)
         yield
 
 
-def _keep(flaws: list[FileFlaw], flaw: FileFlaw) -> None:
-    if len(flaws) < MOST_TOLD:
+def _append_flaw(flaws: list[FileFlaw], flaw: FileFlaw) -> None:
+    if len(flaws) < MOST_FLAWS:
         flaws.append(flaw)
 
 
@@ -467,12 +478,12 @@ class LogResults(_SlicedWork[VerifiedLogs]):
         self._begin()
 
     def _begin(self) -> None:
-        self._looked = 0
+        self._checked = 0
         self._tokens = TokenCounts()
-        self._without: list[FileFlaw] = []
+        self._without_tokens: list[FileFlaw] = []
 
     def _facts(self) -> VerifiedLogs:
-        return VerifiedLogs(self._done, len(self._paths), self._looked, self._tokens, tuple(self._without))
+        return VerifiedLogs(self._done, len(self._paths), self._checked, self._tokens, tuple(self._without_tokens))
 
     def _work(self) -> Iterator[None]:
         for path in self._paths:
@@ -482,11 +493,11 @@ class LogResults(_SlicedWork[VerifiedLogs]):
                 if fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
                     before = max(0, os.fstat(fd).st_size - RESULT_BYTES)
                     text = os.pread(fd, RESULT_BYTES, before)
-            self._looked += 1
-            told = count_tokens_in_log(text, whole=not before)
+            self._checked += 1
+            told = count_tokens_in_log(text, is_complete=not before)
             self._tokens = add_token_counts(self._tokens, told)
-            if told.empty is not None:
-                _keep(self._without, FileFlaw(printable(name), None, told.empty))
+            if told.failure_text is not None:
+                _append_flaw(self._without_tokens, FileFlaw(printable(name), None, told.failure_text))
             yield
 
 
@@ -505,110 +516,110 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
     def _begin(self) -> None:
         self._entries: dict[str, CheckpointEntry] = {}
         self._last: Checkpoint | None = None
-        self._good: Checkpoint | None = None
-        self._files = self._looked = self._valid = self._flawed = self._unsure = 0
-        self._unsure_why: str | None = None
+        self._newest_undamaged: Checkpoint | None = None
+        self._files = self._checked = self._valid = self._damaged = self._uncertain = 0
+        self._uncertain_reason: str | None = None
         self._flaws: list[FileFlaw] = []
 
     def _facts(self) -> VerifiedCheckpoint:
-        last, good = self._last, self._good
-        flaws, flawed = tuple(self._flaws), self._flawed
-        unsure, why = self._unsure, self._unsure_why
+        last, good = self._last, self._newest_undamaged
+        flaws, flawed = tuple(self._flaws), self._damaged
+        unsure, why = self._uncertain, self._uncertain_reason
         return VerifiedCheckpoint(
-            self._done, self._files, self._looked, last, self._valid, flaws, flawed, good, unsure, why
+            self._done, self._files, self._checked, last, self._valid, flaws, flawed, good, unsure, why
         )
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
         without: set[str] = set()
-        for _ in range(MOST_TRIED):
+        for _ in range(MOST_CHECKPOINTS):
             found = self._newest(without)
             if found is None:
                 return
             looked = _CheckedCheckpoint()
-            files = [file for entry in self._of(found.key) for file in entry.files if not file.temporary]
+            files = [file for entry in self._entries_with_key(found.key) for file in entry.files if not file.temporary]
             # an earlier job may have left it incomplete
             ours = all(file.mtime >= self._since for file in files)
             if found.state == "incomplete" and ours:
-                looked.flawed = max(1, found.missing_count)
+                looked.damaged = max(1, found.missing_count)
                 looked.flaws += [FileFlaw(printable(name), None, "is missing") for name in found.missing]
             elif found.state == "incomplete":
-                looked.doubt(NOT_OURS)
-            for file in files if not looked.flawed or self._last is None else ():
-                self._check(looked, file.path, only=found.files == 1, ours=file.mtime >= self._since)
-                self._looked += 1
+                looked.add_uncertain(FROM_EARLIER_JOB)
+            for file in files if not looked.damaged or self._last is None else ():
+                self._check_file(looked, file.path, is_only_file=found.files == 1, is_of_job=file.mtime >= self._since)
+                self._checked += 1
                 yield
             without.add(found.key)
-            if files and looked.gone == len(files):
+            if files and looked.removed == len(files):
                 continue  # removed meanwhile
-            if looked.gone:
-                looked.flawed, looked.flaws = 0, []  # being removed
+            if looked.removed:
+                looked.damaged, looked.flaws = 0, []  # being removed
             if self._last is None:
-                self._last, self._valid, self._flaws, self._flawed = found, looked.valid, looked.flaws, looked.flawed
-                self._unsure, self._unsure_why = looked.unsure, looked.why
-            if not looked.flawed:
-                self._good = found
+                self._last, self._valid, self._flaws, self._damaged = found, looked.valid, looked.flaws, looked.damaged
+                self._uncertain, self._uncertain_reason = looked.uncertain, looked.uncertain_reason
+            if not looked.damaged:
+                self._newest_undamaged = found
                 return
 
     def _list(self) -> Iterator[None]:
         watch = CheckpointWatch(self._directory, self._pattern, verify=False)
         now, behind = time.time(), True
         while behind:
-            sight = watch.look(now)
+            sight = watch.poll(now)
             self._entries.update((entry.name, entry) for entry in sight.entries)
-            now, behind = now + 1.0, sight.behind
+            now, behind = now + 1.0, sight.has_unread_names
             yield
 
-    def _newest(self, without: Collection[str]) -> Checkpoint | None:
-        """The newest checkpoint whose key is not in ``without``, treated as one that is no longer written."""
-        entries = [entry for entry in self._entries.values() if _key(entry) not in without]
+    def _newest(self, excluded_keys: Collection[str]) -> Checkpoint | None:
+        """The newest checkpoint whose key is not in ``excluded_keys``, treated as one that is no longer written."""
+        entries = [entry for entry in self._entries.values() if _checkpoint_key(entry) not in excluded_keys]
         checkpoints = CheckpointTracker(self._since)
         checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time() + SETTLED_S)
         found = checkpoints.last
-        self._files = self._looked + (0 if found is None else found.files)
+        self._files = self._checked + (0 if found is None else found.files)
         return found
 
-    def _of(self, key: str) -> list[CheckpointEntry]:
-        return [entry for entry in self._entries.values() if not entry.temporary and _key(entry) == key]
+    def _entries_with_key(self, key: str) -> list[CheckpointEntry]:
+        return [entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == key]
 
-    def _check(self, looked: "_CheckedCheckpoint", path: str, *, only: bool, ours: bool) -> None:
-        """Check one file. An empty one is damaged if its format needs content, or it is the ``only`` file."""
+    def _check_file(self, checked: "_CheckedCheckpoint", path: str, *, is_only_file: bool, is_of_job: bool) -> None:
+        """Check one file. An empty one is damaged if its format needs content, or it is the ``is_only_file`` file."""
         try:
             with open_source(self._directory, path) as source:
                 verdict = check_file(source)
         except NotRegularFile as error:
             if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-                looked.doubt(printable(str(error)))
+                checked.add_uncertain(printable(str(error)))
             else:
-                looked.gone += 1
+                checked.removed += 1
             return
         state, reason = verdict.state, verdict.reason
-        binary = any(path.lower().endswith(known.EXTENSIONS) for known in BINARY)
-        if state == "empty" and (only or binary):
+        binary = any(path.lower().endswith(known.EXTENSIONS) for known in BINARY_FORMATS)
+        if state == "empty" and (is_only_file or binary):
             state, reason = "invalid", "is empty"
-        looked.valid += state == "valid"
-        if state in ("invalid", "unfinished") and not ours:
-            looked.doubt(NOT_OURS)
+        checked.valid += state == "valid"
+        if state in ("invalid", "unfinished") and not is_of_job:
+            checked.add_uncertain(FROM_EARLIER_JOB)
         elif state in ("invalid", "unfinished"):
-            looked.flawed += 1
-            _keep(looked.flaws, FileFlaw(printable(path), verdict.format, printable(reason or "is damaged")))
+            checked.damaged += 1
+            _append_flaw(checked.flaws, FileFlaw(printable(path), verdict.format, printable(reason or "is damaged")))
 
 
 @dataclass
 class _CheckedCheckpoint:
     valid: int = 0
-    flawed: int = 0
-    unsure: int = 0
-    why: str | None = None
-    gone: int = 0
+    damaged: int = 0
+    uncertain: int = 0
+    uncertain_reason: str | None = None
+    removed: int = 0
     flaws: list[FileFlaw] = field(default_factory=list)
 
-    def doubt(self, why: str) -> None:
+    def add_uncertain(self, reason: str) -> None:
         """Count a file whose state is unknown."""
-        self.unsure += 1
-        self.why = self.why or why
+        self.uncertain += 1
+        self.uncertain_reason = self.uncertain_reason or reason
 
 
-def _key(entry: CheckpointEntry) -> str | None:
-    name = parse_name(entry.bare, entry.directory)
+def _checkpoint_key(entry: CheckpointEntry) -> str | None:
+    name = parse_name(entry.bare, entry.is_directory)
     return None if name is None else name.key

@@ -9,15 +9,15 @@ from exporter.machine.mounts import MountPoint
 from launcher.verify.files import TRANSIENT
 
 WAIT_S = 0.1  # longest wait for an answer before the time budget is checked again
-PATIENCE_S = 30.0  # a file system that hangs, or returns only errors, this long counts as not answering
-LATE_S = 5.0  # a slower answer is reported to `ProgressOf`
+HANG_LIMIT_S = 30.0  # a file system that hangs, or returns only errors, this long counts as not answering
+LATE_S = 5.0  # a slower answer is reported to `ReportProgress`
 OVERTIME_S = 1.0  # time allowed for a read that is in progress when the budget ends
-AGAIN_S, MOST_TRIES = 1.0, 4  # delay before the file helper restarts, and the starts allowed
+RETRY_DELAY_S, MOST_TRIES = 1.0, 4  # delay before the file helper restarts, and the starts allowed
 
-Make = Callable[[], FileWatch]
+WatchFactory = Callable[[], FileWatch]
 OutOfTime = Callable[[], bool]
 # Called with files done, files in all, and the mount that does not answer, if any.
-ProgressOf = Callable[[int, int, str | None], None]
+ReportProgress = Callable[[int, int, str | None], None]
 
 
 class FileWorkResult(NamedTuple):
@@ -26,104 +26,111 @@ class FileWorkResult(NamedTuple):
     facts: Any = None  # the last facts, complete or not; None without any answer
     sums: tuple[tuple[str, str], ...] = ()
     error: str | None = None  # why the files cannot be read
-    silent: str | None = None  # the mount that does not answer
-    unable: str | None = None  # why the file helper could not run
+    silent_mount: str | None = None  # the mount that does not answer
+    unread_reason: str | None = None  # why the file helper could not run
     mount: MountPoint | None = None  # where the files are, if known
 
 
 class _FileWork:
-    def __init__(self, watched: WatchHandle) -> None:
-        self.watched = watched
+    def __init__(self, handle: WatchHandle) -> None:
+        self.handle = handle
         self.facts: Any = None
         self.sums: list[tuple[str, str]] = []
-        self.asked_at: float | None = None  # when the read in progress was requested
+        self.requested_at: float | None = None  # when the read in progress was requested
         self.tries = 0
         # start of the present transient errors, and the last one
-        self.failing: tuple[float, str] | None = None
-        self.not_before = 0.0
-        self.answer: FileWorkResult | None = None
+        self.transient_error: tuple[float, str] | None = None
+        self.retry_at = 0.0
+        self.result: FileWorkResult | None = None
 
-    def advance(self, *, over: bool) -> None:
-        """Request the next read unless the time is ``over``, and take its result if it has arrived."""
-        if self.asked_at is None:
-            if over:
-                self.end()
+    def advance(self, *, is_time_up: bool) -> None:
+        """Request the next read unless the time is ``is_time_up``, and take its result if it has arrived."""
+        if self.requested_at is None:
+            if is_time_up:
+                self.finish()
                 return
-            if time.monotonic() < self.not_before:
+            if time.monotonic() < self.retry_at:
                 time.sleep(WAIT_S)
                 return
-            self.watched.request(time.time())
-            self.asked_at = time.monotonic()
+            self.handle.request(time.time())
+            self.requested_at = time.monotonic()
         try:
-            self._take(self.watched.result(WAIT_S))
+            self._apply(self.handle.result(WAIT_S))
         except WatchHanging as hanging:
-            if time.monotonic() - self.asked_at >= PATIENCE_S:
-                self.end(silent=f"mount {hanging.mount}" if hanging.mount else "its file system")
+            if time.monotonic() - self.requested_at >= HANG_LIMIT_S:
+                self.finish(silent_mount=f"mount {hanging.mount}" if hanging.mount else "its file system")
         except FileHelperEnded as error:
-            self._try_again(str(error))
+            self._handle_helper_end(str(error))
         except WatchFailed as error:
-            self.end(unable=str(error))
+            self.finish(unread_reason=str(error))
         except OSError as error:
             words = error.strerror or str(error)
             if error.errno in TRANSIENT:
-                self._wait_for(words)
+                self._handle_transient_error(words)
             else:
-                self.end(error=words)
+                self.finish(error=words)
 
-    def _take(self, facts: Any) -> None:
-        self.facts, self.asked_at, self.failing = facts, None, None
+    def _apply(self, facts: Any) -> None:
+        self.facts, self.requested_at, self.transient_error = facts, None, None
         self.sums += getattr(facts, "sums", ())
         if facts.done:
-            self.end()
+            self.finish()
 
-    def _try_again(self, why: str) -> None:
+    def _handle_helper_end(self, reason: str) -> None:
         """The file helper ended: repeat all the work."""
-        self.asked_at, self.facts = None, None
+        self.requested_at, self.facts = None, None
         self.sums.clear()
         self.tries += 1
-        self.not_before = time.monotonic() + AGAIN_S
+        self.retry_at = time.monotonic() + RETRY_DELAY_S
         if self.tries >= MOST_TRIES:
-            self.end(unable=why)
+            self.finish(unread_reason=reason)
 
-    def _wait_for(self, words: str) -> None:
+    def _handle_transient_error(self, error_text: str) -> None:
         """A transient error: repeat all the work."""
         now = time.monotonic()
-        self.asked_at, self.facts = None, None
+        self.requested_at, self.facts = None, None
         self.sums.clear()
-        self.failing = (self.failing[0] if self.failing is not None else now, words)
-        self.not_before = now + AGAIN_S
-        if now - self.failing[0] >= PATIENCE_S:
-            self.end(error=words)
+        self.transient_error = (self.transient_error[0] if self.transient_error is not None else now, error_text)
+        self.retry_at = now + RETRY_DELAY_S
+        if now - self.transient_error[0] >= HANG_LIMIT_S:
+            self.finish(error=error_text)
 
-    def end(self, *, error: str | None = None, silent: str | None = None, unable: str | None = None) -> None:
+    def finish(
+        self, *, error: str | None = None, silent_mount: str | None = None, unread_reason: str | None = None
+    ) -> None:
         """Set the answer; no more reads follow."""
-        if self.failing is not None and error is None:
-            unable = unable or self.failing[1]
-        self.answer = FileWorkResult(self.facts, tuple(self.sums), error, silent, unable, self.watched.filesystem)
+        if self.transient_error is not None and error is None:
+            unread_reason = unread_reason or self.transient_error[1]
+        self.result = FileWorkResult(
+            self.facts, tuple(self.sums), error, silent_mount, unread_reason, self.handle.filesystem
+        )
 
     @property
-    def waits_for(self) -> str | None:
+    def late_mount(self) -> str | None:
         """The mount that has not answered for `LATE_S` seconds, or None."""
-        if self.answer is not None or self.asked_at is None or time.monotonic() - self.asked_at < LATE_S:
+        if self.result is not None or self.requested_at is None or time.monotonic() - self.requested_at < LATE_S:
             return None
-        return self.watched.mount or "the file system"
+        return self.handle.mount or "the file system"
 
 
 def run_file_work(
-    makes: Mapping[str, Make], host: FileWatchHost, out_of_time: OutOfTime, progress: ProgressOf | None = None
+    factories: Mapping[str, WatchFactory],
+    host: FileWatchHost,
+    out_of_time: OutOfTime,
+    progress: ReportProgress | None = None,
 ) -> dict[str, FileWorkResult]:
     """Results by name, at most a few seconds after the time is up, whatever hangs."""
-    works = {name: _FileWork(host.watch(name, make)) for name, make in makes.items()}
+    works = {name: _FileWork(host.watch(name, make)) for name, make in factories.items()}
     end = float("inf")
-    while waiting := [work for work in works.values() if work.answer is None]:
+    while waiting := [work for work in works.values() if work.result is None]:
         if out_of_time():
             end = min(end, time.monotonic() + OVERTIME_S)
         for work in waiting:
-            work.advance(over=end < float("inf"))
-            if work.answer is None and time.monotonic() >= end:
-                work.end()
+            work.advance(is_time_up=end < float("inf"))
+            if work.result is None and time.monotonic() >= end:
+                work.finish()
         if progress is not None:
             known = [work.facts for work in works.values() if work.facts is not None]
-            silent = next((name for work in works.values() if (name := work.waits_for)), None)
-            progress(sum(facts.looked for facts in known), sum(facts.files for facts in known), silent)
-    return {name: work.answer or FileWorkResult() for name, work in works.items()}
+            silent = next((name for work in works.values() if (name := work.late_mount)), None)
+            progress(sum(facts.checked for facts in known), sum(facts.files for facts in known), silent)
+    return {name: work.result or FileWorkResult() for name, work in works.items()}

@@ -26,16 +26,16 @@ from launcher.verify.files import (
     VerifiedLogs,
     VerifiedOutput,
 )
-from launcher.verify.timed_reads import FileWorkResult, Make, OutOfTime, ProgressOf, run_file_work
+from launcher.verify.timed_reads import FileWorkResult, OutOfTime, ReportProgress, WatchFactory, run_file_work
 from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
-NAMED = 5  # files and workers named in one line
+MOST_NAMED = 5  # files and workers named in one line
 NO_TIME = "there was no time to check"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
 # Default patterns, copied: importing the schema of the job file takes too long.
-DEFAULTS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
+DEFAULT_PATTERNS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class VerificationCheck:
     name: str
     passed: bool | None
     detail: str
-    files: tuple[FileFlaw, ...] = ()  # damaged files, at most `MOST_TOLD`
+    files: tuple[FileFlaw, ...] = ()  # damaged files, at most `MOST_FLAWS`
     files_total: int = 0  # their number
-    idle: bool = False  # whether the job file asks for no such thing, and none exists
+    is_inapplicable: bool = False  # whether the job file asks for no such thing, and none exists
 
     def to_json(self) -> dict[str, Any]:
         """The check as a JSON object, with ``files`` if single files failed."""
@@ -61,30 +61,30 @@ def verify_results(
     manifest: Manifest,
     *,
     work: JobWork,
-    reasons: Sequence[str | None] | None,
-    teller: str = "the logs",
+    exit_reasons: Sequence[str | None] | None,
+    work_source: str = "the logs",
     since: float = 0.0,
-    idle: Collection[int] = (),
-    busy: Collection[int] = (),
+    idle_ranks: Collection[int] = (),
+    busy_ranks: Collection[int] = (),
     logs: Collection[Path] = (),
-    told: Mapping[str, Mapping[str, Any]] | None = None,
+    statuses: Mapping[str, Mapping[str, Any]] | None = None,
     out_of_time: OutOfTime = lambda: False,
-    progress: ProgressOf | None = None,
-    again: bool = False,
-    before: int = 0,
+    progress: ReportProgress | None = None,
+    is_repeated: bool = False,
+    files_before: int = 0,
     host: FileWatchHost | None = None,
 ) -> list[VerificationCheck]:
-    """Check the results of a job that started at ``since``; its ``work`` comes from ``teller``.
+    """Check the results of a job that started at ``since``; its ``work`` comes from ``work_source``.
 
-    ``reasons`` are the exit reasons of the critical tasks. None checks only the files. ``idle`` and ``busy`` are ranks
-    without and with work. ``logs`` contain printed benchmark results. ``told`` is the last status of each node's
-    sidecar. ``again`` compares the files with the checksums from the end of the job, when it had ``before`` output
-    files.
+    ``exit_reasons`` are the exit reasons of the critical tasks. None checks only the files. ``idle_ranks`` and
+    ``busy_ranks`` are ranks without and with work. ``logs`` contain printed benchmark results. ``statuses`` is the last
+    status of each node's sidecar. ``is_repeated`` compares the files with the checksums from the end of the job, when
+    it had ``files_before`` output files.
     """
     groups = {group.name: group for group in manifest.groups if group.pattern is not None}
-    known = read_checksums(manifest.run_dir) if again else None
-    summed = manifest.verify.checksums if not again else known is not None
-    makes = _makes(manifest, groups, since - CLOCK_SLACK_S, logs, checksums=summed)
+    known = read_checksums(manifest.run_dir) if is_repeated else None
+    summed = manifest.verify.checksums if not is_repeated else known is not None
+    makes = _watch_factories(manifest, groups, since - CLOCK_SLACK_S, logs, checksums=summed)
     own = FileWatchHost(SystemClock()) if host is None else host
     try:
         answers = run_file_work(makes, own, out_of_time, progress)
@@ -96,24 +96,30 @@ def verify_results(
     if OUTPUT in groups:
         apart = is_node_local(answers[OUTPUT].mount, shared)
         # on one machine that simulates several nodes, all files are visible
-        nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
-        job = _VerifiedJob(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
-        checks += _outputs(job, answers[OUTPUT])
+        nodes = _sum_node_outputs(manifest, statuses or {}) if manifest.nodes > 1 and apart else None
+        job = _VerifiedJob(
+            manifest, groups[OUTPUT], work, frozenset(idle_ranks), frozenset(busy_ranks), nodes, files_before, apart
+        )
+        checks += _output_checks(job, answers[OUTPUT])
     if CHECKPOINT in groups:
-        checks.append(_checkpoint(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
-    checks += _tokens(answers.get(OUTPUT, FileWorkResult()).facts, answers.get(LOGS, FileWorkResult()).facts)
-    if OUTPUT in groups and again and (known is not None or manifest.verify.checksums):
-        checks.append(_compared(answers[OUTPUT], known))
+        checks.append(_checkpoint_check(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
+    checks += _token_checks(answers.get(OUTPUT, FileWorkResult()).facts, answers.get(LOGS, FileWorkResult()).facts)
+    if OUTPUT in groups and is_repeated and (known is not None or manifest.verify.checksums):
+        checks.append(_changed_files_check(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
-        checks.append(_written(manifest.run_dir, answers[OUTPUT]))
+        checks.append(_saved_checksums_check(manifest.run_dir, answers[OUTPUT]))
     some = any(not task.critical for task in manifest.tasks)
-    return checks if reasons is None else [_workers(reasons, some=some), *_work(manifest, work, teller), *checks]
+    return (
+        checks
+        if exit_reasons is None
+        else [_workers_check(exit_reasons, has_others=some), *_work_checks(manifest, work, work_source), *checks]
+    )
 
 
-def _makes(
+def _watch_factories(
     manifest: Manifest, groups: Mapping[str, PathGroup], since: float, logs: Collection[Path], *, checksums: bool
-) -> dict[str, Make]:
-    makes: dict[str, Make] = {}
+) -> dict[str, WatchFactory]:
+    makes: dict[str, WatchFactory] = {}
     for name, group in groups.items():
         directory = os.path.abspath(manifest.directory(group))
         if name == OUTPUT:
@@ -124,9 +130,9 @@ def _makes(
                 since,
                 manifest.ranks_of_roles(),
                 resumes=manifest.resumes,
-                counts=manifest.verify.records_per_item is not None,
+                counts_records=manifest.verify.records_per_item is not None,
                 checksums=checksums,
-                gpu_metrics=manifest.gpu_metrics,
+                has_gpu_metrics=manifest.gpu_metrics,
             )
         elif name == CHECKPOINT:
             # the exact start: a checkpoint from just before it is an earlier job's; a slow clock can only hide ours
@@ -139,65 +145,69 @@ def _makes(
 # Workers and items
 
 
-def _workers(reasons: Sequence[str | None], *, some: bool) -> VerificationCheck:
-    """Whether all critical workers completed; ``some`` means that there are others."""
-    done = sum(reason == "completed" for reason in reasons)
+def _workers_check(exit_reasons: Sequence[str | None], *, has_others: bool) -> VerificationCheck:
+    """Whether all critical workers completed; ``has_others`` means that there are others."""
+    done = sum(reason == "completed" for reason in exit_reasons)
     return VerificationCheck(
-        "workers", done == len(reasons), f"{done} of {len(reasons)} {'critical ' if some else ''}workers completed"
+        "workers",
+        done == len(exit_reasons),
+        f"{done} of {len(exit_reasons)} {'critical ' if has_others else ''}workers completed",
     )
 
 
-def enough_of(share: float, total: int) -> int:
+def required_count(share: float, total: int) -> int:
     """Number of items of ``total`` that counts as all."""
     return math.ceil(round(share * total, 6))
 
 
-def _work(manifest: Manifest, work: JobWork, teller: str) -> list[VerificationCheck]:
+def _work_checks(manifest: Manifest, work: JobWork, work_source: str) -> list[VerificationCheck]:
     total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
-    if work.counts_items_of(total) and total is not None:
+    if work.counts_total_items(total) and total is not None:
         if done is None:
             return [VerificationCheck(ITEMS, False, f"no log said how many of {total} items were done")]
-        return [_count(ITEMS, done, total, work.processed, wanted)]
+        return [_count_check(ITEMS, done, total, work.processed, wanted)]
     checks = []
-    if work.in_step and done is not None and told:
+    if work.is_in_step and done is not None and told:
         given = manifest.total_epochs is not None or manifest.total_steps is not None
-        checks.append(_count(str(work.unit), done, told, work.processed, wanted, given=given))
+        checks.append(_count_check(str(work.unit), done, told, work.processed, wanted, is_total_given=given))
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
-            lacks = (done or 0) < enough_of(wanted.complete_share, told or 0)
-            short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
+            lacks = (done or 0) < required_count(wanted.complete_share, told or 0)
+            short = f"; {work_source} say {done or 0} of {told}{counted}" if lacks else ""
             checks.append(
-                VerificationCheck(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True)
+                VerificationCheck(
+                    ITEMS, None, f"the job file gives no progress.total_items{short}", is_inapplicable=True
+                )
             )
     else:
-        checks.append(VerificationCheck(ITEMS, None, _no_items(work, total)))
+        checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks
 
 
-def _no_items(work: JobWork, total: int | None) -> str:
+def _unknown_items_reason(work: JobWork, total: int | None) -> str:
     """Why the number of items is unknown."""
-    if work.bars and work.counts_items:
+    if work.has_only_bars and work.counts_items:
         return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
     if work.unit is not None:
         return f"{work.unit} are counted, not items"
     return f"{' and '.join(work.units)} are counted, which do not add up"
 
 
-def _count(
-    unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, given: bool = False
+def _count_check(
+    unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, is_total_given: bool = False
 ) -> VerificationCheck:
-    """Whether enough of ``total`` is done; ``given`` means that the job file gives the total."""
+    """Whether enough of ``total`` is done; ``is_total_given`` means that the job file gives the total."""
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     words = f"{done} of {total} {unit} done{again}"
-    passed = done >= enough_of(wanted.complete_share, total)
+    passed = done >= required_count(wanted.complete_share, total)
     if unit == ITEMS:
         enough = "" if done >= total else f"; {100 * wanted.complete_share:g}% are enough"
         return VerificationCheck(unit, passed, words + enough)
     if passed:
         return VerificationCheck(unit, True, words)
     # undecided: logs count from 0 and skip lines, and training may stop early
-    why = "the program may have stopped early" if given else "the job file gives no total of them"
+    why = "the program may have stopped early" if is_total_given else "the job file gives no total of them"
     return VerificationCheck(unit, None, f"{words}, as far as the logs say; {why}")
 
 
@@ -206,21 +216,21 @@ def _count(
 
 def _is_default(name: str, group: PathGroup) -> bool:
     """Whether the job file leaves this path group at its default."""
-    return group.directory == "." and group.pattern == DEFAULTS[name]
+    return group.directory == "." and group.pattern == DEFAULT_PATTERNS[name]
 
 
-def _place(manifest: Manifest, group: PathGroup) -> str:
+def _directory_text(manifest: Manifest, group: PathGroup) -> str:
     return "the run directory" if group.directory == "." else printable(str(manifest.directory(group)))
 
 
-def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkResult) -> VerificationCheck | None:
+def _unreadable_check(name: str, file_kind: str, directory: Path, result: FileWorkResult) -> VerificationCheck | None:
     """The failed check of a path group that could not be read, or None."""
-    if answer.silent is not None:
-        return VerificationCheck(name, False, f"the {what} directory does not answer ({answer.silent})")
-    if answer.error is not None:
-        return VerificationCheck(name, False, f"{printable(str(directory))} cannot be read: {answer.error}")
-    if answer.unable is not None:
-        return VerificationCheck(name, None, f"the {what} files could not be read: {answer.unable}")
+    if result.silent_mount is not None:
+        return VerificationCheck(name, False, f"the {file_kind} directory does not answer ({result.silent_mount})")
+    if result.error is not None:
+        return VerificationCheck(name, False, f"{printable(str(directory))} cannot be read: {result.error}")
+    if result.unread_reason is not None:
+        return VerificationCheck(name, None, f"the {file_kind} files could not be read: {result.unread_reason}")
     return None
 
 
@@ -228,13 +238,13 @@ def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkRes
 class _NodeOutputs:
     """Output files on the nodes' own disks, according to the sidecars."""
 
-    silent: int  # nodes without a report
+    silent_nodes: int  # nodes without a report
     files: int
     bytes: int
     records: int | None  # None if not all are counted
-    whole: bool  # whether all were checked and are valid
+    is_valid: bool  # whether all were checked and are valid
     invalid: tuple[str, ...]  # damaged files, of this or an earlier job
-    written: bool  # whether any were written since the start of the job
+    has_new_files: bool  # whether any were written since the start of the job
 
 
 @dataclass(frozen=True)
@@ -244,58 +254,64 @@ class _VerifiedJob:
     manifest: Manifest
     group: PathGroup
     work: JobWork
-    idle: frozenset[int]
-    busy: frozenset[int]
-    nodes: _NodeOutputs | None  # set if each node has its own output files
-    before: int  # number of output files at the end of the job
-    apart: bool  # whether the output directory here may differ from the job's
+    idle_ranks: frozenset[int]
+    busy_ranks: frozenset[int]
+    node_outputs: _NodeOutputs | None  # set if each node has its own output files
+    files_before: int  # number of output files at the end of the job
+    has_local_outputs: bool  # whether the output directory here may differ from the job's
 
 
-def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:
+def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:
     """Sum the output files over the final statuses of the sidecars."""
     entries = [
         entry
-        for status in told.values()
+        for status in statuses.values()
         if status.get("final")
         for entry in status.get("outputs", ())
         if entry.get("group") == OUTPUT
     ]
     records = [entry.get("records") for entry in entries if entry.get("files")]
     return _NodeOutputs(
-        silent=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
+        silent_nodes=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
         files=sum(entry.get("files") or 0 for entry in entries),
         bytes=sum(entry.get("bytes") or 0 for entry in entries),
         records=None if None in records else sum(records),
-        whole=all(entry.get("valid") for entry in entries if entry.get("files")),
+        is_valid=all(entry.get("valid") for entry in entries if entry.get("files")),
         invalid=tuple(str(flaw.get("file")) for entry in entries for flaw in entry.get("invalid") or ()),
-        written=any(entry.get("first_output") is not None for entry in entries),
+        has_new_files=any(entry.get("first_output") is not None for entry in entries),
     )
 
 
-def _outputs(job: _VerifiedJob, answer: FileWorkResult) -> list[VerificationCheck]:
+def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[VerificationCheck]:
     manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
-    trouble = _unreadable_check("outputs", "output", manifest.directory(group), answer)
+    trouble = _unreadable_check("outputs", "output", manifest.directory(group), result)
     if trouble is not None:
         return [trouble]
-    facts: VerifiedOutput | None = answer.facts
+    facts: VerifiedOutput | None = result.facts
     if facts is None or not facts.listed:
         return [VerificationCheck("outputs", None, f"{NO_TIME} them")]
-    if job.nodes is not None:
-        return _outputs_of_nodes(job, job.nodes, facts)
-    place = _place(manifest, group)
+    if job.node_outputs is not None:
+        return _node_output_checks(job, job.node_outputs, facts)
+    place = _directory_text(manifest, group)
     least = f"; at least {wanted} are expected (verify.outputs)" if wanted is not None else ""
     missing = None if wanted is None else False
     if not facts.written and not (manifest.resumes and facts.files):
-        if job.before and job.apart:
+        if job.files_before and job.has_local_outputs:
             return [
-                VerificationCheck("outputs", None, f"none of the {_files(job.before)} can be seen from this machine")
+                VerificationCheck(
+                    "outputs", None, f"none of the {_file_count_text(job.files_before)} can be seen from this machine"
+                )
             ]
-        if job.before:
-            there = "is" if job.before == 1 else "are"
-            return [VerificationCheck("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
+        if job.files_before:
+            there = "is" if job.files_before == 1 else "are"
+            return [
+                VerificationCheck("outputs", False, f"{_file_count_text(job.files_before)} {there} gone from {place}")
+            ]
     if not facts.files and not facts.older:
         words = f"no file matches {group.pattern} in {place}{least}"
-        return [VerificationCheck("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
+        return [
+            VerificationCheck("outputs", missing, words, is_inapplicable=missing is None and _is_default(OUTPUT, group))
+        ]
     if not facts.written:
         # a resumed job need not write all files again
         count = max(facts.files, facts.older)
@@ -304,33 +320,39 @@ def _outputs(job: _VerifiedJob, answer: FileWorkResult) -> list[VerificationChec
                 "outputs", missing, f"{count} files in {place}, none written since the job started{least}"
             )
         ]
-    records = _records(job, facts.records, facts)
-    return [_complete(job, facts, records), _valid(facts), *((records,) if records is not None else ())]
+    records = _records_check(job, facts.records, facts)
+    return [
+        _completeness_check(job, facts, records),
+        _validity_check(facts),
+        *((records,) if records is not None else ()),
+    ]
 
 
-def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
+def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
     """Checks for files on the disks of several nodes. This node reads its own; sidecars counted the others."""
     wanted = job.manifest.verify.outputs
     words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
     doubts = []
-    if nodes.silent:
-        doubts.append(f"{nodes.silent} of them {'has' if nodes.silent == 1 else 'have'} not reported theirs")
-    if not nodes.written:
+    if nodes.silent_nodes:
+        doubts.append(
+            f"{nodes.silent_nodes} of them {'has' if nodes.silent_nodes == 1 else 'have'} not reported theirs"
+        )
+    if not nodes.has_new_files:
         doubts.append("none is known to be written since the job started")
     if wanted is not None and nodes.files < wanted:
         doubts.append(f"at least {wanted} are expected (verify.outputs)")
     if facts.empty:
-        doubts.append(f"empty: {_named(facts.empties, facts.empty)}")
-    own = _valid(facts)
+        doubts.append(f"empty: {_flaw_names(facts.empty_files, facts.empty)}")
+    own = _validity_check(facts)
     valid = own
     if own.passed is not False and nodes.invalid:
-        names = ", ".join(nodes.invalid[:NAMED])
+        names = ", ".join(nodes.invalid[:MOST_NAMED])
         valid = VerificationCheck(
             "valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}"
         )
-    elif own.passed is not False and (nodes.silent or not nodes.whole):
+    elif own.passed is not False and (nodes.silent_nodes or not nodes.is_valid):
         valid = VerificationCheck("valid", None, f"{own.detail}; for the files of other nodes it is unknown")
-    records = _records(job, None if nodes.silent else nodes.records, facts)
+    records = _records_check(job, None if nodes.silent_nodes else nodes.records, facts)
     return [
         VerificationCheck("outputs", None if doubts else True, "; ".join((words, *doubts))),
         valid,
@@ -338,29 +360,35 @@ def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOut
     ]
 
 
-def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationCheck | None) -> VerificationCheck:
+def _completeness_check(
+    job: _VerifiedJob, facts: VerifiedOutput, records: VerificationCheck | None
+) -> VerificationCheck:
     """Whether all files exist and are not empty. Gaps do not matter if all records are there."""
     wanted, manifest = job.manifest.verify.outputs, job.manifest
     complete = records is not None and records.passed is True
     short = records is not None and records.passed is False
-    told = facts.done and facts.looked == facts.files
+    told = facts.done and facts.checked == facts.files
     failed, open_, notes = False, False, []
     if facts.empty:
-        notes.append(f"empty: {_named(facts.empties, facts.empty)}")
+        notes.append(f"empty: {_flaw_names(facts.empty_files, facts.empty)}")
         ranks = manifest.ranks_of_roles()
-        owners = [rank_in_file_name(flaw.file, ranks) for flaw in facts.empties]
-        ill = [rank for rank in owners if rank is None or rank not in job.idle]
+        owners = [rank_in_file_name(flaw.file, ranks) for flaw in facts.empty_files]
+        ill = [rank for rank in owners if rank is None or rank not in job.idle_ranks]
         if ill and not complete:
             all_empty = facts.empty == facts.files and told
-            failed = short or all_empty or (told and manifest.verify.records_per_item is not None and _is_any(ill, job))
+            failed = (
+                short
+                or all_empty
+                or (told and manifest.verify.records_per_item is not None and _has_busy_rank(ill, job))
+            )
             open_ = not failed
     if wanted is not None:
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without(manifest, facts.owners, job.work, job.idle):
-        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
-        words = f"none of {', '.join(lacking[:NAMED])}{more}"
+    elif lacking := _workers_without_output(manifest, facts.owners, job.work, job.idle_ranks):
+        more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
+        words = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
         if not complete and (short or told):
             failed = True
             words += "; verify.outputs sets how many are enough"
@@ -371,15 +399,17 @@ def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationChe
         notes.append(f"{facts.older} older ones count with `resume: true`")
     words = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
     if failed:
-        return VerificationCheck("outputs", False, words, facts.empties, facts.empty)
+        return VerificationCheck("outputs", False, words, facts.empty_files, facts.empty)
     return VerificationCheck("outputs", None if open_ else True, words)
 
 
-def _is_any(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
-    return any(rank in job.busy for rank in ranks)
+def _has_busy_rank(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
+    return any(rank in job.busy_ranks for rank in ranks)
 
 
-def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]) -> list[str]:
+def _workers_without_output(
+    manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]
+) -> list[str]:
     """Workers without a file although others of their role have one; empty if file names do not identify workers."""
     firsts = set(manifest.ranks_of_roles().values())
     lacking = []
@@ -390,7 +420,7 @@ def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork,
             continue
         expected = [task for task in tasks if task.rank in firsts or not there <= firsts]
         ranks = [task.rank for task in expected]
-        if work.in_step and there == {min(ranks)}:
+        if work.is_in_step and there == {min(ranks)}:
             continue  # often only the first of several workers with the same work writes
         if any(there == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width):
             continue  # likewise the first of each group that shares work
@@ -398,35 +428,35 @@ def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork,
     return lacking
 
 
-def _named(flaws: Sequence[FileFlaw], total: int) -> str:
-    more = f" and {total - NAMED} more" if total > NAMED else ""
-    return ", ".join(flaw.file for flaw in flaws[:NAMED]) + more
+def _flaw_names(flaws: Sequence[FileFlaw], total: int) -> str:
+    more = f" and {total - MOST_NAMED} more" if total > MOST_NAMED else ""
+    return ", ".join(flaw.file for flaw in flaws[:MOST_NAMED]) + more
 
 
-def _files(count: int) -> str:
+def _file_count_text(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"
 
 
-def _valid(facts: VerifiedOutput) -> VerificationCheck:
+def _validity_check(facts: VerifiedOutput) -> VerificationCheck:
     others = []
     if facts.unknown:
-        others.append(f"{_files(facts.unknown)} of no known format")
+        others.append(f"{_file_count_text(facts.unknown)} of no known format")
     if facts.undecided:
-        others.append(f"{_files(facts.undecided)} of which it cannot be told")
+        others.append(f"{_file_count_text(facts.undecided)} of which it cannot be told")
     if facts.unreadable:
-        others.append(f"{_files(facts.unreadable)} that could not be read ({facts.unreadable_why})")
-    if facts.looked < facts.files:
-        others.append(f"{NO_TIME} {facts.files - facts.looked} of {facts.files}")
-    if facts.flawed:
+        others.append(f"{_file_count_text(facts.unreadable)} that could not be read ({facts.unreadable_reason})")
+    if facts.checked < facts.files:
+        others.append(f"{NO_TIME} {facts.files - facts.checked} of {facts.files}")
+    if facts.damaged:
         flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
-        words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(flaws, facts.flawed)}"
-        return VerificationCheck("valid", False, "; ".join((words, *others)), flaws, facts.flawed)
-    passed = True if facts.valid and facts.looked == facts.files and not facts.unreadable else None
-    words = f"{_files(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
+        words = f"{facts.damaged} of {_file_count_text(facts.files)} damaged: {_flaw_names(flaws, facts.damaged)}"
+        return VerificationCheck("valid", False, "; ".join((words, *others)), flaws, facts.damaged)
+    passed = True if facts.valid and facts.checked == facts.files and not facts.unreadable else None
+    words = f"{_file_count_text(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
     return VerificationCheck("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
 
 
-def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
+def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
     """Whether there are enough records for the items done, or for the job file's total if the logs report none.
 
     ``records`` is None if not all were counted. Returns None if there is nothing to count.
@@ -434,28 +464,30 @@ def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> V
     manifest, work = job.manifest, job.work
     wanted, total = manifest.verify, manifest.total_items
     times = wanted.records_per_item
-    if times is None or not (facts.counted or (job.nodes is not None and records)):
+    if times is None or not (facts.counted or (job.node_outputs is not None and records)):
         return None
-    if work.counts_items_of(total) and work.done is not None and work.whole:
+    if work.counts_total_items(total) and work.done is not None and work.has_all_positions:
         items = work.done
     elif total is not None:
         items = total
     elif records != 0:
-        why = "not all workers have reported their items" if work.counts_items else _no_items(work, total)
+        why = "not all workers have reported their items" if work.counts_items else _unknown_items_reason(work, total)
         return VerificationCheck("records", None, why)
     else:
         items = 0
     if records is None:
         return VerificationCheck("records", None, f"the records for {items} items have not all been counted")
-    words = f"{records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
-    if records >= math.ceil(round(enough_of(wanted.complete_share, items) * times, 6)) and records:
+    words = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
+    if records >= math.ceil(round(required_count(wanted.complete_share, items) * times, 6)) and records:
         return VerificationCheck("records", True, words)
-    if job.nodes is not None:
+    if job.node_outputs is not None:
         return VerificationCheck("records", None, f"{words}, as the sidecars have counted them")
-    if facts.looked < facts.files or not facts.done:
+    if facts.checked < facts.files or not facts.done:
         return VerificationCheck("records", None, f"{words}; there was no time to count them all")
     if facts.uncounted:
-        return VerificationCheck("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")
+        return VerificationCheck(
+            "records", None, f"{words}; {_file_count_text(facts.uncounted)} without any that can be counted"
+        )
     asked = f" (verify.records_per_item: {times:g})" if items else ""
     return VerificationCheck("records", False, f"{words}{asked}")
 
@@ -463,58 +495,60 @@ def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> V
 # Checkpoints
 
 
-def _checkpoint(manifest: Manifest, group: PathGroup, answer: FileWorkResult) -> VerificationCheck:
+def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResult) -> VerificationCheck:
     directory = manifest.directory(group)
-    trouble = _unreadable_check("checkpoint", "checkpoint", directory, answer)
+    trouble = _unreadable_check("checkpoint", "checkpoint", directory, result)
     if trouble is not None:
         return trouble
-    facts: VerifiedCheckpoint | None = answer.facts
+    facts: VerifiedCheckpoint | None = result.facts
     if facts is None or (facts.last is None and not facts.done):
         return VerificationCheck("checkpoint", None, f"{NO_TIME} them")
     last = facts.last
     if last is None:
-        words = f"no checkpoint like {group.pattern} in {_place(manifest, group)}"
-        return VerificationCheck("checkpoint", None, words, idle=_is_default(CHECKPOINT, group))
+        words = f"no checkpoint like {group.pattern} in {_directory_text(manifest, group)}"
+        return VerificationCheck("checkpoint", None, words, is_inapplicable=_is_default(CHECKPOINT, group))
     name = printable(last.name)
-    if facts.flawed:
+    if facts.damaged:
         if last.state == "incomplete":
             problem = f"{name} is incomplete: {printable(last.reason or '')}"
         else:
-            problem = f"{name} is damaged: {_reason(last, facts.flaws[0])}"
-        return VerificationCheck("checkpoint", False, f"{problem}; {_last_good(facts)}", facts.flaws, facts.flawed)
-    size = f"{_files(last.files)}, {last.bytes} bytes"
-    if facts.unsure:
-        unsure = f"{_files(facts.unsure)} of which it cannot be told ({facts.unsure_why})"
+            problem = f"{name} is damaged: {_damage_text(last, facts.flaws[0])}"
+        return VerificationCheck(
+            "checkpoint", False, f"{problem}; {_newest_undamaged_text(facts)}", facts.flaws, facts.damaged
+        )
+    size = f"{_file_count_text(last.files)}, {last.bytes} bytes"
+    if facts.uncertain:
+        unsure = f"{_file_count_text(facts.uncertain)} of which it cannot be told ({facts.uncertain_reason})"
         return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
     if not facts.valid:
         return VerificationCheck("checkpoint", None, f"{name}: {size}, of no format that shows whether they are whole")
     return VerificationCheck("checkpoint", True, f"{name} is whole: {size}")
 
 
-def _reason(last: Checkpoint, flaw: FileFlaw) -> str:
+def _damage_text(last: Checkpoint, flaw: FileFlaw) -> str:
     return flaw.reason if flaw.file == printable(last.name) else f"{flaw.file}: {flaw.reason}"
 
 
-def _last_good(facts: VerifiedCheckpoint) -> str:
-    if facts.good is not None:
-        return f"the last good one is {printable(facts.good.name)}"
+def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
+    if facts.newest_undamaged is not None:
+        return f"the last good one is {printable(facts.newest_undamaged.name)}"
     return "there is no good one" if facts.done else f"{NO_TIME} the ones before"
 
 
 # Results of benchmarks
 
 
-def _tokens(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
+def _token_checks(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
     """Whether benchmarks generated tokens; empty without a result."""
     told = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
-    words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
+    words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:MOST_NAMED])
     if not told.results and not told.requests:
         return []
     found = token_check_text(told)
     if told.results_with_tokens or told.requests_with_tokens:
         return [VerificationCheck("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
-    if told.results_open or told.requests_open:
+    if told.results_undecided or told.requests_undecided:
         return [VerificationCheck("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
     words = words or f"0 in each of {told.requests} requests"
     return [VerificationCheck("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
@@ -523,35 +557,36 @@ def _tokens(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[V
 # Checksums
 
 
-def _written(run_dir: Path, answer: FileWorkResult) -> VerificationCheck:
-    facts: VerifiedOutput | None = answer.facts
-    if not answer.sums or facts is None:
+def _saved_checksums_check(run_dir: Path, result: FileWorkResult) -> VerificationCheck:
+    facts: VerifiedOutput | None = result.facts
+    if not result.sums or facts is None:
         return VerificationCheck("checksums", None, "none of the files has been read")
     try:
-        write_checksums(run_dir, answer.sums)
+        write_checksums(run_dir, result.sums)
     except OSError as error:
         return VerificationCheck("checksums", None, f"{CHECKSUMS_FILE} cannot be written: {error.strerror}")
-    words = f"SHA-256 of {len(answer.sums)} of {_files(facts.files)} in {CHECKSUMS_FILE}"
-    return VerificationCheck("checksums", True if facts.done and len(answer.sums) == facts.files else None, words)
+    words = f"SHA-256 of {len(result.sums)} of {_file_count_text(facts.files)} in {CHECKSUMS_FILE}"
+    return VerificationCheck("checksums", True if facts.done and len(result.sums) == facts.files else None, words)
 
 
-def _compared(answer: FileWorkResult, known: Mapping[str, str] | None) -> VerificationCheck:
+def _changed_files_check(result: FileWorkResult, known: Mapping[str, str] | None) -> VerificationCheck:
     """Whether the files are unchanged since the end of the job."""
     if known is None:
         return VerificationCheck("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
-    now = dict(answer.sums)
+    now = dict(result.sums)
     flaws = [
         FileFlaw(printable(name), None, "has changed")
         for name, digest in known.items()
         if now.get(name, digest) != digest
     ]
-    done = answer.facts is not None and answer.facts.done
+    done = result.facts is not None and result.facts.done
     if done:
         flaws += [FileFlaw(printable(name), None, "is gone or cannot be read") for name in known if name not in now]
     if flaws:
-        words = f"{len(flaws)} of {_files(len(known))} not as in {CHECKSUMS_FILE}: {_named(flaws, len(flaws))}"
-        return VerificationCheck("checksums", False, words, tuple(flaws), len(flaws))
+        differing = f"{len(flaws)} of {_file_count_text(len(known))} differ from {CHECKSUMS_FILE}"
+        detail = f"{differing}: {_flaw_names(flaws, len(flaws))}"
+        return VerificationCheck("checksums", False, detail, tuple(flaws), len(flaws))
     same = sum(name in now for name in known)
     return VerificationCheck(
-        "checksums", True if done else None, f"{same} of {_files(len(known))} as in {CHECKSUMS_FILE}"
+        "checksums", True if done else None, f"{same} of {_file_count_text(len(known))} as in {CHECKSUMS_FILE}"
     )

@@ -9,16 +9,16 @@ from typing import Any
 from exporter.gpus.analysis.node_status import FOREIGN, GpuProblem, find_device, node_gpu_problems, worker_gpu_problems
 from exporter.gpus.records import GIB
 
-MANY = 2  # with more GPUs the cell also shows their number
-SEVERAL = 2  # from this many workers on, a foreign process on their GPU is a problem of the node
+MOST_GPUS_LISTED = 2  # with more GPUs the cell also shows their number
+LEAST_SHARING_WORKERS = 2  # from this many workers on, a foreign process on their GPU is a problem of the node
 
 
 def has_gpus(view: Mapping[str, Any]) -> bool:
     return any(worker["gpus"] or worker.get("gpu_devices") for worker in view["workers"])
 
 
-def gpu_cells(worker: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The GPU, GPU% and GPU GiB cells of a worker; ``told`` is the GPU status of its node.
+def gpu_cells(worker: Mapping[str, Any], gpu_status: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The GPU, GPU% and GPU GiB cells of a worker; ``gpu_status`` is the GPU status of its node.
 
     Several GPUs give the mean utilization and the sum of the memory. On a GPU that several workers share, the share of
     the worker's own kernels replaces the utilization of the device, if the driver reports it.
@@ -27,21 +27,21 @@ def gpu_cells(worker: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, 
     at_work = [device for device in devices if device["used"]] or devices
     names = [device["gpu"] for device in at_work if device["gpu"] is not None] or worker["gpus"]
     if not worker["up"]:
-        return index_words(map(str, names)), "-", "-"
-    known = [find_device(device["uuid"], told) for device in at_work]
+        return gpu_index_text(map(str, names)), "-", "-"
+    known = [find_device(device["uuid"], gpu_status) for device in at_work]
     pairs = list(zip(at_work, known, strict=True))
-    busy = [share for share in (_busy(*pair) for pair in pairs) if share is not None]
+    busy = [share for share in (_utilization(*pair) for pair in pairs) if share is not None]
     used = [held for held in (_memory(*pair) for pair in pairs) if held is not None]
     totals = [int(device["memory_total_bytes"]) for device in known if device.get("memory_total_bytes")]
     total = f"/{_gib(sum(totals), 0)}" if len(totals) == len(at_work) else ""
     return (
-        index_words(map(str, names)),
+        gpu_index_text(map(str, names)),
         f"{100 * fmean(busy):.0f}%" if busy else "-",
         f"{_gib(sum(used))}{total}" if used else "-",
     )
 
 
-def _busy(device: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
+def _utilization(device: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
     share = device["sm_ratio"] if len(known.get("workers") or ()) > 1 else None
     return known.get("utilization_ratio") if share is None else float(share)
 
@@ -61,7 +61,7 @@ def _gib(count: float, digits: int = 1) -> str:
     return f"{amount:.{digits}f}" if amount < 100 else f"{amount:.0f}"
 
 
-def index_words(names: Iterable[str]) -> str:
+def gpu_index_text(names: Iterable[str]) -> str:
     """Format GPU indexes as ``3``, ``1,2`` or ``0-7 (8)``; a dash without any."""
     listed = list(names)
     numbers = sorted({int(name) for name in listed if name.isdigit()})
@@ -71,9 +71,9 @@ def index_words(names: Iterable[str]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > MANY else ",".join(map(str, run)) for run in runs]
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > MOST_GPUS_LISTED else ",".join(map(str, run)) for run in runs]
     parts += [name for name in listed if not name.isdigit()]
-    count = f" ({len(listed)})" if len(listed) > MANY else ""
+    count = f" ({len(listed)})" if len(listed) > MOST_GPUS_LISTED else ""
     return f"{','.join(parts)}{count}" if parts else "-"
 
 
@@ -99,13 +99,13 @@ def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
             continue
         own = []
         for trouble in troubles:
-            if not trouble.key.startswith(FOREIGN) or met[worker["node"], trouble.key] < SEVERAL:
+            if not trouble.key.startswith(FOREIGN) or met[worker["node"], trouble.key] < LEAST_SHARING_WORKERS:
                 own.append(trouble)
             elif trouble not in nodes[worker["node"]]:
                 nodes[worker["node"]].append(trouble)
-        workers.append((_worker_words(worker), own))
+        workers.append((_worker_text(worker), own))
     return [
-        (who, what) for who, what in [*((_node_words(node), what) for node, what in nodes.items()), *workers] if what
+        (who, what) for who, what in [*((_node_text(node), what) for node, what in nodes.items()), *workers] if what
     ]
 
 
@@ -113,19 +113,19 @@ def clearable_problems(view: Mapping[str, Any]) -> set[str]:
     """Owners whose earlier problems are over unless still reported; with unknown GPU state, absence proves nothing."""
     told = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
     workers = {
-        _worker_words(worker)
+        _worker_text(worker)
         for worker in view["workers"]
         # a worker without a process has no condition, healthy or not
         if worker["up"] and worker.get("pid") and worker["node"] in told and worker.get("gpu_conditions") is not None
     }
-    return workers | {_node_words(node) for node, found in told.items() if found.get("health") is not None}
+    return workers | {_node_text(node) for node, found in told.items() if found.get("health") is not None}
 
 
-def _node_words(node: str) -> str:
+def _node_text(node: str) -> str:
     return f"GPUs of {node}"
 
 
-def _worker_words(worker: Mapping[str, Any]) -> str:
+def _worker_text(worker: Mapping[str, Any]) -> str:
     return f"{worker['worker']} on {worker['node']}"
 
 
@@ -133,7 +133,7 @@ def gpus_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(found["node"]): found for found in view.get("gpus") or ()}
 
 
-def mean_busy(view: Mapping[str, Any]) -> float | None:
+def mean_utilization(view: Mapping[str, Any]) -> float | None:
     """Mean utilization of the GPUs that workers use; None if unknown."""
     told = gpus_by_node(view)
     shares = {

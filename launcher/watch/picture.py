@@ -10,31 +10,39 @@ from rich.text import Text
 from exporter.gpus.analysis.node_status import GpuProblem
 from exporter.progress.work import job_work, unit_word
 from launcher.report.restarts import restart_causes, restart_text
-from launcher.watch.gpus import clearable_problems, gpu_cells, gpu_problems, gpus_by_node, has_gpus, is_done, mean_busy
+from launcher.watch.gpus import (
+    clearable_problems,
+    gpu_cells,
+    gpu_problems,
+    gpus_by_node,
+    has_gpus,
+    is_done,
+    mean_utilization,
+)
 from launcher.watch.table import FittedTable
-from launcher.watch.waits import is_pending, job_only_serves, wait_text
-from launcher.watch.words import (
+from launcher.watch.text import (
     clock_time_text,
     end_text,
-    not_ready_in_time,
+    not_ready_reasons,
     printable_line,
     size_text,
     throughput_text,
     token_rate_text,
 )
+from launcher.watch.waiting import is_pending, job_only_serves, wait_text
 from launcher.words import duration_text
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
 MOST_EVENTS = 6
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
-FAULTS = 4  # stalled workers named in one line
-GPU_FAULTS = 8  # nodes and workers with GPU problems shown
-LAG = 0.2  # a worker with at least this lag is named
+STALLED_SHOWN = 4  # stalled workers named in one line
+GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
+LEAST_LAG = 0.2  # a worker with at least this lag is named
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
-def progress_words(view: Mapping[str, Any]) -> str:
+def progress_text(view: Mapping[str, Any]) -> str:
     """``34.5% 2070/6000 items``; a phrase instead if there is no progress yet or units differ."""
     items, expected, unit = view["items"], view["items_expected"], unit_word(view)
     if items is None:
@@ -43,12 +51,12 @@ def progress_words(view: Mapping[str, Any]) -> str:
     return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
 
 
-def _rate_words(view: Mapping[str, Any]) -> str:
+def _rate_text(view: Mapping[str, Any]) -> str:
     """``37.5 items/s``; empty while the rate is unknown."""
     return f"{view['rate']:.1f} {unit_word(view)}/s" if view["rate"] else ""
 
 
-def eta_words(view: Mapping[str, Any]) -> str:
+def eta_text(view: Mapping[str, Any]) -> str:
     """The ETA with its interval, and the margin to the time limit."""
     eta, now, limit = view["eta"], view["time"], view["limit_end"]
     if view["report"] is not None:
@@ -106,14 +114,14 @@ def _head(view: Mapping[str, Any]) -> Text:
 def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     full, empty = ("#", "-") if ascii_only else ("█", "░")
     items, expected = view["items"], view["items_expected"]
-    words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
+    words = "  ".join(filter(None, (progress_text(view), _rate_text(view))))
     if items is not None and not expected:
         return Text(printable_line(words))  # an empty bar would look like no progress
     cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
     return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(words)}")
 
 
-def _checkpoint_words(view: Mapping[str, Any]) -> str:
+def _checkpoint_text(view: Mapping[str, Any]) -> str:
     """Age of the last checkpoint, and when the next one is due."""
     found = view.get("checkpoints") or {}
     last, now = found.get("last_complete"), float(view["time"])
@@ -133,14 +141,14 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
     return f"{words}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
-def _file_faults(view: Mapping[str, Any]) -> list[str]:
+def _file_problem_lines(view: Mapping[str, Any]) -> list[str]:
     """Lines for files that stopped growing, are damaged, or are missing from a checkpoint."""
     names = {worker["rank"]: worker["worker"] for worker in view["workers"]}
     lines = []
     for group in view["outputs"]:
         stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
         if stalled or group.get("stalled"):
-            who = f"{', '.join(stalled[:FAULTS])}{' ...' if len(stalled) > FAULTS else ''}"
+            who = f"{', '.join(stalled[:STALLED_SHOWN])}{' ...' if len(stalled) > STALLED_SHOWN else ''}"
             lines.append(f"! {group['group']}: " + (f"no longer written by {who}" if stalled else "no longer growing"))
         if group.get("files_invalid"):
             bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
@@ -151,20 +159,24 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
-    """Lines for the GPU problems of nodes and workers, at most `GPU_FAULTS`."""
+def _gpu_problem_lines(view: Mapping[str, Any]) -> list[str]:
+    """Lines for the GPU problems of nodes and workers, at most `GPU_PROBLEMS_SHOWN`."""
     found = gpu_problems(view)
-    lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_FAULTS]]
-    return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
+    lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_PROBLEMS_SHOWN]]
+    return (
+        [*lines, f"! and {len(found) - GPU_PROBLEMS_SHOWN} more with GPUs"]
+        if len(found) > GPU_PROBLEMS_SHOWN
+        else lines
+    )
 
 
-def _problem_text(trouble: GpuProblem) -> str:
-    return trouble.words + (f" at {clock_time_text(trouble.time)}" if trouble.time is not None else "")
+def _problem_text(problem: GpuProblem) -> str:
+    return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")
 
 
 def _facts(view: Mapping[str, Any]) -> str:
     """Lines of facts below the progress bar, with control characters of names and values escaped."""
-    lines = [eta_words(view)] if _has_work(view) or view["report"] is not None else []
+    lines = [eta_text(view)] if _has_work(view) or view["report"] is not None else []
     outputs = [
         f"{group['group']} {group['files']} files {size_text(group['bytes'])}"
         + (f" {group['records']} records" if group.get("records") is not None else "")
@@ -186,11 +198,11 @@ def _facts(view: Mapping[str, Any]) -> str:
     )
     if outputs or spaces:
         lines.append(", ".join([*outputs, *spaces]))
-    if checkpoint := _checkpoint_words(view):
+    if checkpoint := _checkpoint_text(view):
         lines.append(checkpoint)
-    lines += [*_file_faults(view), *_gpu_faults(view)]
+    lines += [*_file_problem_lines(view), *_gpu_problem_lines(view)]
     lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
-    if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
+    if lagging is not None and (lagging.get("lag") or 0.0) >= LEAST_LAG:
         lines.append(f"{lagging['worker']} on {lagging['node']} is {100 * lagging['lag']:.0f}% behind the others")
     if view["first_to_stop"]:
         lines.append(f"{view['first_to_stop']} stopped first, of those without progress")
@@ -214,10 +226,10 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTabl
     told, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not told:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}
-    rows, late = [], not_ready_in_time(view)
+    rows, late = [], not_ready_reasons(view)
     for worker in shown:
         failed = late.get(worker["rank"]) if worker["exit"] else None
-        row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view), failed=failed)
+        row = _worker_row(worker, view["time"], shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
         cells = map(printable_line, gpu_cells(worker, told.get(worker["node"], {})))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     if len(shown) < len(view["workers"]):
@@ -225,10 +237,10 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTabl
     return FittedTable(
         [column for column in _COLUMNS if column not in hidden],
         rows,
-        names={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view)).upper()},
-        left=_LEFT,
-        give_way=_GIVE_WAY,
-        least={"NODE": LEAST_NODE},
+        headings={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view)).upper()},
+        left_aligned=_LEFT_ALIGNED,
+        drop_order=_DROP_ORDER,
+        least_widths={"NODE": LEAST_NODE_WIDTH},
         overflow="crop" if ascii_only else "ellipsis",
     )
 
@@ -237,12 +249,12 @@ def _needs_attention(worker: Mapping[str, Any]) -> bool:
     return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
 
 
-LEAST_NODE = 8  # minimum width of the node column, which shrinks before other columns are dropped
+LEAST_NODE_WIDTH = 8  # minimum width of the node column, which shrinks before other columns are dropped
 GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
 _COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
-_LEFT = ("WORKER", "NODE", "GPU", "STATE")
+_LEFT_ALIGNED = ("WORKER", "NODE", "GPU", "STATE")
 # Columns dropped in a narrow window, in this order; worker, state and position stay.
-_GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
+_DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 
 
 def worker_state(worker: Mapping[str, Any]) -> str:
@@ -260,19 +272,19 @@ def worker_state(worker: Mapping[str, Any]) -> str:
 
 
 def _worker_row(
-    worker: Mapping[str, Any], now: float, *, told: bool, planned: bool, failed: str | None
+    worker: Mapping[str, Any], now: float, *, shows_unit: bool, is_planned: bool, failure_reason: str | None
 ) -> dict[str, str | Text]:
     """The cells of a worker by column.
 
-    ``told`` adds the unit to the position. ``planned`` marks a worker of a job that has not started. ``failed`` is the
-    reason if the job ended because of this worker; it replaces the worker's own exit reason.
+    ``shows_unit`` adds the unit to the position. ``is_planned`` marks a worker of a job that has not started.
+    ``failure_reason`` is the reason if the job ended because of this worker; it replaces the worker's own exit reason.
     """
-    state = "planned" if planned else printable_line(failed or worker_state(worker))
-    bad = failed is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
+    state = "planned" if is_planned else printable_line(failure_reason or worker_state(worker))
+    bad = failure_reason is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
-    if told and worker["items"] is not None:
+    if shows_unit and worker["items"] is not None:
         items += f" {printable_line(unit_word(worker))}"
     last = worker.get("last_progress")
     return {
@@ -304,13 +316,15 @@ class LineView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last = 0.0
+        self._last_summary_at = 0.0
         self._items: object = None
         self._states: dict[int, str] = {}
         self._phase: tuple[object, ...] | None = None
-        self._waits = ""
-        self._restarted: set[tuple[object, ...]] = set()  # restarts already shown: attempt, worker, run
-        self._gpu_troubles: dict[tuple[str, str], GpuProblem] = {}  # open GPU problems already shown, by owner and key
+        self._waiting_text = ""
+        self._shown_restarts: set[tuple[object, ...]] = set()  # restarts already shown: attempt, worker, run
+        self._shown_gpu_problems: dict[
+            tuple[str, str], GpuProblem
+        ] = {}  # open GPU problems already shown, by owner and key
 
     def show(self, view: Mapping[str, Any]) -> None:
         now = time.monotonic()
@@ -322,44 +336,50 @@ class LineView:
             for worker in view["workers"]
             if worker["exit"] and self._states.get(worker["rank"]) != states[worker["rank"]]
         ]
-        late = not_ready_in_time(view)
+        late = not_ready_reasons(view)
         for worker in ended:
             moment = worker["exit"]["time"] or view["time"]
             words = end_text(worker, view["cause"] if worker["rank"] in late else None)
-            self._line(moment, f"{worker['worker']} on {worker['node']} {words}")
+            self._print_line(moment, f"{worker['worker']} on {worker['node']} {words}")
         self._show_restarts(view)
-        self._show_gpu_troubles(view)
-        moved = (view["items"], waits) != (self._items, self._waits) and now - self._last >= self.EVERY_S
-        if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
-            self._line(view["time"], self._summary(view))
-            self._last, self._items, self._waits = now, view["items"], waits
+        self._show_gpu_problems(view)
+        moved = (view["items"], waits) != (
+            self._items,
+            self._waiting_text,
+        ) and now - self._last_summary_at >= self.EVERY_S
+        if phase != self._phase or moved or now - self._last_summary_at >= self.HEARTBEAT_S:
+            self._print_line(view["time"], self._summary(view))
+            self._last_summary_at, self._items, self._waiting_text = now, view["items"], waits
         self._phase, self._states = phase, states
 
     def _show_restarts(self, view: Mapping[str, Any]) -> None:
         """Print each new restart with its cause and the time of the end, which may be long before the first poll."""
         for end in restart_causes(view["workers"]):
             key = (view.get("attempt"), end["worker"], end["restart"])
-            if key not in self._restarted:
-                self._restarted.add(key)
-                self._line(view["time"] if end["time"] is None else end["time"], restart_text(end))
+            if key not in self._shown_restarts:
+                self._shown_restarts.add(key)
+                self._print_line(view["time"] if end["time"] is None else end["time"], restart_text(end))
 
-    def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
+    def _show_gpu_problems(self, view: Mapping[str, Any]) -> None:
         """Print each new GPU problem, and each that is over."""
         troubles = {(who, trouble.key): trouble for who, found in gpu_problems(view) for trouble in found}
         for (who, key), trouble in troubles.items():
-            if (who, key) not in self._gpu_troubles:
-                self._line(view["time"], f"{who}: {_problem_text(trouble)}")
-        known, lasting = clearable_problems(view), {(who, trouble.over) for (who, _), trouble in troubles.items()}
-        for (who, key), trouble in self._gpu_troubles.items():
+            if (who, key) not in self._shown_gpu_problems:
+                self._print_line(view["time"], f"{who}: {_problem_text(trouble)}")
+        known, lasting = (
+            clearable_problems(view),
+            {(who, trouble.resolved_text) for (who, _), trouble in troubles.items()},
+        )
+        for (who, key), trouble in self._shown_gpu_problems.items():
             if (who, key) in troubles:
                 continue
             if who not in known:
                 troubles[who, key] = trouble
-            elif (who, trouble.over) not in lasting:
-                self._line(view["time"], f"{who}: {trouble.over}")
-        self._gpu_troubles = troubles
+            elif (who, trouble.resolved_text) not in lasting:
+                self._print_line(view["time"], f"{who}: {trouble.resolved_text}")
+        self._shown_gpu_problems = troubles
 
-    def _line(self, moment: float, text: str) -> None:
+    def _print_line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
         self._console.print(f"{stamp} {printable_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -368,11 +388,11 @@ class LineView:
         workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
         words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_text(view)]
         if _has_work(view):
-            words += [progress_words(view), _rate_words(view)]
+            words += [progress_text(view), _rate_text(view)]
         words.append(token_rate_text(view.get("output_tokens_per_second")))
         if _has_work(view) or view["report"] is not None:
-            words.append(eta_words(view))
-        busy = mean_busy(view)
+            words.append(eta_text(view))
+        busy = mean_utilization(view)
         words.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
         if len(view["workers"]) <= 8:
             words.append(

@@ -9,7 +9,7 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest
 from exporter.launch.readiness_reader import read_readiness
-from exporter.logs.places_reader import read_last_bytes
+from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` searched for the loss of readiness
@@ -19,7 +19,7 @@ EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` searched for the loss of 
 class StageFacts:
     """Stages and services from the plan, or from the manifest if the plan is unreadable (another user's)."""
 
-    asked: bool  # whether the job has readiness rules, as far as is known
+    has_readiness_rules: bool  # whether the job has readiness rules, as far as is known
     services: frozenset[int]  # ranks of the services
     stages: Mapping[int, int]  # position of each task's stage in the start order, by rank
 
@@ -29,15 +29,15 @@ class StageFacts:
         plan: Any = run_files.read_json(manifest.run_dir / PLAN_FILE)
         if plan is None:
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
-            return cls(asked=False, services=frozenset(), stages=stages)
+            return cls(has_readiness_rules=False, services=frozenset(), stages=stages)
         tasks = plan["tasks"]
         return cls(
-            asked=bool((plan.get("readiness") or {}).get("rules")),
+            has_readiness_rules=bool((plan.get("readiness") or {}).get("rules")),
             services=frozenset(planned["task"]["rank"] for planned in tasks if planned.get("service")),
             stages={planned["task"]["rank"]: STAGES.index(planned.get("stage", WORKERS)) for planned in tasks},
         )
 
-    def waiting(self, workers: Iterable[Mapping[str, Any]]) -> set[int]:
+    def waiting_ranks(self, workers: Iterable[Mapping[str, Any]]) -> set[int]:
         """Ranks of the tasks whose stage has not started. A stage has started when one of its tasks has a run."""
         begun = [self.stages.get(worker["rank"], 0) for worker in workers if worker["state"] != "not_found"]
         latest = max(begun, default=min(self.stages.values(), default=0))
@@ -45,19 +45,19 @@ class StageFacts:
 
 
 def readiness_view(
-    run_dir: Path, attempt: int, *, asked: bool, start: float | None, phase: str
+    run_dir: Path, attempt: int, *, has_readiness_rules: bool, start: float | None, phase: str
 ) -> dict[str, Any] | None:
     """Readiness of the services, since when, and which workers are missing.
 
     None if nothing is waited for. ``start`` of this attempt is in epoch seconds, or None before it.
     """
     found = None if start is None else read_readiness(run_dir, attempt)
-    if found is None and not asked:
+    if found is None and not has_readiness_rules:
         return None
     body: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": None, "waiting": "", "workers": {}}
     if found is not None:
-        workers = {entry.role: {"ready": entry.seen, "expected": entry.expected} for entry in found.roles}
-        body |= {"ready": found.ready, "since": found.since, "waiting": found.waiting, "workers": workers}
+        workers = {entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in found.roles}
+        body |= {"ready": found.ready, "since": found.since, "waiting": found.missing, "workers": workers}
     if not body["ready"] and start is not None:
         body["not_ready_since"] = _not_ready_since(run_dir, start, phase)
     return body

@@ -15,8 +15,8 @@ GAP = 2  # blanks between columns
 class FittedTable:
     """Rows of cells by column. Columns that do not fit the window are dropped, since half a number misleads.
 
-    Columns of ``give_way`` are dropped in order until the rest fits. Before that, columns of ``least`` shrink to the
-    given width. If the last columns are still too wide, all are cropped.
+    Columns of ``drop_order`` are dropped in order until the rest fits. Before that, columns of ``least_widths`` shrink
+    to the given width. If the last columns are still too wide, all are cropped.
     """
 
     def __init__(
@@ -24,29 +24,34 @@ class FittedTable:
         columns: Sequence[str],
         rows: Sequence[Mapping[str, str | Text]],
         *,
-        names: Mapping[str, str],
-        left: Sequence[str],
-        give_way: Sequence[str],
-        least: Mapping[str, int],
+        headings: Mapping[str, str],
+        left_aligned: Sequence[str],
+        drop_order: Sequence[str],
+        least_widths: Mapping[str, int],
         overflow: Literal["crop", "ellipsis"],
     ) -> None:
-        self._columns, self._rows, self._names = columns, rows, names
-        self._left, self._give_way, self._least, self._overflow = left, give_way, least, overflow
+        self._columns, self._rows, self._headings = columns, rows, headings
+        self._left_aligned, self._drop_order, self._least_widths, self._overflow = (
+            left_aligned,
+            drop_order,
+            least_widths,
+            overflow,
+        )
 
     def _width(self, column: str) -> int:
         cells = [row.get(column, "") for row in self._rows]
         widths = [cell_len(cell.plain if isinstance(cell, Text) else cell) for cell in cells]
-        return max(cell_len(self._names.get(column, column)), *widths, 0)
+        return max(cell_len(self._headings.get(column, column)), *widths, 0)
 
     def _widths(self, most: int) -> dict[str, int]:
         """Widths of the columns shown in a window of ``most`` characters."""
         whole = {column: self._width(column) for column in self._columns}
-        widths = {column: min(width, self._least.get(column, width)) for column, width in whole.items()}
+        widths = {column: min(width, self._least_widths.get(column, width)) for column, width in whole.items()}
 
         def spare() -> int:
             return most - sum(widths.values()) - GAP * (len(widths) - 1)
 
-        for column in self._give_way:
+        for column in self._drop_order:
             if spare() >= 0:
                 break
             widths.pop(column, None)
@@ -59,8 +64,8 @@ class FittedTable:
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for column, width in widths.items():
             table.add_column(
-                self._names.get(column, column),
-                justify="left" if column in self._left else "right",
+                self._headings.get(column, column),
+                justify="left" if column in self._left_aligned else "right",
                 no_wrap=True,
                 overflow=self._overflow,
                 width=width,

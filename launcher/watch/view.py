@@ -23,9 +23,9 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import WAITING, SlurmQueue
+from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
-from launcher.verify.timed_reads import ProgressOf
+from launcher.verify.timed_reads import ReportProgress
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
 
 VIEW_SCHEMA = 1
@@ -40,32 +40,34 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
-        self._stage: object = None  # orchestrator at the last read, and whether it had written its report
+        self._last_orchestrator_key: object = (
+            None  # orchestrator at the last read, and whether it had written its report
+        )
 
     @cached_property
     def _stages(self) -> StageFacts:
         return StageFacts.read(self.manifest)
 
-    def look(self) -> dict[str, Any]:
+    def read_view(self) -> dict[str, Any]:
         """Read the state of the job now; ``report`` is set when it has ended."""
         now = time.time()
         orchestrator = run_files.read_json(self.run_dir / run_files.ORCHESTRATOR_FILE)
         report = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
-        self._forget_before(orchestrator, report)
+        self._drop_outdated_queue_state(orchestrator, report)
         attempt = int((orchestrator or {}).get("attempt", 0))  # type: ignore[call-overload]
         if orchestrator is not None and self._is_requeued(orchestrator, report):
-            return self._view_in_queue(attempt, report, now)
+            return self._queued_view(attempt, report, now)
         state = self._state(orchestrator, report)
         statuses = read_statuses(self.run_dir, attempt)
         nodes: list[dict[str, Any]] = []
         if orchestrator is not None and report is None:
-            live, nodes = self._fetch(attempt, statuses, now)
+            live, nodes = self._fetch_statuses(attempt, statuses, now)
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
 
-    def report(self, *, verify: bool = False, progress: ProgressOf | None = None) -> dict[str, Any]:
+    def report(self, *, verify: bool = False, progress: ReportProgress | None = None) -> dict[str, Any]:
         """The report of the job, or one made now; its state shows whether the job has ended.
 
         ``verify`` checks the files again and reports to ``progress``.
@@ -73,7 +75,7 @@ class JobClient:
         found = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if found is not None:
             return verify_again(self.run_dir, found, progress) if verify else found
-        state = self.look()["state"]
+        state = self.read_view()["state"]
         slurm_state = None
         if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
@@ -85,8 +87,8 @@ class JobClient:
             return verify_again(self.run_dir, report, progress)
         return report
 
-    def _fetch(
-        self, attempt: int, written: Mapping[str, Mapping[str, Any]], now: float
+    def _fetch_statuses(
+        self, attempt: int, saved_statuses: Mapping[str, Mapping[str, Any]], now: float
     ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
         """Status of every sidecar by node, read in parallel over HTTP, and how each was obtained.
 
@@ -99,7 +101,7 @@ class JobClient:
         for node, answer in answers.items():
             if isinstance(answer, dict):
                 live[node] = answer
-            status = answer if isinstance(answer, dict) else written.get(node, {})
+            status = answer if isinstance(answer, dict) else saved_statuses.get(node, {})
             nodes.append(
                 {
                     "node": node,
@@ -118,35 +120,37 @@ class JobClient:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
-            return "PENDING" if self._queue.look().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+            return "PENDING" if self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
         if orchestrator.get("local"):
-            return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
-        return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
+            return "RUNNING" if is_running_here(orchestrator) else "UNKNOWN"
+        return "UNKNOWN" if self._queue.read().state == "" else "RUNNING"
 
-    def _forget_before(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> None:
+    def _drop_outdated_queue_state(
+        self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None
+    ) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
         told = orchestrator or {}
         stage = *(told.get(key) for key in ("attempt", "start", "pid")), report is not None
-        if stage != self._stage:
-            self._stage = stage
-            self._queue.forget()
+        if stage != self._last_orchestrator_key:
+            self._last_orchestrator_key = stage
+            self._queue.invalidate()
 
     def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
         """Whether the attempt of this orchestrator is over and the job waits in the queue for the next one."""
         if orchestrator.get("local") or self.manifest.attached:
             return False
-        at = self._queue.look().state
+        at = self._queue.read().state
         if report is not None and report.get("requeued"):
             return at != ""  # "" is not in the queue; without an answer (None) the report counts
-        return at in WAITING
+        return at in WAITING_STATES
 
-    def _view_in_queue(self, over: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-        """View of a job that waits for the attempt after ``over``, with nothing of that attempt shown as current."""
+    def _queued_view(self, ended_attempt: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+        """View of a job that waits for the attempt after ``ended_attempt``; values of that attempt are not shown."""
         told = {
-            "attempt": over,
+            "attempt": ended_attempt,
             **{key: (report or {}).get(key) for key in ("state", "items", "items_expected", "unit")},
         }
-        return self._view("PENDING", {}, [], {"attempt": over + 1}, None, now) | {"requeued": told}
+        return self._view("PENDING", {}, [], {"attempt": ended_attempt + 1}, None, now) | {"requeued": told}
 
     def _view(
         self,
@@ -159,23 +163,23 @@ class JobClient:
     ) -> dict[str, Any]:
         attempt = int(orchestrator.get("attempt", 0))
         coming = attempt if state == "PENDING" else None
-        summary = report or build_report(self.run_dir, now=now, ended=False, coming=coming)
+        summary = report or build_report(self.run_dir, now=now, ended=False, next_attempt=coming)
         seen = merge_workers(statuses)
         gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
         workers = [
             _merge_worker(
-                worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None
+                worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), is_final=report is not None
             )
             for worker in summary["workers"]
         ]
-        self._tell_of_stages(workers, runs=state == "RUNNING")
+        self._mark_services_and_waiting(workers, is_running=state == "RUNNING")
         work = job_work(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
         published = {} if coming is not None else run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
         limit_end = job.get("end") or (start + limit if start and limit else None)
-        eta = None if report else _time_left(workers)
+        eta = None if report else _job_eta(workers)
         return {
             "schema": VIEW_SCHEMA,
             "time": now,
@@ -193,7 +197,7 @@ class JobClient:
             "limit_end": limit_end,
             "unit": work.unit,
             "items": work.done,
-            "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
+            "items_expected": report["items_expected"] if report else work.expected_total(self.manifest.total_items),
             "items_processed": work.processed,
             "rate": None if report else job_rate((worker for worker in workers if worker["up"]), work),
             "output_tokens_per_second": output_tokens_rate(workers),
@@ -217,9 +221,9 @@ class JobClient:
             "run_dir": str(self.run_dir),
         }
 
-    def _tell_of_stages(self, workers: list[dict[str, Any]], *, runs: bool) -> None:
-        """Mark the tasks that are services. If the job ``runs``, mark those waiting for an earlier stage."""
-        waiting = self._stages.waiting(workers) if runs else set()
+    def _mark_services_and_waiting(self, workers: list[dict[str, Any]], *, is_running: bool) -> None:
+        """Mark the tasks that are services. If the job ``is_running``, mark those waiting for an earlier stage."""
+        waiting = self._stages.waiting_ranks(workers) if is_running else set()
         for worker in workers:
             worker["service"] = worker["rank"] in self._stages.services
             if worker["rank"] in waiting:
@@ -228,7 +232,7 @@ class JobClient:
     def _pending_reason(self, state: str) -> str | None:
         """Slurm's reason for a pending job, from the query that returned its state."""
         local = self.run_dir.name.startswith("local-")
-        return self._queue.look().reason if state == "PENDING" and not local else None
+        return self._queue.read().reason if state == "PENDING" and not local else None
 
     def _readiness(
         self, state: str, orchestrator: Mapping[str, Any], published: Mapping[str, Any]
@@ -239,7 +243,9 @@ class JobClient:
         if not (pending or runs) or published.get("stop") is not None:
             return None
         attempt = int(orchestrator.get("attempt", 0))
-        return readiness_view(self.run_dir, attempt, asked=self._stages.asked, start=start, phase=phase)
+        return readiness_view(
+            self.run_dir, attempt, has_readiness_rules=self._stages.has_readiness_rules, start=start, phase=phase
+        )
 
 
 def _get_status(address: str) -> dict[str, Any] | str:
@@ -257,7 +263,7 @@ def _get_status(address: str) -> dict[str, Any] | str:
     return body if isinstance(body, dict) else f"no status from {address}"
 
 
-def runs_here(orchestrator: Mapping[str, Any]) -> bool:
+def is_running_here(orchestrator: Mapping[str, Any]) -> bool:
     """Whether the recorded process runs on this machine. Start ticks guard against a reused pid."""
     ticks = read_start_ticks(int(orchestrator["pid"]))
     same_host = orchestrator.get("host") == socket.gethostname()
@@ -265,11 +271,11 @@ def runs_here(orchestrator: Mapping[str, Any]) -> bool:
 
 
 def _merge_worker(
-    worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any], *, final: bool
+    worker: Mapping[str, Any], sidecar_entry: Mapping[str, Any], gpus: Mapping[str, Any], *, is_final: bool
 ) -> dict[str, Any]:
     """Merge a worker's records with its sidecar's status; ``gpus`` is the GPU status of its node.
 
-    The sidecar's position wins while the job runs. With ``final`` the report's wins: it saw more.
+    The sidecar's position wins while the job runs. With ``is_final`` the report's wins: it saw more.
     """
     extra = (
         "pid",
@@ -293,16 +299,16 @@ def _merge_worker(
         "gpu_conditions",
         "gpu_memory_full",
     )
-    joined = {**worker, **{key: seen.get(key) for key in extra}}
+    joined = {**worker, **{key: sidecar_entry.get(key) for key in extra}}
     for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
-        first, other = (worker, seen) if final else (seen, worker)
+        first, other = (worker, sidecar_entry) if is_final else (sidecar_entry, worker)
         joined[key] = first.get(key) if first.get(key) is not None else other.get(key)
-    if final and worker["items"] is not None:
+    if is_final and worker["items"] is not None:
         joined["items_expected"] = worker["items_expected"]  # the sidecar's total may belong to another count
-    joined["gpu_devices"] = worker_devices(seen, gpus)
+    joined["gpu_devices"] = worker_devices(sidecar_entry, gpus)
     # with these states the sidecar polled before the start
-    if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):
-        joined["state"] = seen["state"]
+    if joined["up"] and sidecar_entry.get("state") not in (None, "not_found", "dead"):
+        joined["state"] = sidecar_entry["state"]
     return joined
 
 
@@ -311,7 +317,7 @@ def _sum_known(values: Iterable[Any]) -> Any:
     return sum(known) if known else None
 
 
-def _time_left(workers: list[dict[str, Any]]) -> EtaEstimate | None:
+def _job_eta(workers: list[dict[str, Any]]) -> EtaEstimate | None:
     """ETA of the job: that of its slowest worker.
 
     None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:

@@ -48,7 +48,7 @@ def test_every_key_is_described_and_no_other(file: str, model: type[JobSpec | Cl
 
 @pytest.mark.parametrize("key", job_keys(), ids=lambda key: key.path)
 def test_the_example_is_valid_in_a_job(key: Key) -> None:
-    body = merged({**JOB, **BESIDE.get(key.top, {})}, nested(key.path, key.example))
+    body = merged({**JOB, **BESIDE.get(key.top_level_key, {})}, nested(key.path, key.example))
     parse_job(as_yaml(body), key.path)
 
 

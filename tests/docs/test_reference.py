@@ -117,8 +117,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def job_file_page() -> str:
     """``job-file.md``."""
     parts = [GENERATED, JOB_FILE]
-    for top in dict.fromkeys(key.top for key in job_keys()):
-        keys = [key for key in job_keys() if key.top == top]
+    for top in dict.fromkeys(key.top_level_key for key in job_keys()):
+        keys = [key for key in job_keys() if key.top_level_key == top]
         parts += [f"## `{top}`\n\n", key_table(keys), f"\n```yaml job-part\n{as_yaml({top: keys[0].example})}```\n\n"]
     rows = [(f"`{{{name}}}`", f"`{variable}`") for name, variable in VARIABLES.items()]
     return "".join([*parts, PLACEHOLDERS, table(("Placeholder", "Variable"), rows)])

@@ -118,7 +118,7 @@ def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_pa
         command.kill()
         command.wait()
     assert told["items"] <= first_line
-    left = prior.left(told["items"], share)
+    left = prior.work_left(told["items"], share)
     assert 0.9 * (share - told["items"]) / rate <= left <= report["duration_s"]
     # what the next line may be late is not taken for work that is done
     assert abs(told["seconds"] - left) <= 0.35 * left + 1.0 + 1.2 * prior.warm_up_seconds, (told, left, prior)

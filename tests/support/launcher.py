@@ -93,7 +93,7 @@ def settled_run_dir(
         local=True,
         kill_wait_s=kill_wait_s,
     )
-    return rundir.settle_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
+    return rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
 
 
 def clean_environment(**over: str) -> dict[str, str]:

@@ -16,39 +16,42 @@ from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotR
 MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
 HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
-REST_SHARE = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
-SURE_S, ANYWAY_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
-NEWEST, TURN = 16, 256  # settled entries polled each time: this many of the newest, and this many others in turn
+REST_RATIO = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
+MTIME_LAG_S, RELIST_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
+NEWEST_POLLED, OTHERS_POLLED = (
+    16,
+    256,
+)  # settled entries polled each time: this many of the newest, and this many others in turn
 MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
 SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
-AGAIN_S = 10.0  # a file counts as damaged if a second check after this time agrees
-LOOK_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
-EARLY_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
-CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
-HELD = 8  # settled directories whose files are kept in memory, the newest
+RECHECK_S = 10.0  # a file counts as damaged if a second check after this time agrees
+POLL_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
+CLOCK_SLACK_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
+MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
+MOST_HELD = 8  # settled directories whose files are kept in memory, the newest
 MOST_INDEXES = 8
 MOST_INDEX_BYTES = 8 << 20
 MOST_SHARDS = 20_000
 MOST_DAMAGED = 20
 MOST_PASSED_OVER = 20
-MOST_UNITS = 20_000  # entries remembered, the newest
-NOTHING: dict[str, Any] = {}  # shared empty dict that saves memory; never written to
+MOST_KNOWN_ENTRIES = 20_000  # entries remembered, the newest
+EMPTY_DICT: dict[str, Any] = {}  # shared empty dict that saves memory; never written to
 
-_MARK_AT_END = (
+_TEMPORARY_ENDING = (
     r"(?:[-_.](?:tmp|temp|part|partial|incomplete|inprogress|in_progress|writing|unfinished)"
     r"|[-.]tmp[-_.]?[A-Za-z0-9]{1,32}|\.orbax-checkpoint-tmp(?:-\d+)?|~)$"
 )
-_MARK = re.compile(rf"^\.|^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
+_TEMPORARY_MARK = re.compile(rf"^\.|^[._]?tmp[-_.]|{_TEMPORARY_ENDING}", re.IGNORECASE)
 # hidden files such as ``.metadata`` and ``.zarray`` are ordinary inside a directory
-_MARK_BELOW = re.compile(rf"^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
-_RANDOM = re.compile(r"(?:\.\d{1,20}|[.-](?=[a-z0-9_]*\d)(?=[a-z0-9_]*[a-z])[a-z0-9_]{6,16})$", re.IGNORECASE)
+_TEMPORARY_MARK_INSIDE = re.compile(rf"^[._]?tmp[-_.]|{_TEMPORARY_ENDING}", re.IGNORECASE)
+_RANDOM_SUFFIX = re.compile(r"(?:\.\d{1,20}|[.-](?=[a-z0-9_]*\d)(?=[a-z0-9_]*[a-z])[a-z0-9_]{6,16})$", re.IGNORECASE)
 _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
 _TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
 _MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
-_PART_OF_DISTCP = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+_DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
 ZEROS_BYTES = 4096
 KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
@@ -85,13 +88,13 @@ class CheckpointEntry(NamedTuple):
     name: str
     bare: str  # name without temporary marks: `checkpoint_12.pt` for `.checkpoint_12.pt.tmp`
     temporary: bool
-    directory: bool
+    is_directory: bool
     inode: int
     files: tuple[CheckpointFile, ...]  # a file itself, or all regular files in a directory
-    whole: bool = True  # whether all of its files could be read
+    is_fully_read: bool = True  # whether all of its files could be read
     indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
     valid: int = 0  # checked files found whole
-    looked_into: int = 0  # files with a final verdict
+    checked: int = 0  # files with a final verdict
     damaged: tuple[DamagedFile, ...] = ()  # at most `MOST_DAMAGED`
 
 
@@ -100,7 +103,7 @@ class CheckpointReading(NamedTuple):
 
     entries: tuple[CheckpointEntry, ...]  # entries that are new or changed since the last poll
     names: tuple[str, ...] | None  # all names, or None if none came or went
-    behind: bool = False  # whether some names have not been read yet
+    has_unread_names: bool = False  # whether some names have not been read yet
     # matching names that are not files, with their kind; at most `MOST_PASSED_OVER`
     passed_over: tuple[tuple[str, str], ...] = ()
 
@@ -112,10 +115,10 @@ def bare_name(name: str) -> str:
     ('checkpoint_12.pt', '100', 'ckpt-5')
     """
     bare = name
-    while (match := _MARK.search(bare)) and len(match[0]) < len(bare):
+    while (match := _TEMPORARY_MARK.search(bare)) and len(match[0]) < len(bare):
         at_end = match.start() > 0
         bare = bare[: match.start()] + bare[match.end() :]
-        if at_end and (extra := _RANDOM.search(bare)) and "." in bare[: extra.start()]:
+        if at_end and (extra := _RANDOM_SUFFIX.search(bare)) and "." in bare[: extra.start()]:
             bare = bare[: extra.start()]  # a number or random letters, as tempfile adds
     return bare
 
@@ -164,39 +167,39 @@ class _EntryWatch:
     __slots__ = (
         *(
             "bare",
-            "changed",
+            "changed_at",
             "checked",
             "damaged",
-            "directory",
-            "doubted",
+            "is_directory",
+            "suspected",
             "entry",
             "folders",
             "indexes",
             "inode",
-            "looked",
-            "looks",
+            "last_poll_number",
+            "polls_unchanged",
         ),
-        *("mtime_ns", "rest_until", "seen", "slim", "temporary"),
+        *("mtime_ns", "rest_until", "was_seen_changing", "has_dropped_files", "temporary"),
     )
 
-    def __init__(self, bare: str, *, temporary: bool, directory: bool, inode: int, now: float) -> None:
-        self.bare, self.temporary, self.directory, self.inode = bare, temporary, directory, inode
-        self.changed = now  # last change seen; on the first poll, the time of the last write
-        self.looks = 0  # polls since then
-        self.looked = 0  # number of the last poll that read it
-        self.seen = False  # whether we saw it appear or change
+    def __init__(self, bare: str, *, temporary: bool, is_directory: bool, inode: int, now: float) -> None:
+        self.bare, self.temporary, self.is_directory, self.inode = bare, temporary, is_directory, inode
+        self.changed_at = now  # last change seen; on the first poll, the time of the last write
+        self.polls_unchanged = 0  # polls since then
+        self.last_poll_number = 0  # number of the last poll that read it
+        self.was_seen_changing = False  # whether we saw it appear or change
         self.mtime_ns = 0
         self.entry: CheckpointEntry | None = None
-        self.slim = False  # whether its files have been dropped from memory
+        self.has_dropped_files = False  # whether its files have been dropped from memory
         self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
         self.rest_until = 0.0
-        self.indexes: dict[str, tuple[str, ...]] = NOTHING  # shards by index path
-        self.checked: dict[str, bool] = NOTHING  # files with a final verdict, and whether they are whole
-        self.doubted: dict[str, float] = NOTHING  # time of a first check that found damage
-        self.damaged: dict[str, DamagedFile] = NOTHING  # files that a second check confirmed
+        self.indexes: dict[str, tuple[str, ...]] = EMPTY_DICT  # shards by index path
+        self.checked: dict[str, bool] = EMPTY_DICT  # files with a final verdict, and whether they are whole
+        self.suspected: dict[str, float] = EMPTY_DICT  # time of a first check that found damage
+        self.damaged: dict[str, DamagedFile] = EMPTY_DICT  # files that a second check confirmed
 
     @property
-    def newest(self) -> float:
+    def newest_mtime(self) -> float:
         """Time of the last write."""
         files = self.entry.files if self.entry is not None else ()
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
@@ -210,67 +213,71 @@ class _DirectoryWalk:
         self.files: list[CheckpointFile] = []
         self.folders: list[tuple[str, int]] = []
         self.steps: Generator[None, None, bool] | None = None
-        self.spent = 0.0
+        self.spent_s = 0.0
 
 
 class CheckpointWatch:
     """Watch one folder for names that match a glob, and all files in matching directories.
 
     Names also match without their temporary marks. Links are not followed. A missing folder has no checkpoints. Runs
-    where I/O may hang; ``look`` raises OSError if the folder cannot be read.
+    where I/O may hang; ``poll`` raises OSError if the folder cannot be read.
     """
 
     def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
         """Check only files written after ``since`` (epoch seconds), and none without ``verify``."""
         self._directory = directory
         self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._hidden = pattern.startswith(".")
+        self._matches_hidden = pattern.startswith(".")
         # whether names may carry temporary marks: not if the pattern itself asks for them
-        self._marks = bare_name(pattern) == pattern
+        self._may_have_marks = bare_name(pattern) == pattern
         self._since = since
         self._verify = verify
-        self._units: dict[str, _EntryWatch] = {}
+        self._entry_watches: dict[str, _EntryWatch] = {}
         self._retired: set[str] = set()
         self._passed_over: dict[str, str] = {}
-        self._waiting: dict[str, None] = {}  # names not read yet
+        self._unread_names: dict[str, None] = {}  # names not read yet
         self._listed_key: tuple[int, int, int] | None = None
         self._listed_at = 0.0
         self._list_rest_until = 0.0
-        self._last_look = 0.0
-        self._number = 0  # number of this poll
-        self._end = 0.0  # when this poll must stop
+        self._last_poll = 0.0
+        self._poll_number = 0  # number of this poll
+        self._deadline = 0.0  # when this poll must stop
         self._budget = 0
-        self._through = False  # whether all initial names have been read
-        self._walking: _DirectoryWalk | None = None
-        self._changed: dict[str, None] = {}
+        self._has_read_all = False  # whether all initial names have been read
+        self._current_walk: _DirectoryWalk | None = None
+        self._changed_names: dict[str, None] = {}
 
-    def look(self, now: float) -> CheckpointReading:
+    def poll(self, now: float) -> CheckpointReading:
         """Return changes since the last poll; ``now`` is in epoch seconds."""
-        if now < self._last_look:
-            self._begin_again(now)
-        self._last_look, self._changed, self._budget = now, {}, MOST_ENTRIES
-        self._number, self._end = self._number + 1, time.perf_counter() + LOOK_S
+        if now < self._last_poll:
+            self._reset_times(now)
+        self._last_poll, self._changed_names, self._budget = now, {}, MOST_ENTRIES
+        self._poll_number, self._deadline = self._poll_number + 1, time.perf_counter() + POLL_S
         renewed = self._list(now)
         for name in self._due(now):
-            renewed |= self._look_at(name, now)
-            if self._budget <= 0 or time.perf_counter() >= self._end:
+            renewed |= self._read_entry(name, now)
+            if self._budget <= 0 or time.perf_counter() >= self._deadline:
                 break
         if self._verify:
             self._check(now)
-        self._slim(now)
-        found = [unit.entry for name in self._changed if (unit := self._units.get(name)) and unit.entry is not None]
+        self._drop_files(now)
+        found = [
+            unit.entry
+            for name in self._changed_names
+            if (unit := self._entry_watches.get(name)) and unit.entry is not None
+        ]
         renewed |= self._retire()
-        names = tuple(self._units) if renewed else None
-        behind = bool(self._waiting)
-        self._through = self._through or not behind
+        names = tuple(self._entry_watches) if renewed else None
+        behind = bool(self._unread_names)
+        self._has_read_all = self._has_read_all or not behind
         return CheckpointReading(tuple(found), names, behind, tuple(self._passed_over.items()))
 
-    def _begin_again(self, now: float) -> None:
+    def _reset_times(self, now: float) -> None:
         """Adjust all times after the clock was set back."""
         self._listed_key, self._list_rest_until = None, 0.0
-        for unit in self._units.values():
-            unit.rest_until, unit.changed = 0.0, min(unit.changed, now)
-            unit.doubted = {path: min(moment, now) for path, moment in unit.doubted.items()}
+        for unit in self._entry_watches.values():
+            unit.rest_until, unit.changed_at = 0.0, min(unit.changed_at, now)
+            unit.suspected = {path: min(moment, now) for path, moment in unit.suspected.items()}
 
     # Names
 
@@ -279,8 +286,8 @@ class CheckpointWatch:
         try:
             facts = os.stat(self._directory)
             key = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
-            due = key != self._listed_key or now - self._listed_at > ANYWAY_S
-            due = due or self._listed_at - facts.st_mtime_ns / 1e9 < SURE_S
+            due = key != self._listed_key or now - self._listed_at > RELIST_S
+            due = due or self._listed_at - facts.st_mtime_ns / 1e9 < MTIME_LAG_S
             if not due or now < self._list_rest_until:
                 return False
             began = time.perf_counter()
@@ -290,31 +297,35 @@ class CheckpointWatch:
             self._listed_key = None
             return self._keep_only(set())
         self._listed_key, self._listed_at = key, now
-        self._list_rest_until = now + REST_SHARE * (time.perf_counter() - began)
+        self._list_rest_until = now + REST_RATIO * (time.perf_counter() - began)
         gone = self._keep_only(names)
-        self._waiting.update(dict.fromkeys(sorted(names - self._units.keys() - self._retired)))
+        self._unread_names.update(dict.fromkeys(sorted(names - self._entry_watches.keys() - self._retired)))
         return gone
 
     def _is_wanted(self, name: str) -> bool:
-        if (self._hidden or not name.startswith(".")) and self._matches(name):
+        if (self._matches_hidden or not name.startswith(".")) and self._matches(name):
             return True
-        return self._marks and _MARK.search(name) is not None and self._matches(bare_name(name)) is not None
+        return (
+            self._may_have_marks
+            and _TEMPORARY_MARK.search(name) is not None
+            and self._matches(bare_name(name)) is not None
+        )
 
     def _keep_only(self, names: set[str]) -> bool:
         self._retired &= names
-        gone = [name for name in self._units if name not in names]
-        for known in (self._units, self._waiting, self._passed_over):
+        gone = [name for name in self._entry_watches if name not in names]
+        for known in (self._entry_watches, self._unread_names, self._passed_over):
             for name in [name for name in known if name not in names]:
                 del known[name]
         return bool(gone)
 
     def _retire(self) -> bool:
-        """Forget the oldest entries above `MOST_UNITS`; return whether there were any."""
-        if len(self._units) <= MOST_UNITS:
+        """Forget the oldest entries above `MOST_KNOWN_ENTRIES`; return whether there were any."""
+        if len(self._entry_watches) <= MOST_KNOWN_ENTRIES:
             return False
-        oldest = sorted(self._units, key=lambda name: self._units[name].newest)
-        for name in oldest[: len(oldest) - MOST_UNITS * 3 // 4]:
-            del self._units[name]
+        oldest = sorted(self._entry_watches, key=lambda name: self._entry_watches[name].newest_mtime)
+        for name in oldest[: len(oldest) - MOST_KNOWN_ENTRIES * 3 // 4]:
+            del self._entry_watches[name]
             self._retired.add(name)
         return True
 
@@ -324,98 +335,106 @@ class CheckpointWatch:
         """Names to read: waiting and recently changed ones, the newest others, and some of the rest in turn."""
         hot: list[str] = []
         cold: list[str] = []
-        for name, unit in self._units.items():
-            (hot if now - unit.changed < HOT_S or unit.doubted else cold).append(name)
-        if len(cold) > NEWEST:
-            cold.sort(key=lambda name: self._units[name].newest, reverse=True)
-        hot.sort(key=lambda name: self._units[name].looked)
-        others = heapq.nsmallest(TURN, cold[NEWEST:], key=lambda name: self._units[name].looked)
-        due = [*self._waiting, *hot, *cold[:NEWEST], *others]
-        return due if self._walking is None else [self._walking.name, *due]
+        for name, unit in self._entry_watches.items():
+            (hot if now - unit.changed_at < HOT_S or unit.suspected else cold).append(name)
+        if len(cold) > NEWEST_POLLED:
+            cold.sort(key=lambda name: self._entry_watches[name].newest_mtime, reverse=True)
+        hot.sort(key=lambda name: self._entry_watches[name].last_poll_number)
+        others = heapq.nsmallest(
+            OTHERS_POLLED, cold[NEWEST_POLLED:], key=lambda name: self._entry_watches[name].last_poll_number
+        )
+        due = [*self._unread_names, *hot, *cold[:NEWEST_POLLED], *others]
+        return due if self._current_walk is None else [self._current_walk.name, *due]
 
-    def _look_at(self, name: str, now: float) -> bool:
+    def _read_entry(self, name: str, now: float) -> bool:
         """Read one entry; return whether it came or went."""
         self._budget -= 1
-        first = self._waiting.pop(name, name) is None
-        walking = self._walking is not None and self._walking.name == name
+        first = self._unread_names.pop(name, name) is None
+        walking = self._current_walk is not None and self._current_walk.name == name
         try:
             facts = os.lstat(os.path.join(self._directory, name))
         except (OSError, ValueError):
-            self._walking = None if walking else self._walking
-            return self._units.pop(name, None) is not None
-        kind, unit = stat.S_IFMT(facts.st_mode), self._units.get(name)
+            self._current_walk = None if walking else self._current_walk
+            return self._entry_watches.pop(name, None) is not None
+        kind, unit = stat.S_IFMT(facts.st_mode), self._entry_watches.get(name)
         directory = kind == stat.S_IFDIR
         if not directory and walking:
-            self._walking = None
+            self._current_walk = None
         if not directory and kind != stat.S_IFREG:
             # the target of a link counts on its own, or lies elsewhere
             if kind != stat.S_IFLNK and len(self._passed_over) < MOST_PASSED_OVER:
                 self._passed_over[name] = KINDS.get(kind, "no regular file")
-            return self._units.pop(name, None) is not None
+            return self._entry_watches.pop(name, None) is not None
         came = unit is None
-        if unit is None or unit.directory != directory:
-            bare = bare_name(name) if self._marks else name
-            unit = _EntryWatch(bare, temporary=bare != name, directory=directory, inode=facts.st_ino, now=now)
-            self._units[name] = unit
-        unit.looked = self._number
+        if unit is None or unit.is_directory != directory:
+            bare = bare_name(name) if self._may_have_marks else name
+            unit = _EntryWatch(bare, temporary=bare != name, is_directory=directory, inode=facts.st_ino, now=now)
+            self._entry_watches[name] = unit
+        unit.last_poll_number = self._poll_number
         if directory:
-            if not self._look_into(name, unit, facts.st_mtime_ns, now) and (first or unit.entry is None):
-                self._waiting = {name: None, **self._waiting}
+            if not self._read_directory(name, unit, facts.st_mtime_ns, now) and (first or unit.entry is None):
+                self._unread_names = {name: None, **self._unread_names}
         else:
             unit.inode, unit.mtime_ns = facts.st_ino, facts.st_mtime_ns
             file = CheckpointFile(name, facts.st_size, facts.st_mtime, facts.st_ino)
-            self._note(name, unit, (file,), now, whole=True)
+            self._record_files(name, unit, (file,), now, is_fully_read=True)
         return came
 
-    def _note(
-        self, name: str, unit: _EntryWatch, files: tuple[CheckpointFile, ...], now: float, *, whole: bool
+    def _record_files(
+        self, name: str, watch: _EntryWatch, files: tuple[CheckpointFile, ...], now: float, *, is_fully_read: bool
     ) -> None:
         """Update an entry with its current files."""
-        before = unit.entry
+        before = watch.entry
         known = {file.path: file for file in before.files} if before is not None else {}
         # a new inode alone is no change: some file systems invent inodes
         files = tuple(old if (old := known.get(file.path)) and _is_same(old, file) else file for file in files)
-        unit.looks += 1
-        if before is not None and not unit.slim and (before.files, before.whole) == (files, whole):
+        watch.polls_unchanged += 1
+        if (
+            before is not None
+            and not watch.has_dropped_files
+            and (before.files, before.is_fully_read) == (files, is_fully_read)
+        ):
             return
         newest = max((file.mtime for file in files), default=now)
-        unit.changed, unit.looks, unit.slim = now, 0, False
-        unit.seen = unit.seen or self._through
+        watch.changed_at, watch.polls_unchanged, watch.has_dropped_files = now, 0, False
+        watch.was_seen_changing = watch.was_seen_changing or self._has_read_all
         if before is None and newest < now - HOT_S:
-            unit.changed, unit.looks = newest, 1
+            watch.changed_at, watch.polls_unchanged = newest, 1
         same = {file.path for file in files if known.get(file.path) == file}
-        for facts in (unit.indexes, unit.checked, unit.doubted, unit.damaged):
+        for facts in (watch.indexes, watch.checked, watch.suspected, watch.damaged):
             for path in [path for path in facts if path not in same]:
                 del facts[path]
         for file in files:
-            if _is_index(file.path) and file.path not in unit.indexes and len(unit.indexes) < MOST_INDEXES:
-                unit.indexes = {**unit.indexes, file.path: self._read_index(file)}
-        unit.entry = CheckpointEntry(name, unit.bare, unit.temporary, unit.directory, unit.inode, files, whole)
-        self._publish(name, unit)
+            if _is_index(file.path) and file.path not in watch.indexes and len(watch.indexes) < MOST_INDEXES:
+                watch.indexes = {**watch.indexes, file.path: self._read_index(file)}
+        watch.entry = CheckpointEntry(
+            name, watch.bare, watch.temporary, watch.is_directory, watch.inode, files, is_fully_read
+        )
+        self._publish(name, watch)
 
-    def _publish(self, name: str, unit: _EntryWatch) -> None:
+    def _publish(self, name: str, watch: _EntryWatch) -> None:
         """Report an entry in the result of this poll."""
-        if unit.entry is not None:
-            unit.entry = unit.entry._replace(
-                indexes=tuple(CheckpointIndex(*told) for told in sorted(unit.indexes.items()) if told[1]),
-                valid=sum(unit.checked.values()),
-                looked_into=len(unit.checked),
-                damaged=tuple(itertools.islice(unit.damaged.values(), MOST_DAMAGED)),
+        if watch.entry is not None:
+            watch.entry = watch.entry._replace(
+                indexes=tuple(CheckpointIndex(*told) for told in sorted(watch.indexes.items()) if told[1]),
+                valid=sum(watch.checked.values()),
+                checked=len(watch.checked),
+                damaged=tuple(itertools.islice(watch.damaged.values(), MOST_DAMAGED)),
             )
-            self._changed[name] = None
+            self._changed_names[name] = None
 
-    def _look_into(self, name: str, unit: _EntryWatch, mtime_ns: int, now: float) -> bool:
+    def _read_directory(self, name: str, watch: _EntryWatch, mtime_ns: int, now: float) -> bool:
         """Walk a directory that is new, recent or changed; return False if the walk must continue later."""
-        walk = self._walking
+        walk = self._current_walk
         if walk is None or walk.name != name:
-            settled = unit.looks > 0 and now - unit.changed >= HOT_S
-            if settled and mtime_ns == unit.mtime_ns and not self._has_changed_below(unit):
+            settled = watch.polls_unchanged > 0 and now - watch.changed_at >= HOT_S
+            if settled and mtime_ns == watch.mtime_ns and not self._has_changed_below(watch):
                 return True
-            if now < unit.rest_until:
+            if now < watch.rest_until:
                 return True
             if walk is not None and walk.steps is not None:
                 return False  # one walk at a time
-            walk = self._walking = _DirectoryWalk(name, mtime_ns)
+            walk = self._current_walk = _DirectoryWalk(name, mtime_ns)
             walk.steps = self._walk(name, None, 1, walk.files, walk.folders)
         began, whole = time.perf_counter(), None
         while whole is None and walk.steps is not None:
@@ -423,18 +442,18 @@ class CheckpointWatch:
                 next(walk.steps)
             except StopIteration as end:
                 whole = bool(end.value)
-            if whole is None and time.perf_counter() >= self._end:
-                walk.spent += time.perf_counter() - began
+            if whole is None and time.perf_counter() >= self._deadline:
+                walk.spent_s += time.perf_counter() - began
                 return False
-        self._walking = None
+        self._current_walk = None
         walk.files.sort()
-        unit.mtime_ns, unit.folders = walk.mtime_ns, tuple(walk.folders[:MOST_FOLDERS])
-        self._note(name, unit, tuple(walk.files), now, whole=bool(whole))
-        unit.rest_until = now + REST_SHARE * (walk.spent + time.perf_counter() - began)
+        watch.mtime_ns, watch.folders = walk.mtime_ns, tuple(walk.folders[:MOST_FOLDERS])
+        self._record_files(name, watch, tuple(walk.files), now, is_fully_read=bool(whole))
+        watch.rest_until = now + REST_RATIO * (walk.spent_s + time.perf_counter() - began)
         return True
 
-    def _has_changed_below(self, unit: _EntryWatch) -> bool:
-        for path, mtime_ns in unit.folders:
+    def _has_changed_below(self, watch: _EntryWatch) -> bool:
+        for path, mtime_ns in watch.folders:
             try:
                 if os.lstat(os.path.join(self._directory, path)).st_mtime_ns != mtime_ns:
                     return True
@@ -443,7 +462,7 @@ class CheckpointWatch:
         return False
 
     def _walk(
-        self, path: str, above: int | None, level: int, files: list[CheckpointFile], folders: list[tuple[str, int]]
+        self, path: str, parent_fd: int | None, level: int, files: list[CheckpointFile], folders: list[tuple[str, int]]
     ) -> Generator[None, None, bool]:
         """Collect the regular files of a directory tree, yielding at each entry.
 
@@ -451,10 +470,10 @@ class CheckpointWatch:
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            if above is None:
+            if parent_fd is None:
                 fd = os.open(os.path.join(self._directory, path), flags)
             else:
-                fd = os.open(path.rpartition("/")[2], flags, dir_fd=above)
+                fd = os.open(path.rpartition("/")[2], flags, dir_fd=parent_fd)
         except FileNotFoundError:
             return True
         except OSError:
@@ -482,7 +501,7 @@ class CheckpointWatch:
                         deeper = level < MOST_LEVELS and (yield from self._walk(place, fd, level + 1, files, folders))
                         whole = whole and deeper
                     elif stat.S_ISREG(facts.st_mode):
-                        temporary = _MARK_BELOW.search(entry.name) is not None
+                        temporary = _TEMPORARY_MARK_INSIDE.search(entry.name) is not None
                         files.append(CheckpointFile(place, facts.st_size, facts.st_mtime, facts.st_ino, temporary))
         except OSError:
             return False
@@ -490,18 +509,26 @@ class CheckpointWatch:
             os.close(fd)
         return whole
 
-    def _slim(self, now: float) -> None:
+    def _drop_files(self, now: float) -> None:
         """Drop the files of settled directories from memory, except the newest."""
         held = [
             unit
-            for name, unit in self._units.items()
-            if unit.directory and not unit.slim and now - unit.changed >= HOT_S and name not in self._changed
+            for name, unit in self._entry_watches.items()
+            if unit.is_directory
+            and not unit.has_dropped_files
+            and now - unit.changed_at >= HOT_S
+            and name not in self._changed_names
         ]
-        if len(held) > HELD:
-            for unit in sorted(held, key=lambda unit: unit.newest)[:-HELD]:
+        if len(held) > MOST_HELD:
+            for unit in sorted(held, key=lambda unit: unit.newest_mtime)[:-MOST_HELD]:
                 if unit.entry is not None:
-                    unit.entry, unit.slim = unit.entry._replace(files=(), indexes=()), True
-                    unit.indexes, unit.checked, unit.doubted, unit.damaged = NOTHING, NOTHING, NOTHING, NOTHING
+                    unit.entry, unit.has_dropped_files = unit.entry._replace(files=(), indexes=()), True
+                    unit.indexes, unit.checked, unit.suspected, unit.damaged = (
+                        EMPTY_DICT,
+                        EMPTY_DICT,
+                        EMPTY_DICT,
+                        EMPTY_DICT,
+                    )
 
     # Validity
 
@@ -509,7 +536,7 @@ class CheckpointWatch:
         """Check some settled files, the newest first."""
         end = time.perf_counter() + CHECK_S
         touched: dict[str, _EntryWatch] = {}
-        for name, unit, file in itertools.islice(self._unchecked(now), CHECKS):
+        for name, unit, file in itertools.islice(self._unchecked(now), MOST_CHECKS):
             if touched and time.perf_counter() >= end:
                 break
             touched[name] = unit
@@ -520,25 +547,25 @@ class CheckpointWatch:
     def _unchecked(self, now: float) -> Iterator[tuple[str, _EntryWatch, CheckpointFile]]:
         waiting = [
             (name, unit, unit.entry.files)
-            for name, unit in self._units.items()
+            for name, unit in self._entry_watches.items()
             if unit.entry is not None
             and len(unit.checked) < len(unit.entry.files)
             and not unit.temporary
-            and unit.looks > 0
-            and now - unit.changed >= SETTLED_S
-            and (self._since is None or unit.seen or unit.newest >= self._since - EARLY_S)
+            and unit.polls_unchanged > 0
+            and now - unit.changed_at >= SETTLED_S
+            and (self._since is None or unit.was_seen_changing or unit.newest_mtime >= self._since - CLOCK_SLACK_S)
         ]
-        for name, unit, files in sorted(waiting, key=lambda found: found[1].newest, reverse=True):
+        for name, unit, files in sorted(waiting, key=lambda found: found[1].newest_mtime, reverse=True):
             for file in files:
-                doubted = unit.doubted.get(file.path)
-                if file.path not in unit.checked and (doubted is None or now - doubted >= AGAIN_S):
+                doubted = unit.suspected.get(file.path)
+                if file.path not in unit.checked and (doubted is None or now - doubted >= RECHECK_S):
                     yield name, unit, file
 
-    def _check_file(self, unit: _EntryWatch, file: CheckpointFile, now: float) -> None:
+    def _check_file(self, watch: _EntryWatch, file: CheckpointFile, now: float) -> None:
         """Check one file; damage counts only when a second check confirms it."""
         state, known_format, reason = "unknown", None, None
         try:
-            if not (unit.directory and _is_side_file(file.path)):
+            if not (watch.is_directory and _is_side_file(file.path)):
                 with open_source(self._directory, file.path) as source:
                     state, known_format, reason, _ = check_file(source)
                     if state == "unknown" and _is_erased(source):
@@ -548,15 +575,15 @@ class CheckpointWatch:
         if state == "empty" and file.path.lower().endswith(_BINARY):
             state = "invalid"
         if state == "invalid" and not file.temporary:
-            if file.path not in unit.doubted:
-                unit.doubted = {**unit.doubted, file.path: now}
+            if file.path not in watch.suspected:
+                watch.suspected = {**watch.suspected, file.path: now}
                 return
-            unit.damaged = {**unit.damaged, file.path: DamagedFile(file.path, known_format, reason)}
-        if unit.doubted:
-            unit.doubted.pop(file.path, None)
-        if unit.checked is NOTHING:
-            unit.checked = {}
-        unit.checked[file.path] = state == "valid"
+            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason)}
+        if watch.suspected:
+            watch.suspected.pop(file.path, None)
+        if watch.checked is EMPTY_DICT:
+            watch.checked = {}
+        watch.checked[file.path] = state == "valid"
 
     def _read_index(self, file: CheckpointFile) -> tuple[str, ...]:
         """Return the paths of the shards that an index names, relative to the checkpoint folder."""
@@ -572,7 +599,7 @@ class CheckpointWatch:
             return ()
         folder, _, own = file.path.rpartition("/")
         if own == DISTCP_INDEX:
-            names = tuple(sorted({name.decode() for name in _PART_OF_DISTCP.findall(text)}))
+            names = tuple(sorted({name.decode() for name in _DISTCP_SHARD.findall(text)}))
         else:
             names = parse_index(text) or ()
         return tuple(f"{folder}/{name}" if folder else name for name in names)

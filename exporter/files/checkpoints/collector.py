@@ -10,11 +10,11 @@ from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
-from exporter.files.checkpoints.checkpoints_reader import EARLY_S, CheckpointReading, CheckpointWatch
-from exporter.files.checkpoints.judgement import CheckpointEvent, CheckpointTracker
+from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
 from exporter.files.formats.source import printable
-from exporter.machine.file_host import LOOK_WAIT_S, WatchHandle, WatchHanging
+from exporter.machine.file_host import POLL_WAIT_S, WatchHandle, WatchHanging
 
 TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written, damaged ones too.", kind="counter")
 LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
@@ -29,10 +29,10 @@ INTERVAL = Family(
 )
 
 CHECKPOINT = "checkpoint"  # group whose files are checkpoints
-EVENTS_KEPT = 50
+MOST_EVENTS = 50
 LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
 SAVE_INTERVAL_S = 30.0
-LOOKS = 4  # polls in one read while names remain unread
+MOST_POLLS = 4  # polls in one read while names remain unread
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class CheckpointsSnapshot:
     """The checkpoints at one read."""
 
-    known: bool = True  # False while the file system does not answer
+    responding: bool = True  # False while the file system does not answer
     total: int = 0
     writing: bool = False
     last: Checkpoint | None = None  # newest in any state
@@ -65,18 +65,25 @@ class CheckpointsCollector:
     def __init__(self, context: CollectorContext) -> None:
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
-        self._clock, self._board = context.clock, context.board
-        self._first_node = context.identity.node_index == 0
-        self._checkpoints = CheckpointTracker(start, manifest.checkpoint_interval_s, early_s=self._early_s(context))
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
-        self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
+        self._clock, self._published = context.clock, context.published
+        self._is_first_node = context.identity.node_index == 0
+        self._tracker = CheckpointTracker(
+            start, manifest.checkpoint_interval_s, clock_slack_s=self._clock_slack_s(context)
+        )
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._state_location = (
+            manifest.run_dir,
+            context.identity.node,
+            context.identity.job_id,
+            context.identity.attempt,
+        )
         self._restored = False
-        self._saved: dict[str, Any] = self._checkpoints.state()  # state saved for the next sidecar
+        self._saved_state: dict[str, Any] = self._tracker.state()  # state saved for the next sidecar
         self._saved_at: float | None = None  # when it was last saved
-        self._unsaved: str | None = None  # why the last save failed
+        self._save_problem: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
-        self._records = manifest.run_dir / run_files.WORKERS_DIR
-        self._watched: WatchHandle | None = None
+        self._workers_dir = manifest.run_dir / run_files.WORKERS_DIR
+        self._handle: WatchHandle | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
                 make = partial(
@@ -84,56 +91,58 @@ class CheckpointsCollector:
                     str(manifest.directory(group).absolute()),
                     group.pattern,
                     start,
-                    verify=self._first_node,
+                    verify=self._is_first_node,
                 )
-                self._watched = context.files.watch("checkpoints", make)
+                self._handle = context.files.watch("checkpoints", make)
 
     @staticmethod
-    def _early_s(context: CollectorContext) -> float:
+    def _clock_slack_s(context: CollectorContext) -> float:
         """How much older than the start a file of this attempt may be.
 
         0 if such files must be older: the last save of a previous attempt, or of a restarted job, is often under a
         minute old.
         """
         start = context.identity.start
-        is_early = start is not None and context.clock.time() - start < EARLY_S
-        return 0.0 if is_early or context.identity.attempt > 0 else EARLY_S
+        is_early = start is not None and context.clock.time() - start < CLOCK_SLACK_S
+        return 0.0 if is_early or context.identity.attempt > 0 else CLOCK_SLACK_S
 
-    def _disturbed(self) -> float | None:
+    def _last_worker_change(self) -> float | None:
         """When a worker last recorded its start or end; None if unknown."""
         try:
-            return self._records.stat().st_mtime
+            return self._workers_dir.stat().st_mtime
         except OSError:
             return None
 
     def read(self) -> CheckpointsSnapshot | None:
         """Poll the folder; None without a checkpoint group, or on a node that does not show it."""
-        if self._watched is None:
+        if self._handle is None:
             return None
         self._restore()
         now = self._clock.time()
-        found = self._checkpoints
+        found = self._tracker
         ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
-        disturbed = self._disturbed()
-        for _ in range(LOOKS):
-            wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
-            self._watched.request(now)
+        disturbed = self._last_worker_change()
+        for _ in range(MOST_POLLS):
+            wait_s = POLL_WAIT_S if self._handle.responding else 0.0
+            self._handle.request(now)
             try:
-                sight: CheckpointReading = self._watched.result(wait_s)
+                sight: CheckpointReading = self._handle.result(wait_s)
             except WatchHanging:
-                return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
+                return (
+                    CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None
+                )
             happened = found.update(
                 *(sight.entries, sight.names, self._clock.monotonic(), now),
-                behind=sight.behind,
-                ended=ended,
-                disturbed=disturbed,
+                has_unread_names=sight.has_unread_names,
+                workers_ended=ended,
+                last_worker_change=disturbed,
             )
             self._events.extend(_event(one, now) for one in happened)
-            if not sight.behind:
+            if not sight.has_unread_names:
                 break
-        self._board.checkpoints = found.saved
+        self._published.checkpoint_times = found.save_times
         self._save()
-        if not self._first_node:
+        if not self._is_first_node:
             return None
         return CheckpointsSnapshot(
             total=found.total,
@@ -152,36 +161,36 @@ class CheckpointsCollector:
         if self._restored:
             return
         self._restored = True
-        state = load_saved_state(*self._place, kind="checkpoints")
+        state = load_saved_state(*self._state_location, kind="checkpoints")
         if state is None:
             return
         try:
-            self._checkpoints.restore(state)
+            self._tracker.restore(state)
         except ValueError as error:
             log.warning("the saved state of checkpoints is not used, existing checkpoints are counted again: %s", error)
         else:
-            self._saved = self._checkpoints.state()
+            self._saved_state = self._tracker.state()
 
     def _save(self) -> None:
         """Save the count for the next sidecar of this node."""
         now = self._clock.monotonic()
         if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
             return
-        state = self._checkpoints.state()
-        if state == self._saved:
+        state = self._tracker.state()
+        if state == self._saved_state:
             return
         self._saved_at = now
-        problem = save_state(*self._place, state, kind="checkpoints")
+        problem = save_state(*self._state_location, state, kind="checkpoints")
         if problem is None:
-            self._saved = state
-        elif self._unsaved is None:
+            self._saved_state = state
+        elif self._save_problem is None:
             log.warning(
                 "the number of checkpoints is not saved: %s; a restarted sidecar would count again from zero", problem
             )
-        self._unsaved = problem
+        self._save_problem = problem
 
     def render(self, snapshot: CheckpointsSnapshot | None, out: Samples) -> None:
-        if snapshot is None or not snapshot.known:
+        if snapshot is None or not snapshot.responding:
             return
         last, settled = snapshot.last_complete, snapshot.last
         if settled is not None and settled.state == "writing":
@@ -200,7 +209,7 @@ class CheckpointsCollector:
         if snapshot is None:
             return
         status.events.extend(snapshot.events)
-        if not snapshot.known:
+        if not snapshot.responding:
             return
         status.checkpoints.update(
             count=snapshot.total,
@@ -234,24 +243,24 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _event(happened: CheckpointEvent, now: float) -> dict[str, Any]:
+def _event(event: CheckpointEvent, now: float) -> dict[str, Any]:
     """Return one event; a saved checkpoint's has the time of its writing."""
-    found = happened.checkpoint
+    found = event.checkpoint
     detail = f"{printable(found.name)}: "
-    level = LEVELS[happened.kind]
-    if happened.kind == "saved":
+    level = LEVELS[event.kind]
+    if event.kind == "saved":
         detail += f"{found.bytes} bytes" if found.files == 1 else f"{found.bytes} bytes in {found.files} files"
         detail += f", written in {found.seconds:.0f} s" if found.seconds is not None and found.seconds >= 1 else ""
         if found.odd_size is not None:
             level = "warning"
             detail += f"; {found.odd_size:.2g} times the usual size"
-    elif happened.kind == "unusual":
+    elif event.kind == "unusual":
         detail += printable(found.odd or "")
     elif found.reason is not None:
         detail += printable(found.reason)
     return {
-        "time": found.end if happened.kind == "saved" else now,
+        "time": found.end if event.kind == "saved" else now,
         "level": level,
-        "event": f"checkpoint {happened.kind}",
+        "event": f"checkpoint {event.kind}",
         "detail": detail,
     }

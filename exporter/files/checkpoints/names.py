@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 MOST_SHARDS = 20_000  # larger shard numbers in a name are ignored
 
-_OF = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
-_WORLD = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_SHARD_OF_TOTAL = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
+_WORLD_SIZE = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _RANK = re.compile(
     r"(?<![A-Za-z])(?:rank|shard|worker|process|proc|gpu|task|part|node|host|replica|rng[-_]states?|random[-_]states?"
     r"|tp|pp|dp|ep|cp)[-_=]?w?(\d{1,9})(?![0-9A-Za-z])",
@@ -18,8 +18,8 @@ _RANK = re.compile(
 _WORKER = re.compile(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
 _DISTCP = re.compile(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
 _CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
-_SHARDS = (_OF, _WORLD, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
-_RANKS = re.compile(
+_SHARDS = (_SHARD_OF_TOTAL, _WORLD_SIZE, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
+_CONTIGUOUS_RANK = re.compile(
     r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
 )  # these run from 0 without gaps; numbers of nodes, workers and tasks need not
 _STEP = re.compile(
@@ -28,9 +28,9 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-_PLAIN = re.compile(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
+_PLAIN_NUMBER = re.compile(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
 _DATE = re.compile(r"(?:19|20)\d{6,12}")
-_CHANGING = re.compile(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
+_CHANGING_PART = re.compile(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
@@ -45,11 +45,11 @@ _MARKERS = {
     *(".done", ".complete", ".completed", ".success", "_committed", "committed", ".metadata"),
 }
 _MARKER_ENDINGS = (".done", ".complete", ".completed", ".success", ".finished", ".committed")
-_SOME_CHECKPOINT = re.compile(
+_CHECKPOINT_WORD = re.compile(
     r"checkpoint|ckpt|model|last|best|latest|final|epoch|state|weights|adapter", re.IGNORECASE
 )
 _ALIAS = re.compile(r"(?<![A-Za-z])(?:last|latest|best|final|current|newest)(?![A-Za-z])", re.IGNORECASE)
-_ONE_OF_SEVERAL = re.compile(
+_MODEL_PART = re.compile(
     r"(?:(?:pytorch|adapter|ema|diffusion_pytorch)_)?"
     r"(?:model|optimizer|optim|scheduler|lr_scheduler|scaler|rng_states?|random_states?|trainer_state|consolidated)",
     re.IGNORECASE,
@@ -71,14 +71,14 @@ class CheckpointName(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
+def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     """Parse the name of a file or directory; None if it is no checkpoint.
 
     ``name`` must have no temporary marks. The key omits ranks and shard numbers, so ``ckpt_step100_rank0.pt`` and
     ``optim_step100_rank7.pt`` form one checkpoint. Words for step and epoch take precedence over other numbers;
     decimals such as ``val_loss=0.25`` are ignored.
     """
-    if name.lower() in _TRACKERS or (name == "checkpoint" and not directory) or _COMPANIONS.search(name):
+    if name.lower() in _TRACKERS or (name == "checkpoint" and not is_directory) or _COMPANIONS.search(name):
         return None
     stem, marker = _without_marker(name)
     bare = stem
@@ -86,7 +86,7 @@ def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
         bare = pattern.sub("", bare)
     step, epoch = _last_number(_STEP, bare), _last_number(_EPOCH, bare)
     if step is None and epoch is None:
-        numbers = [match[1] for match in _PLAIN.finditer(_DECIMAL.sub("", bare))]
+        numbers = [match[1] for match in _PLAIN_NUMBER.finditer(_DECIMAL.sub("", bare))]
         if len(numbers) == 1 and not _DATE.fullmatch(numbers[0]):
             step = int(numbers[0])
         elif numbers:
@@ -95,18 +95,18 @@ def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
     if step is not None or epoch is not None:
         key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
         return CheckpointName(key, step, epoch, versioned=True, marker=marker)
-    return _fixed_name(stem, bare, directory, marker)
+    return _fixed_name(stem, bare, is_directory, marker)
 
 
-def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> CheckpointName | None:
+def _fixed_name(stem: str, bare: str, is_directory: bool, marker: bool) -> CheckpointName | None:
     """Parse a name without a step, which each checkpoint overwrites."""
-    telling = _SOME_CHECKPOINT.search(stem)
+    telling = _CHECKPOINT_WORD.search(stem)
     text = is_text(stem)
-    if (directory or (text and not marker)) and not telling:
+    if (is_directory or (text and not marker)) and not telling:
         return None
-    if text and not directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
+    if text and not is_directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
         return None
-    if _ONE_OF_SEVERAL.match(bare) and not directory:
+    if _MODEL_PART.match(bare) and not is_directory:
         return CheckpointName("fixed model", marker=marker)
     while (shorter := _EXTENSION.sub("", bare)) != bare and shorter:
         bare = shorter
@@ -152,7 +152,7 @@ def name_shape(path: str, name: CheckpointName) -> str:
     numbers = {number for number in (name.step, name.epoch) if number is not None}
     kept = [match.span() for pattern in _SHARDS for match in pattern.finditer(path)]
     parts, end = [], 0
-    for match in _CHANGING.finditer(path):
+    for match in _CHANGING_PART.finditer(path):
         inside = any(start <= match.start() < stop for start, stop in kept)
         number = int(match[0]) if match[0].isdecimal() and len(match[0]) <= 18 else None
         if inside or (number is not None and number not in numbers and (numbers or not name.versioned)):
@@ -175,7 +175,7 @@ def _missing_of_total(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
     written: dict[tuple[str, str], re.Match[str]] = {}
     for path in paths:
-        for match in _OF.finditer(path):
+        for match in _SHARD_OF_TOTAL.finditer(path):
             place = (path[: match.start()], path[match.end(1) :])
             seen.setdefault(place, set()).add(int(match[1]))
             written[place] = match
@@ -193,8 +193,8 @@ def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
     totals: dict[tuple[str, str], int] = {}
     for path in paths:
-        world, ranks = _WORLD.search(path), list(_RANK.finditer(path))
-        if world and len(ranks) == 1 and not _OF.search(path):
+        world, ranks = _WORLD_SIZE.search(path), list(_RANK.finditer(path))
+        if world and len(ranks) == 1 and not _SHARD_OF_TOTAL.search(path):
             place = (path[: ranks[0].start(1)], path[ranks[0].end(1) :])
             seen.setdefault(place, set()).add(int(ranks[0][1]))
             totals[place] = int(world[1])
@@ -215,9 +215,9 @@ def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
     widths: dict[tuple[str, str], int] = {}
     for path in paths:
-        if _OF.search(path) or _WORLD.search(path):
+        if _SHARD_OF_TOTAL.search(path) or _WORLD_SIZE.search(path):
             continue
-        for pattern in (_RANKS, _CONSOLIDATED):
+        for pattern in (_CONTIGUOUS_RANK, _CONSOLIDATED):
             for match in pattern.finditer(path):
                 place = (path[: match.start(1)], path[match.end(1) :])
                 seen.setdefault(place, set()).add(int(match[1]))
@@ -241,7 +241,9 @@ def common_name(names: Collection[str]) -> str:
     if len(names) == 1:
         return shortest
     spans = sorted(
-        match.span(1) for pattern in (_RANK, _WORKER, _OF, _CONSOLIDATED) for match in pattern.finditer(shortest)
+        match.span(1)
+        for pattern in (_RANK, _WORKER, _SHARD_OF_TOTAL, _CONSOLIDATED)
+        for match in pattern.finditer(shortest)
     )
     parts, end = [], 0
     for start, stop in spans:

@@ -18,7 +18,7 @@ from exporter.files.checkpoints.names import (
 State = Literal["writing", "complete", "incomplete", "invalid"]
 
 ALIAS_S = 60.0  # `last.ckpt` written within this time of another checkpoint is the same one
-MARKED_S = 1.0  # a file may be this much younger than the marker of its checkpoint
+MARKER_TOLERANCE_S = 1.0  # a file may be this much younger than the marker of its checkpoint
 
 
 class FileView(Protocol):
@@ -79,7 +79,7 @@ class EntryView(Protocol):
     def temporary(self) -> bool: ...
 
     @property
-    def directory(self) -> bool: ...
+    def is_directory(self) -> bool: ...
 
     @property
     def inode(self) -> int: ...
@@ -90,7 +90,7 @@ class EntryView(Protocol):
         ...
 
     @property
-    def whole(self) -> bool:
+    def is_fully_read(self) -> bool:
         """Whether all of its files could be read."""
         ...
 
@@ -103,7 +103,7 @@ class EntryView(Protocol):
         ...
 
     @property
-    def looked_into(self) -> int:
+    def checked(self) -> int:
         """Number of files with a final verdict; damage must be found twice."""
         ...
 
@@ -134,27 +134,27 @@ class Checkpoint(NamedTuple):
 class CheckpointSetEntry(NamedTuple):
     """One entry of a set as last seen."""
 
-    seen: EntryView
+    view: EntryView
     name: CheckpointName
-    slim: bool = False  # whether its files have been dropped from memory
+    has_dropped_files: bool = False  # whether its files have been dropped from memory
 
     @property
     def files(self) -> Sequence[FileView]:
-        return () if self.slim else [file for file in self.seen.files if not file.temporary]
+        return () if self.has_dropped_files else [file for file in self.view.files if not file.temporary]
 
     @property
     def is_partial(self) -> bool:
         """Whether a file in it still has a temporary name."""
-        return any(file.temporary for file in self.seen.files)
+        return any(file.temporary for file in self.view.files)
 
 
 class _NameFacts(NamedTuple):
     """Facts from the names of a set's files."""
 
-    told: frozenset[object]  # paths and indexes that the others derive from
+    inputs: frozenset[object]  # paths and indexes that the others derive from
     shapes: frozenset[str]
-    gaps: tuple[str, ...]
-    holes: tuple[str, ...]
+    shard_gaps: tuple[str, ...]
+    rank_gaps: tuple[str, ...]
 
 
 @dataclass
@@ -164,22 +164,22 @@ class CheckpointSet:
     key: str
     name: CheckpointName
     first_seen: float  # first sign of its writing; reset when it is overwritten
-    changed: float  # last change of any entry
-    watched: bool  # whether we saw its writing, not just its end
+    changed_at: float  # last change of any entry
+    was_watched: bool  # whether we saw its writing, not just its end
     entries: dict[str, CheckpointSetEntry] = field(default_factory=dict)
     temporary: dict[str, EntryView] = field(default_factory=dict)
-    temporary_changed: float = 0.0
-    inodes: set[int] = field(default_factory=set)  # of entries seen under temporary names
+    temporary_changed_at: float = 0.0
+    temporary_inodes: set[int] = field(default_factory=set)  # of entries seen under temporary names
     renamed: set[str] = field(default_factory=set)  # final names of such entries
     pending: bool = True  # whether anything was written since it was last complete
     state: State | None = None
-    done: Checkpoint | None = None  # as it was when last complete
+    last_complete: Checkpoint | None = None  # as it was when last complete
     shrunk: bool = False  # whether a file was truncated or replaced since then
-    pause: float = 0.0
-    told: set[str] = field(default_factory=set)  # kinds of events already reported for its present content
-    seen: bool = False  # whether we saw any of it appear or change
+    pause_s: float = 0.0
+    reported: set[str] = field(default_factory=set)  # kinds of events already reported for its present content
+    was_seen_changing: bool = False  # whether we saw any of it appear or change
     # whether it is text without a step, as ``checkpoint_log.txt``: ignored beside real checkpoints
-    is_note: bool = False
+    is_text_only: bool = False
     _facts: _NameFacts | None = None
 
     def files(self) -> list[FileView]:
@@ -207,14 +207,14 @@ class CheckpointSet:
         return self._read_names().shapes
 
     @property
-    def gaps(self) -> tuple[str, ...]:
+    def shard_gaps(self) -> tuple[str, ...]:
         """Missing shards that numbers or indexes imply."""
-        return self._read_names().gaps
+        return self._read_names().shard_gaps
 
     @property
-    def holes(self) -> tuple[str, ...]:
+    def rank_gaps(self) -> tuple[str, ...]:
         """Missing ranks between others."""
-        return self._read_names().holes
+        return self._read_names().rank_gaps
 
     @property
     def is_renamed(self) -> bool:
@@ -228,42 +228,42 @@ class CheckpointSet:
             file.mtime
             for entry in self.entries.values()
             for file in entry.files
-            if entry.name.marker or (entry.seen.directory and is_marker(file.path))
+            if entry.name.marker or (entry.view.is_directory and is_marker(file.path))
         ]
-        return bool(marks) and all(file.mtime <= max(marks) + MARKED_S for file in self.files())
+        return bool(marks) and all(file.mtime <= max(marks) + MARKER_TOLERANCE_S for file in self.files())
 
     def _read_names(self) -> _NameFacts:
         files = self.files()
-        indexes = [index for entry in self.entries.values() for index in entry.seen.indexes]
+        indexes = [index for entry in self.entries.values() for index in entry.view.indexes]
         told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
-        if self._facts is None or self._facts.told != told:
+        if self._facts is None or self._facts.inputs != told:
             there = {file.path for file in files}
             gaps = set(missing_numbers(there))
             for index in indexes:
-                if _counts(index, there):
+                if _is_index_current(index, there):
                     gaps.update(path for path in index.shards if path not in there)
             shapes = {
                 name_shape
                 for entry in self.entries.values()
                 for file in entry.files
-                if (name_shape := _shape(file, entry))
+                if (name_shape := _file_shape(file, entry))
             }
             holes = set(missing_ranks(there)) - gaps
             self._facts = _NameFacts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
         return self._facts
 
 
-def _counts(index: IndexView, there: Collection[str]) -> bool:
+def _is_index_current(index: IndexView, paths: Collection[str]) -> bool:
     """Whether an index describes these files, rather than being left over from other weights."""
-    if any(path in there for path in index.shards):
+    if any(path in paths for path in index.shards):
         return True
     folder = index.path.rpartition("/")[0]
-    return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in there)
+    return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in paths)
 
 
-def _shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
+def _file_shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
     """Shape of a shard or marker, with a leading slash inside a directory; None for other files."""
-    if not entry.seen.directory:
+    if not entry.view.is_directory:
         return name_shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
     inner = file.path.partition("/")[2]
     return f"/{name_shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
@@ -274,10 +274,10 @@ def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, en
 
     Sets ``shrunk`` if a file became shorter or was replaced.
     """
-    done = found.done
-    if before is None or before.slim:
+    done = found.last_complete
+    if before is None or before.has_dropped_files:
         return done is None or any(file.mtime > done.end for file in entry.files)
-    known = {file.path: file for file in before.seen.files}
+    known = {file.path: file for file in before.view.files}
     written = False
     for file in entry.files:
         old = known.get(file.path)
@@ -297,7 +297,7 @@ def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: Check
     if not found.shrunk:
         if newest <= before.end:
             return True
-        if size > before.bytes and (found.name.versioned or found.pause < ALIAS_S):
+        if size > before.bytes and (found.name.versioned or found.pause_s < ALIAS_S):
             return True
     if len(files) == 1:
         return False
@@ -306,10 +306,10 @@ def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: Check
 
 def seconds_written(found: CheckpointSet, files: Sequence[FileView]) -> float | None:
     """Seconds that writing took: by file times or by what we saw, whichever is longer. None if unknown."""
-    since = found.done.end if found.done is not None else None
+    since = found.last_complete.end if found.last_complete is not None else None
     times = [file.mtime for file in files if since is None or file.mtime > since]
     spread = max(times) - min(times) if len(times) > 1 else 0.0
-    seen = found.changed - found.first_seen if found.watched else 0.0
+    seen = found.changed_at - found.first_seen if found.was_watched else 0.0
     return max(spread, seen) or None
 
 
@@ -321,26 +321,26 @@ def is_superseded(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool
     return any(
         other is not found
         and other.name.versioned
-        and other.first_seen >= found.changed
+        and other.first_seen >= found.changed_at
         and min((file.mtime for file in other.files()), default=0.0) > end
         and found.shapes <= other.shapes
         for other in sets
     )
 
 
-def may_be_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
+def may_be_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
     """Whether it has a name like ``last`` while others have a step."""
     return found.name.alias and any(other.name.versioned and other.entries for other in sets)
 
 
-def is_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
+def is_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
     """Whether it is another checkpoint's file, or is named like ``last`` and was written with another one."""
     if found.name.versioned:
         return False
     inodes = {file.inode for file in found.files()}
     for other in sets:
         if other.name.versioned and other.entries:
-            end = other.done.end if other.done is not None else other.end
+            end = other.last_complete.end if other.last_complete is not None else other.end
             if found.name.alias and abs(end - found.end) < ALIAS_S:
                 return True
             if inodes & {file.inode for file in other.files()}:

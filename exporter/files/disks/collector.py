@@ -37,15 +37,15 @@ QUOTA_AVAILABLE = Family(
 )
 QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "That quota.", labels=("group",))
 
-RUN = "run"  # group of the run directory
+RUN_GROUP = "run"  # group of the run directory
 # errors of a file system whose server is gone
-UNREACHABLE = frozenset((
+UNREACHABLE_ERRNOS = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
 ))  # fmt: skip
-HANGS_S = 5.0  # a poll without an answer for this long is an event
-SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
-AGAIN_S = 600.0  # that event is not repeated within this time
+HANG_REPORT_S = 5.0  # a poll without an answer for this long is an event
+FULL_SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
+REPEAT_INTERVAL_S = 600.0  # that event is not repeated within this time
 MOST_EVENTS = 50
 
 
@@ -60,7 +60,7 @@ class GroupSpace:
     full_at: float | None = None
     mount: str | None = None
     fstype: str | None = None
-    since: float | None = None  # since when it has not answered
+    silent_since: float | None = None  # since when it has not answered
     error: str | None = None
 
     @property
@@ -80,28 +80,28 @@ class DiskSnapshot:
 class _SpaceGroupWatch:
     """One group with its watch and its forecasts."""
 
-    def __init__(self, name: str, watched: WatchHandle) -> None:
+    def __init__(self, name: str, handle: WatchHandle) -> None:
         self.name = name
-        self.watched = watched
-        self._fills = (DiskForecast(), DiskForecast(), DiskForecast())
+        self.handle = handle
+        self._forecasts = (DiskForecast(), DiskForecast(), DiskForecast())
         self.silent_since: float | None = None
-        self.hang_told = False
-        self.low_told = False
-        self.full_told: float | None = None
+        self.hang_reported = False
+        self.low_reported = False
+        self.full_report_time: float | None = None
 
-    def full_at(self, look: SpaceReading) -> float | None:
+    def full_at(self, reading: SpaceReading) -> float | None:
         """When bytes, files or the quota run out, whichever is first."""
-        space, quota = look.space, look.quota
+        space, quota = reading.space, reading.quota
         left = (
             space.available_bytes if space is not None else None,
             space.inodes_available if space is not None else None,
             quota.available_bytes if quota is not None else None,
         )
         moments = []
-        for fill, free in zip(self._fills, left, strict=True):
+        for fill, free in zip(self._forecasts, left, strict=True):
             if free is not None:
-                fill.update(look.time, free)
-                moments.append(fill.full_at(look.time))
+                fill.update(reading.time, free)
+                moments.append(fill.full_at(reading.time))
         return min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -128,20 +128,20 @@ class DiskCollector:
         directories = [(group.name, manifest.directory(group)) for group in manifest.groups]
         self._groups = [
             _SpaceGroupWatch(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
-            for name, directory in (*directories, (RUN, manifest.run_dir))
+            for name, directory in (*directories, (RUN_GROUP, manifest.run_dir))
         ]
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> DiskSnapshot:
         now = self._clock.time()
-        answers = self._files.look([group.watched for group in self._groups], now)
+        answers = self._files.poll([group.handle for group in self._groups], now)
         found = tuple(self._facts(group, answer, now) for group, answer in zip(self._groups, answers, strict=True))
         for group, facts in zip(self._groups, found, strict=True):
-            self._tell(group, facts, now)
+            self._log_events(group, facts, now)
         return DiskSnapshot(found, tuple(self._events))
 
     def _facts(self, group: _SpaceGroupWatch, answer: object, now: float) -> GroupSpace:
-        mount = group.watched.filesystem
+        mount = group.handle.filesystem
         unseen = GroupSpace(
             group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
         )
@@ -150,10 +150,10 @@ class DiskCollector:
         if isinstance(answer, WatchHanging):
             begun = now - (self._files.clock.monotonic() - answer.since)
             group.silent_since = min(begun, group.silent_since or begun)
-            return replace(unseen, responding=False, since=group.silent_since)
-        if isinstance(answer, OSError) and answer.errno in UNREACHABLE:
+            return replace(unseen, responding=False, silent_since=group.silent_since)
+        if isinstance(answer, OSError) and answer.errno in UNREACHABLE_ERRNOS:
             group.silent_since = group.silent_since or now
-            return replace(unseen, responding=False, since=group.silent_since, error=answer.strerror)
+            return replace(unseen, responding=False, silent_since=group.silent_since, error=answer.strerror)
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
@@ -161,30 +161,36 @@ class DiskCollector:
             raise answer if isinstance(answer, Exception) else TypeError(f"{group.name}: {answer!r} is no answer")
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
-    def _tell(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
+    def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
         """Emit events for changes."""
         where = f"{group.name}: {facts.mount or 'its file system'}"
-        if facts.responding is False and not group.hang_told and (facts.error or now - (facts.since or now) >= HANGS_S):
-            group.hang_told = True
-            self._event(facts.since or now, "critical", "file system hangs", group.name, f"{where} {facts.error or ''}")
-        if facts.responding and group.hang_told:
-            group.hang_told = False
+        if (
+            facts.responding is False
+            and not group.hang_reported
+            and (facts.error or now - (facts.silent_since or now) >= HANG_REPORT_S)
+        ):
+            group.hang_reported = True
+            self._event(
+                facts.silent_since or now, "critical", "file system hangs", group.name, f"{where} {facts.error or ''}"
+            )
+        if facts.responding and group.hang_reported:
+            group.hang_reported = False
             self._event(now, "info", "file system answers again", group.name, where)
         if facts.space is None:
             return
         left = f"{_decimal_size(facts.space.available_bytes)} of {_decimal_size(facts.space.size_bytes)} left"
-        if facts.low and not group.low_told:
+        if facts.low and not group.low_reported:
             self._event(now, "warning", "disk low", group.name, f"{where} has {left}")
-        group.low_told = bool(facts.low)
-        before = max(now + SOON_S, self._end or now)
+        group.low_reported = bool(facts.low)
+        before = max(now + FULL_SOON_S, self._end or now)
         if facts.full_at is not None and facts.full_at < before:
-            if group.full_told is None or now - group.full_told > AGAIN_S:
+            if group.full_report_time is None or now - group.full_report_time > REPEAT_INTERVAL_S:
                 in_s = facts.full_at - now
                 soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
                 when = f"in {soon} at the current rate" if in_s > 0 else "now"
                 detail = f"{where} is full {when}: {left}"
                 self._event(now, "warning", "disk full expected", group.name, detail)
-            group.full_told = now
+            group.full_report_time = now
 
     def _event(self, time: float, level: str, kind: str, group: str, detail: str) -> None:
         self._events.append(
@@ -215,7 +221,7 @@ class DiskCollector:
                     "mount": facts.mount,
                     "fstype": facts.fstype,
                     "responding": facts.responding,
-                    "since": facts.since,
+                    "since": facts.silent_since,
                     "error": facts.error,
                     "available_bytes": None if space is None else space.available_bytes,
                     "size_bytes": None if space is None else space.size_bytes,

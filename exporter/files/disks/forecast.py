@@ -6,14 +6,14 @@ from statistics import median
 
 MOST_CHANGES = 256
 FEWEST_CHANGES = 5  # changes needed to measure a slope
-COURSE_S = 3600.0  # older changes are dropped
-TRUSTED = 4.0  # trust a slope this many times its span ahead; further ahead, measure over a longer span
-FARTHEST = 60.0  # no forecast beyond this many times the longest span
-QUIET = 3.0
-LEAST_QUIET_S = 10.0  # the fall has ended after this long without one, and after `QUIET` times the longest pause
+HISTORY_S = 3600.0  # older changes are dropped
+TRUSTED_SPANS = 4.0  # trust a slope this many times its span ahead; further ahead, measure over a longer span
+MOST_SPANS = 60.0  # no forecast beyond this many times the longest span
+QUIET_PAUSES = 3.0
+LEAST_QUIET_S = 10.0  # the fall has ended after this long without one, and after `QUIET_PAUSES` times the longest pause
 REGULAR_RISES = 2  # fewer rises in a span are an exception such as a cleanup, and are ignored
-OUTSTANDING = 10.0  # a fall this many times the median is ignored, such as another user's large file
-FEW_OUTSTANDING = 2
+OUTLIER_RATIO = 10.0  # a fall this many times the median is ignored, such as another user's large file
+MOST_OUTLIERS = 2
 
 LOW_BYTES = 10e9
 LOW_SHARE = 0.10
@@ -34,7 +34,7 @@ class DiskForecast:
     def __init__(self) -> None:
         self._changes: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float] | None = None
-        self._since_full: float | None = None
+        self._full_since: float | None = None
 
     def update(self, t: float, free: float) -> None:
         """Add a reading at time ``t`` in seconds; restart if the clock was set back."""
@@ -46,8 +46,8 @@ class DiskForecast:
         if self._last is None or free != self._last[1]:
             self._changes.append((t, free))
         self._last = (t, free)
-        self._since_full = None if free > 0 else t if self._since_full is None else self._since_full
-        while len(self._changes) > 1 and t - self._changes[1][0] > COURSE_S:
+        self._full_since = None if free > 0 else t if self._full_since is None else self._full_since
+        while len(self._changes) > 1 and t - self._changes[1][0] > HISTORY_S:
             self._changes.popleft()
         if len(self._changes) > MOST_CHANGES:
             self._thin()
@@ -65,8 +65,8 @@ class DiskForecast:
         """
         if self._last is None:
             return None
-        if self._since_full is not None:
-            return self._since_full
+        if self._full_since is not None:
+            return self._full_since
         changes, free = list(self._changes)[1:], self._last[1]  # the start of the first change is unknown
         if len(changes) < FEWEST_CHANGES:
             return None
@@ -76,35 +76,35 @@ class DiskForecast:
             span = part[-1][0] - part[0][0]
             slope = _use_rate(part, now)
             ahead = None if slope is None else free / slope
-            if ahead is not None and ahead <= TRUSTED * span:
+            if ahead is not None and ahead <= TRUSTED_SPANS * span:
                 best = ahead
                 break
             if count >= len(changes):
-                best = ahead if ahead is not None and ahead <= FARTHEST * span else None
+                best = ahead if ahead is not None and ahead <= MOST_SPANS * span else None
                 break
             count = min(2 * count, len(changes))
         return None if best is None else max(now, changes[-1][0] + best)
 
 
-def _use_rate(course: list[tuple[float, float]], now: float) -> float | None:
+def _use_rate(changes: list[tuple[float, float]], now: float) -> float | None:
     """Amount used per second over these changes; None if it does not fall, or no longer does."""
-    steps = [(t1 - t0, v0 - v1) for (t0, v0), (t1, v1) in pairwise(course)]
+    steps = [(t1 - t0, v0 - v1) for (t0, v0), (t1, v1) in pairwise(changes)]
     falls = sorted(fall for _, fall in steps if fall > 0)
     if not falls:
         return None
-    last = max(t1 for (_, v0), (t1, v1) in pairwise(course) if v1 < v0)
-    if now - last > max(LEAST_QUIET_S, QUIET * max(pause for pause, _ in steps)):
+    last = max(t1 for (_, v0), (t1, v1) in pairwise(changes) if v1 < v0)
+    if now - last > max(LEAST_QUIET_S, QUIET_PAUSES * max(pause for pause, _ in steps)):
         return None
     rises = sum(fall < 0 for _, fall in steps)
     usual = median(falls)
-    outstanding = sum(fall > OUTSTANDING * usual for fall in falls)
+    outstanding = sum(fall > OUTLIER_RATIO * usual for fall in falls)
     total, used = 0.0, [0.0]
     for _, fall in steps:
-        single = outstanding <= FEW_OUTSTANDING < len(falls) // 2 and fall > OUTSTANDING * usual
+        single = outstanding <= MOST_OUTLIERS < len(falls) // 2 and fall > OUTLIER_RATIO * usual
         lonely = rises < REGULAR_RISES and fall < 0
         total += 0.0 if single or lonely else fall
         used.append(total)
-    slope = _middle_slope([t for t, _ in course], used)
+    slope = _middle_slope([t for t, _ in changes], used)
     return slope if slope > 0 else None
 
 

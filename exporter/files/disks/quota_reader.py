@@ -16,7 +16,7 @@ _DQBLK = struct.Struct("=8QI4x")  # struct if_dqblk
 _FSXATTR = struct.Struct("=5I8x")
 _HAS_SPACE = 1 | 2  # QIF_BLIMITS, QIF_SPACE
 
-Call = Callable[[int, int, int], bytes | None]  # descriptor, kind and id to the kernel's record, or None
+QuotaCall = Callable[[int, int, int], bytes | None]  # descriptor, kind and id to the kernel's record, or None
 
 
 class QuotaFacts(NamedTuple):
@@ -39,7 +39,7 @@ def parse_dqblk(kind: str, record: bytes) -> QuotaFacts | None:
     return QuotaFacts(kind, limit, max(0, limit - used))
 
 
-def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> QuotaFacts | None:
+def read_quota(directory: str | os.PathLike[str], call: QuotaCall | None = None) -> QuotaFacts | None:
     """Return the tightest quota on this user's writes to a directory, or None.
 
     Any user may query their own user and group quotas, but only root a project's. Network file systems report none.
@@ -49,7 +49,7 @@ def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> Q
     except OSError:
         return None
     try:
-        ids = (os.geteuid(), os.getegid(), _project(fd))
+        ids = (os.geteuid(), os.getegid(), _project_id(fd))
         found = []
         for (kind, number), holder in zip(KINDS, ids, strict=True):
             record = None if holder is None else (call or _quotactl)(fd, number, holder)
@@ -61,7 +61,7 @@ def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> Q
         os.close(fd)
 
 
-def _project(fd: int) -> int | None:
+def _project_id(fd: int) -> int | None:
     """Project of new files in a directory, or None."""
     record = bytearray(_FSXATTR.size)
     try:
@@ -72,10 +72,10 @@ def _project(fd: int) -> int | None:
     return number or None
 
 
-def _quotactl(fd: int, kind: int, holder: int) -> bytes | None:
+def _quotactl(fd: int, kind: int, owner_id: int) -> bytes | None:
     record = ctypes.create_string_buffer(_DQBLK.size)
     command = ctypes.c_uint((Q_GETQUOTA << 8 | kind) & 0xFFFFFFFF)
     failed = ctypes.CDLL(None, use_errno=True).syscall(
-        ctypes.c_long(SYS_QUOTACTL_FD), ctypes.c_uint(fd), command, ctypes.c_uint(holder), record
+        ctypes.c_long(SYS_QUOTACTL_FD), ctypes.c_uint(fd), command, ctypes.c_uint(owner_id), record
     )
     return None if failed else record.raw

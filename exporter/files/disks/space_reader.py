@@ -29,11 +29,11 @@ def read_space(directory: str | os.PathLike[str]) -> SpaceFacts | None:
 
     None if the file system reports no space or no part of the path exists. Raises OSError if statvfs(3) fails.
     """
-    found = _nearest(directory)
-    return None if found is None else _facts(found[1])
+    found = _nearest_existing(directory)
+    return None if found is None else _parse_statvfs(found[1])
 
 
-def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result] | None:
+def _nearest_existing(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result] | None:
     """Return the directory or its nearest existing parent, with its statvfs(3)."""
     for place in _parents(os.fspath(directory)):
         try:
@@ -43,20 +43,20 @@ def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result]
     return None
 
 
-def _parents(place: str) -> Iterator[str]:
+def _parents(path: str) -> Iterator[str]:
     while True:
-        yield place
-        parent = os.path.dirname(place.rstrip("/")) or (os.sep if place.startswith(os.sep) else os.curdir)
-        if place in (os.sep, os.curdir):
+        yield path
+        parent = os.path.dirname(path.rstrip("/")) or (os.sep if path.startswith(os.sep) else os.curdir)
+        if path in (os.sep, os.curdir):
             return
-        place = parent
+        path = parent
 
 
-def _facts(told: os.statvfs_result) -> SpaceFacts | None:
-    if told.f_blocks == 0:
+def _parse_statvfs(result: os.statvfs_result) -> SpaceFacts | None:
+    if result.f_blocks == 0:
         return None
-    inodes = (told.f_favail, told.f_files) if told.f_files else (None, None)
-    return SpaceFacts(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize, *inodes)
+    inodes = (result.f_favail, result.f_files) if result.f_files else (None, None)
+    return SpaceFacts(result.f_bavail * result.f_frsize, result.f_blocks * result.f_frsize, *inodes)
 
 
 class SpaceWatch:
@@ -65,10 +65,10 @@ class SpaceWatch:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def look(self, now: float) -> SpaceReading:
+    def poll(self, now: float) -> SpaceReading:
         """Return a reading at ``now``."""
-        found = _nearest(self._directory)
+        found = _nearest_existing(self._directory)
         if found is None:
             return SpaceReading(now, None, None)
         place, told = found
-        return SpaceReading(now, _facts(told), read_quota(place))
+        return SpaceReading(now, _parse_statvfs(told), read_quota(place))

@@ -75,21 +75,21 @@ class FileFormat(Protocol):
         """Validate the file; raises FileDamaged or CheckUndecided."""
 
 
-BINARY: tuple[FileFormat, ...] = (
+BINARY_FORMATS: tuple[FileFormat, ...] = (
     # some of these share a ZIP archive, so zip comes last
     *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),
     *(tfrecord, arrow, safetensors),  # without a magic number, the most structured beginning first
 )
-TEXT: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
-JSON: tuple[FileFormat, ...] = (json_text, json_lines)  # a file of one kind may be named like the other
-OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")  # extensions that say nothing about the format
-OF_TEXTS_TOO = (".pth", ".arrows")  # extensions of text files too: Python's path lists, readline's keys
+TEXT_FORMATS: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
+JSON_FORMATS: tuple[FileFormat, ...] = (json_text, json_lines)  # a file of one kind may be named like the other
+AMBIGUOUS_EXTENSIONS = (".bin", ".ckpt", ".dat", ".model")  # extensions that say nothing about the format
+SHARED_TEXT_EXTENSIONS = (".pth", ".arrows")  # extensions of text files too: Python's path lists, readline's keys
 # extensions also used without a magic number: raw items, members of a file family, parts of an archive
-RAW_TOO = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
+RAW_EXTENSIONS = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
 # magic numbers of those formats
-BEGINNINGS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
+MAGIC_NUMBERS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
 NEAR = 3  # near a magic number: one byte in this many differs, or this many first bytes match
-KNOWN_BEGINNINGS = (
+UNCHECKED_MAGICS = (
     *((b"\x80" + bytes((protocol,)), "a pickle") for protocol in range(2, 6)),
     *((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"), (b"GGUF", "GGUF"), (b"CDF", "NetCDF")),
     *((b"SQLite format 3\0", "SQLite"), (b"MATLAB 5.0", "MATLAB"), (b"\x7fELF", "a program"), (b"%PDF", "PDF")),
@@ -97,7 +97,7 @@ KNOWN_BEGINNINGS = (
 )  # magic numbers of files that are not checked, whatever their name
 SHARD = re.compile(r"-\d+-of-\d+$")  # follows the extension in the name of a shard
 LONGEST_REASON = 300
-HOSTILE = (
+HOSTILE_ERRORS = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
     *(ValueError, struct.error, zlib.error),
 )  # errors that arbitrary bytes may cause
@@ -115,46 +115,46 @@ def check_file(source: FileSource) -> FileCheck:
 
 def _check(source: FileSource) -> FileCheck:
     name = SHARD.sub("", source.name.lower())
-    for known in BINARY:
+    for known in BINARY_FORMATS:
         if _claims(known, source):
             verdict = _check_format(known, source)
-            if verdict.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_be_chance(known, source):
+            if verdict.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_match_by_chance(known, source):
                 return verdict
-    for known in TEXT:
+    for known in TEXT_FORMATS:
         if name.endswith(known.EXTENSIONS):
             return _check_text(known, source)
-    if beginning := _known_beginning(source, name):
+    if beginning := _unchecked_kind(source, name):
         return FileCheck("unknown", None, f"begins like {beginning}, which is not checked")
-    for known in BINARY:
-        if name.endswith(known.EXTENSIONS) and not name.endswith(OF_ANYTHING):
+    for known in BINARY_FORMATS:
+        if name.endswith(known.EXTENSIONS) and not name.endswith(AMBIGUOUS_EXTENSIONS):
             extension = max((hint for hint in known.EXTENSIONS if name.endswith(hint)), key=len)
             reason = f"is named {extension}, but does not begin like one"
-            if extension in RAW_TOO and not _is_near(source.head(FIRST_BYTES), BEGINNINGS[known.NAME]):
+            if extension in RAW_EXTENSIONS and not _is_near(source.head(FIRST_BYTES), MAGIC_NUMBERS[known.NAME]):
                 return FileCheck("unknown", None, reason)
             return FileCheck("invalid", known.NAME, reason)
-    for known in JSON:
-        if _claims(known, source) and _is_whole(verdict := _check_format(known, source)):
+    for known in JSON_FORMATS:
+        if _claims(known, source) and _has_values(verdict := _check_format(known, source)):
             return verdict
     return FileCheck("unknown", None, "has an unknown format")
 
 
-def _claims(known: FileFormat, source: FileSource) -> bool:
+def _claims(file_format: FileFormat, source: FileSource) -> bool:
     try:
-        return known.claims(source)
-    except (FileDamaged, CheckUndecided, *HOSTILE):
+        return file_format.claims(source)
+    except (FileDamaged, CheckUndecided, *HOSTILE_ERRORS):
         return False
 
 
-def _check_format(known: FileFormat, source: FileSource) -> FileCheck:
+def _check_format(file_format: FileFormat, source: FileSource) -> FileCheck:
     try:
-        found = known.inspect(source)
+        found = file_format.inspect(source)
     except FileDamaged as damage:
-        return FileCheck("invalid", known.NAME, _reason(str(damage)))
+        return FileCheck("invalid", file_format.NAME, _reason_text(str(damage)))
     except CheckUndecided as doubt:
-        return FileCheck("unknown", known.NAME, _reason(str(doubt)))
-    except HOSTILE as error:
-        return FileCheck("unknown", known.NAME, f"could not be understood ({type(error).__name__})")
-    reason = None if found.reason is None else _reason(found.reason)
+        return FileCheck("unknown", file_format.NAME, _reason_text(str(doubt)))
+    except HOSTILE_ERRORS as error:
+        return FileCheck("unknown", file_format.NAME, f"could not be understood ({type(error).__name__})")
+    reason = None if found.reason is None else _reason_text(found.reason)
     return FileCheck("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
 
 
@@ -174,39 +174,39 @@ def _check_text(named: FileFormat, source: FileSource) -> FileCheck:
     If overlong lines leave the first check undecided, reading both ends of the other kind does not decide it either.
     """
     verdict = _check_format(named, source)
-    if verdict.state != "valid" and named in JSON:
-        for known in JSON:
-            if known is not named and _is_whole(other := _check_format(known, source)):
+    if verdict.state != "valid" and named in JSON_FORMATS:
+        for known in JSON_FORMATS:
+            if known is not named and _has_values(other := _check_format(known, source)):
                 return verdict if verdict.state == "unknown" and other.reason is not None else other
     return verdict
 
 
-def _is_whole(verdict: FileCheck) -> bool:
+def _has_values(verdict: FileCheck) -> bool:
     """Whether it has at least one whole value, which makes this format likely."""
     return verdict.state in ("valid", "unfinished") and (verdict.format != json_lines.NAME or verdict.records != 0)
 
 
-def _may_be_chance(known: FileFormat, source: FileSource) -> bool:
+def _may_match_by_chance(file_format: FileFormat, source: FileSource) -> bool:
     """Whether other files may begin like this by chance: text, or anything if there is no magic number."""
-    return known is safetensors or _is_words(source)
+    return file_format is safetensors or _is_plain_text(source)
 
 
-def _is_words(source: FileSource) -> bool:
+def _is_plain_text(source: FileSource) -> bool:
     """Whether the file begins like text without special characters."""
     return bool(re.fullmatch(rb"[\t\n\r -~\x80-\xff]*[\n -~]", source.head(FIRST_BYTES)))
 
 
-def _known_beginning(source: FileSource, name: str) -> str | None:
+def _unchecked_kind(source: FileSource, name: str) -> str | None:
     top = source.head(262)
-    if name.endswith(OF_TEXTS_TOO) and _is_words(source):
+    if name.endswith(SHARED_TEXT_EXTENSIONS) and _is_plain_text(source):
         return "a text"
     if name.endswith(tfrecord.EXTENSIONS) and top[:1] == b"x" and len(top) > 1 and not int.from_bytes(top[:2]) % 31:
         return "zlib"
     if top[257:] == b"ustar":
         return "a tar archive"
-    return next((name for magic, name in KNOWN_BEGINNINGS if top.startswith(magic)), None)
+    return next((name for magic, name in UNCHECKED_MAGICS if top.startswith(magic)), None)
 
 
-def _reason(text: str) -> str:
+def _reason_text(text: str) -> str:
     text = printable(text)
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."

@@ -24,16 +24,16 @@ PEEK_BYTES = 128  # first read of a message; usually enough of its metadata
 BLOCK = struct.Struct("<qi4xq")
 FOOTER_BYTES = 1 << 18
 MOST_BATCHES = 2000  # batches read in one file
-TRIED = (struct.error, IndexError)
+PARSE_ERRORS = (struct.error, IndexError)
 
 
 class FlatbufferTable:
     """A table of a flatbuffer, with fields by number, found through its vtable."""
 
-    def __init__(self, text: bytes, place: int) -> None:
+    def __init__(self, text: bytes, offset: int) -> None:
         self._text = text
-        self._place = place
-        self._fields = place - self._unpack("<i", place)
+        self._offset = offset
+        self._fields = offset - self._unpack("<i", offset)
 
     @classmethod
     def root(cls, text: bytes) -> "FlatbufferTable":
@@ -42,17 +42,17 @@ class FlatbufferTable:
 
     def number(self, field: int, form: str) -> int:
         """Return a number in the table; 0 if omitted."""
-        at = self._at(field)
+        at = self._field_offset(field)
         return self._unpack(form, at) if at else 0
 
     def table(self, field: int) -> "FlatbufferTable | None":
         """Return another table that a field refers to."""
-        at = self._at(field)
+        at = self._field_offset(field)
         return FlatbufferTable(self._text, at + self._unpack("<I", at)) if at else None
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
         """Return a vector of structs ``Block``: place, metadata length and body length of a message."""
-        at = self._at(field)
+        at = self._field_offset(field)
         if not at:
             return []
         begin = at + self._unpack("<I", at)
@@ -61,17 +61,17 @@ class FlatbufferTable:
             raise IndexError
         return list(BLOCK.iter_unpack(self._text[begin + 4 : begin + 4 + count * BLOCK.size]))
 
-    def _at(self, field: int) -> int:
+    def _field_offset(self, field: int) -> int:
         at = 4 + 2 * field
         if at + 2 > self._unpack("<H", self._fields):
             return 0
         offset = self._unpack("<H", self._fields + at)
-        return self._place + offset if offset else 0
+        return self._offset + offset if offset else 0
 
-    def _unpack(self, form: str, at: int) -> int:
-        if at < 0:
+    def _unpack(self, form: str, offset: int) -> int:
+        if offset < 0:
             raise IndexError
-        return int(struct.unpack_from(form, self._text, at)[0])
+        return int(struct.unpack_from(form, self._text, offset)[0])
 
 
 class ArrowMessage(NamedTuple):
@@ -102,10 +102,10 @@ def inspect(source: FileSource) -> ValidFile:
         if source.tail(4) != OLD_FEATHER:
             raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
         raise CheckUndecided("is of version 1 of Feather, which is not known")
-    return _file(source) if source.head(len(MAGIC)) == MAGIC else _stream(source)
+    return _check_file(source) if source.head(len(MAGIC)) == MAGIC else _check_stream(source)
 
 
-def _file(source: FileSource) -> ValidFile:
+def _check_file(source: FileSource) -> ValidFile:
     tail = source.tail(4 + len(MAGIC))
     if source.size < FILE_BEGIN + len(tail) or not tail.endswith(MAGIC):
         raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
@@ -118,7 +118,7 @@ def _file(source: FileSource) -> ValidFile:
     try:
         footer = FlatbufferTable.root(source.read(begin, length))
         schema, dictionaries, batches = footer.table(1), footer.blocks(2), footer.blocks(3)
-    except TRIED as error:
+    except PARSE_ERRORS as error:
         raise FileDamaged("has a damaged footer") from error
     if schema is None:
         raise FileDamaged("has a footer without schema")
@@ -136,14 +136,14 @@ def _file(source: FileSource) -> ValidFile:
     return ValidFile(NAME, rows)
 
 
-def _stream(source: FileSource) -> ValidFile:
+def _check_stream(source: FileSource) -> ValidFile:
     rows = 0
     offset = 0
     first = True
     while offset < source.size:
         message = read_message(source, offset)
         if message is None:
-            return _ended(source, offset, rows)
+            return _end_stream(source, offset, rows)
         if first != (message.kind == SCHEMA):
             raise FileDamaged("has no schema at its beginning, or another one later")
         first = False
@@ -154,7 +154,7 @@ def _stream(source: FileSource) -> ValidFile:
     raise CheckUndecided("ends after a message, but without the mark of its end")
 
 
-def _ended(source: FileSource, offset: int, rows: int) -> ValidFile:
+def _end_stream(source: FileSource, offset: int, rows: int) -> ValidFile:
     end = offset + (8 if source.read(offset, 4) == CONTINUATION else 4)
     if not offset:
         raise FileDamaged("is a stream without a schema")
@@ -179,11 +179,11 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
         raise FileDamaged(f"ends {begin + length - left} bytes before the end of a message")
     try:
         return _parse(top[begin : begin + length], offset + begin + length)
-    except TRIED:
+    except PARSE_ERRORS:
         pass  # the metadata is longer, or damaged
     try:
         return _parse(source.read(offset + begin, length), offset + begin + length)
-    except TRIED as error:
+    except PARSE_ERRORS as error:
         raise FileDamaged("has something else where a message should be") from error
 
 

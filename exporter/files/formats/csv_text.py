@@ -18,9 +18,9 @@ NAME = "csv"
 EXTENSIONS = (".csv", ".tsv")
 NO_DELIMITER = "\x1f"  # for a table of one column: no text has this character
 OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)  # with these delimiters, a quote may be an ordinary character
-END = "\0"  # sentinel row after the text; an open quoted field swallows it
-HALF = "its last row is half-written"
-PART = "only its first and last rows were checked"
+END_SENTINEL = "\0"  # sentinel row after the text; an open quoted field swallows it
+UNFINISHED_REASON = "its last row is half-written"
+PARTIAL_REASON = "only its first and last rows were checked"
 
 
 class CsvDialect(NamedTuple):
@@ -42,9 +42,9 @@ class RowWidths(NamedTuple):
 class DialectResult(NamedTuple):
     """Result of reading a table in one dialect."""
 
-    half: bool = False
+    is_unfinished: bool = False
     records: int = 0
-    complaint: Exception | None = None
+    problem: Exception | None = None
 
 
 def claims(source: FileSource) -> bool:
@@ -67,35 +67,49 @@ def inspect(source: FileSource) -> ValidFile:
     layout = record_count.read_csv_layout(source.head(record_count.TOP_BYTES))
     begin, end = _text(head[layout.begin :]), _text(tail)
     try:
-        found = _best(begin, begin) if whole else _best(begin[: begin.rfind("\n") + 1], end[end.find("\n") + 1 :], end)
+        found = (
+            _best_result(begin, begin)
+            if whole
+            else _best_result(begin[: begin.rfind("\n") + 1], end[end.find("\n") + 1 :], end)
+        )
     except csv.Error as error:
         raise CheckUndecided(f"cannot be read as a table: {error}") from error
-    records = max(0, found.records - layout.header) if whole else None
-    return ValidFile(NAME, records, HALF if found.half else None if whole else PART, found.half)
+    records = max(0, found.records - layout.has_header) if whole else None
+    return ValidFile(
+        NAME,
+        records,
+        UNFINISHED_REASON if found.is_unfinished else None if whole else PARTIAL_REASON,
+        found.is_unfinished,
+    )
 
 
 def _text(data: bytes) -> str:
     return data.decode("latin-1")  # delimiters are the same in every superset of ASCII
 
 
-def _best(head: str, tail: str, window: str = "") -> DialectResult:
+def _best_result(head: str, tail: str, window: str = "") -> DialectResult:
     """Return the result of the first dialect that fits; else raise the complaint about the first one."""
     if window and not (head and tail and window.count("\n") > 1):
         raise CheckUndecided("its rows are longer than the part that was checked")
     complaint: Exception | None = None
-    for way in _ways(head, tail):
-        judgement = _judge_ends(head, tail, way) if window else _judge(_rows(head, way))
-        if complaint is None and judgement.half and tail.endswith("\n") and way.delimiter in OFTEN_WITHOUT_QUOTES:
+    for way in _candidate_dialects(head, tail):
+        judgement = _check_ends(head, tail, way) if window else _check_rows(_rows(head, way))
+        if (
+            complaint is None
+            and judgement.is_unfinished
+            and tail.endswith("\n")
+            and way.delimiter in OFTEN_WITHOUT_QUOTES
+        ):
             plain = way._replace(quote=None)
-            other = _judge_ends(head, tail, plain) if window else _judge(_rows(head, plain))
-            judgement = other if other.complaint is None else judgement
-        if judgement.complaint is None:
+            other = _check_ends(head, tail, plain) if window else _check_rows(_rows(head, plain))
+            judgement = other if other.problem is None else judgement
+        if judgement.problem is None:
             return judgement
-        complaint = complaint or judgement.complaint
+        complaint = complaint or judgement.problem
     raise complaint or CheckUndecided("holds no table")
 
 
-def _ways(head: str, tail: str) -> Iterator[CsvDialect]:
+def _candidate_dialects(head: str, tail: str) -> Iterator[CsvDialect]:
     """Yield dialects in which the first row has several fields, the likeliest first."""
     line = next((line for line in head.split("\n") if line.strip()), "")
     likeliest = record_count.guess_delimiter(line.encode("latin-1")).decode()
@@ -110,62 +124,62 @@ def _ways(head: str, tail: str) -> Iterator[CsvDialect]:
             yield CsvDialect(delimiter, "'")
 
 
-def _rows(text: str, way: CsvDialect) -> RowWidths:
+def _rows(text: str, dialect: CsvDialect) -> RowWidths:
     ended = text.endswith("\n") or not text
     reader = csv.reader(
-        io.StringIO(text + ("" if ended else "\n") + END, newline=""),
-        delimiter=way.delimiter,
-        quoting=csv.QUOTE_MINIMAL if way.quote else csv.QUOTE_NONE,
-        quotechar=way.quote,
-        escapechar="\\" if way.backslash else None,
+        io.StringIO(text + ("" if ended else "\n") + END_SENTINEL, newline=""),
+        delimiter=dialect.delimiter,
+        quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+        quotechar=dialect.quote,
+        escapechar="\\" if dialect.backslash else None,
     )
     found = list(reader)
-    is_open = found.pop() != [END]
+    is_open = found.pop() != [END_SENTINEL]
     last = len(found.pop()) if not ended and not is_open and found else None
     return RowWidths([len(row) for row in found if row], is_open, last)
 
 
-def _judge(rows: RowWidths, expected: int = 0, place: str = "row {}") -> DialectResult:
+def _check_rows(rows: RowWidths, expected: int = 0, place: str = "row {}") -> DialectResult:
     """Compare rows with the first one, or with a known number of fields."""
     widths = rows.widths or [rows.last or 0]
     most, _ = Counter(widths).most_common(1)[0]  # the first of several
     if not expected and most != widths[0]:
         return DialectResult(
-            complaint=CheckUndecided(f"its first row has {_fields(widths[0])} and most others have {most}")
+            problem=CheckUndecided(f"its first row has {_fields_text(widths[0])} and most others have {most}")
         )
     expected = expected or most
     last = rows.last or 0
     for number, width in enumerate([*rows.widths, *([last] if last > expected else [])], 1):
         if width != expected:
-            has = f"{place.format(number)} has {_fields(width)} and the first row {expected}"
-            return DialectResult(complaint=CheckUndecided(has))  # another table may follow, or rows of another kind
+            has = f"{place.format(number)} has {_fields_text(width)} and the first row {expected}"
+            return DialectResult(problem=CheckUndecided(has))  # another table may follow, or rows of another kind
     half = rows.is_open or (rows.last is not None and rows.last < expected)
     return DialectResult(half, len(rows.widths) + (rows.last is not None and not half))
 
 
-def _fields(number: int) -> str:
+def _fields_text(number: int) -> str:
     return "1 field" if number == 1 else f"{number} fields"
 
 
-def _judge_ends(head: str, tail: str, way: CsvDialect) -> DialectResult:
+def _check_ends(head: str, tail: str, dialect: CsvDialect) -> DialectResult:
     """Compare the rows of both ends; the second may begin within a quoted field."""
-    begin = _rows(head, way)
-    judgement = _judge(begin)
-    if judgement.complaint is not None or not begin.widths:
+    begin = _rows(head, dialect)
+    judgement = _check_rows(begin)
+    if judgement.problem is not None or not begin.widths:
         return (
             judgement
             if begin.widths
-            else DialectResult(complaint=CheckUndecided("its rows are longer than the part that was checked"))
+            else DialectResult(problem=CheckUndecided("its rows are longer than the part that was checked"))
         )
     expected, place = begin.widths[0], "a row near its end"
-    outside = _judge(_rows(tail, way), expected, place)
-    if way.quote is None or (outside.complaint is None and not outside.half):
+    outside = _check_rows(_rows(tail, dialect), expected, place)
+    if dialect.quote is None or (outside.problem is None and not outside.is_unfinished):
         return outside
-    if way.quote in tail:
-        within = _rows(way.quote + tail, way)
-        inside = _judge(within._replace(widths=within.widths[1:]), expected, place)
-        if inside.complaint is None and (outside.complaint is not None or not inside.half):
+    if dialect.quote in tail:
+        within = _rows(dialect.quote + tail, dialect)
+        inside = _check_rows(within._replace(widths=within.widths[1:]), expected, place)
+        if inside.problem is None and (outside.problem is not None or not inside.is_unfinished):
             return inside
-    elif outside.complaint is not None and way.quote in head:
-        return DialectResult(complaint=CheckUndecided("its end may lie within one long field"))
+    elif outside.problem is not None and dialect.quote in head:
+        return DialectResult(problem=CheckUndecided("its end may lie within one long field"))
     return outside

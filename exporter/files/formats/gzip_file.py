@@ -35,7 +35,7 @@ def inspect(source: FileSource) -> ValidFile:
     return ValidFile(NAME)
 
 
-def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
+def _unpack(data: memoryview, most_bytes: int, has_all_data: bool) -> tuple[int, int]:
     """Unpack one member; return its packed and unpacked size."""
     engine = zlib.decompressobj(GZIP_WINDOW)
     taken = made = 0
@@ -49,7 +49,7 @@ def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
             if made > most_bytes:
                 raise CheckUndecided(f"is more than {MOST_UNPACKED_BYTES >> 20} MiB when unpacked")
             if not piece and not out and not engine.eof:
-                if whole:
+                if has_all_data:
                     raise FileDamaged("ends in the middle of its data")
                 return taken, made
     except zlib.error as error:

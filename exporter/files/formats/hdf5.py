@@ -8,7 +8,7 @@ data written after a flush lies beyond that end.
 import struct
 from typing import NamedTuple
 
-from exporter.files.formats.hdf5_objects import DRIVER_INFO, ObjectHeaders, UnsupportedLayout, address_of, lookup3
+from exporter.files.formats.hdf5_objects import DRIVER_INFO, ObjectHeaders, UnsupportedLayout, lookup3, parse_address
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "hdf5"
@@ -29,24 +29,24 @@ class Superblock(NamedTuple):
     root: int | None  # address of the root group
     address_bytes: int
     length_bytes: int
-    open: bool  # whether it is marked as open for writing
+    is_open: bool  # whether it is marked as open for writing
     several_files: bool  # whether it describes a file spread over several
     extension: int | None
 
 
 def claims(source: FileSource) -> bool:
     """Whether there is a signature at a permitted place."""
-    return _signature(source) is not None
+    return _find_signature(source) is not None
 
 
 def inspect(source: FileSource) -> ValidFile:
     """Validate that the file ends where its superblock says, and that its root group is readable."""
-    place = _signature(source)
+    place = _find_signature(source)
     if place is None:
         raise FileDamaged("does not begin like an HDF5 file")
     block = parse_superblock(source.read(place, min(SUPERBLOCK_BYTES, source.size - place)), place)
     objects = ObjectHeaders(source, block.base, block.address_bytes, block.length_bytes)
-    if block.open:
+    if block.is_open:
         raise CheckUndecided("is marked as open for writing: its writer is at work, or has not closed it")
     if block.several_files or _has_driver(objects, block.extension):
         raise CheckUndecided("is one of several files that belong together")
@@ -72,7 +72,7 @@ def _has_driver(objects: ObjectHeaders, extension: int | None) -> bool:
         return False
 
 
-def _signature(source: FileSource) -> int | None:
+def _find_signature(source: FileSource) -> int | None:
     """Find the superblock; beyond the top, search only files with an HDF5 extension."""
     if source.head(len(SIGNATURE)) == SIGNATURE:
         return 0
@@ -86,7 +86,7 @@ def _signature(source: FileSource) -> int | None:
     return None
 
 
-def parse_superblock(text: bytes, place: int) -> Superblock:
+def parse_superblock(text: bytes, offset: int) -> Superblock:
     """Parse the superblock at this place of the file (II.A)."""
     if len(text) < 20:
         raise FileDamaged("ends within its superblock")
@@ -106,17 +106,17 @@ def parse_superblock(text: bytes, place: int) -> Superblock:
         raise FileDamaged("has a superblock with impossible version numbers")
     if not old and lookup3(text[:end]) != int.from_bytes(text[end : end + 4], "little"):
         raise FileDamaged("has a superblock with a wrong checksum")
-    addresses = [address_of(text[at : at + size], size) for at in range(begin, end, size)]
+    addresses = [parse_address(text[at : at + size], size) for at in range(begin, end, size)]
     base, second, eof, fourth = addresses[:4]
     if base is None or eof is None:
         raise FileDamaged("has a superblock without an end of the file")
     return Superblock(
-        base=place,
-        end=eof - base + place,  # like the library, in case a user block was prepended
+        base=offset,
+        end=eof - base + offset,  # like the library, in case a user block was prepended
         root=addresses[-1],
         address_bytes=size,
         length_bytes=length_bytes,
-        open=version == 3 and bool(text[11] & OPEN_FOR_WRITING),
+        is_open=version == 3 and bool(text[11] & OPEN_FOR_WRITING),
         several_files=old and fourth is not None,
         extension=None if old else second,
     )

@@ -50,11 +50,11 @@ class ObjectHeaders:
         """Return all messages of an object header and its continuation blocks (IV.A.1)."""
         top = self._read(address, 16)
         if top.startswith(b"OHDR"):
-            return self._messages_2(address)
+            return self._messages_v2(address)
         if top[0] != 1:
             raise FileDamaged("has something else where an object should be")
         _, _, _, length = struct.unpack_from("<BxHLL", top)
-        return self._all(self._read(address + 16, length), struct.Struct("<HHB3x"), b"")
+        return self._parse_messages(self._read(address + 16, length), struct.Struct("<HHB3x"), b"")
 
     def rows(self, group: int) -> int | None:
         """Longest first dimension of the datasets in a group; None without a dataset.
@@ -90,19 +90,19 @@ class ObjectHeaders:
         size = self._address_bytes
         for kind, _, body in self.messages(group):
             if kind == SYMBOL_TABLE:
-                tree = address_of(body[:size], size)
+                tree = parse_address(body[:size], size)
                 if tree is not None:
-                    yield from self._entries(tree)
+                    yield from self._group_entries(tree)
             elif kind == LINK:
-                address = self._linked(body)
+                address = self._link_target(body)
                 if address is not None:
                     yield address
             elif kind == LINK_INFO:
                 at = 2 + 8 * (body[1] & 1)
-                if address_of(body[at : at + size], size) is not None:
+                if parse_address(body[at : at + size], size) is not None:
                     raise UnsupportedLayout  # its links are in a heap
 
-    def _linked(self, body: bytes) -> int | None:
+    def _link_target(self, body: bytes) -> int | None:
         """Target of a hard link (IV.A.2.g); None for other links."""
         flags = body[1]
         at = 2
@@ -115,9 +115,9 @@ class ObjectHeaders:
         at += width + int.from_bytes(body[at : at + width], "little")
         size = self._address_bytes
         address = body[at : at + size]
-        return address_of(address, size) if len(address) == size else None
+        return parse_address(address, size) if len(address) == size else None
 
-    def _entries(self, tree: int) -> Iterator[int]:
+    def _group_entries(self, tree: int) -> Iterator[int]:
         """Object headers of the entries in a group's B-tree (III.A.1, III.B, III.C)."""
         size, lengths = self._address_bytes, self._length_bytes
         nodes, seen = [tree], 0
@@ -141,7 +141,7 @@ class ObjectHeaders:
             else:
                 raise FileDamaged("has something else where its list of objects should be")
 
-    def _messages_2(self, address: int) -> list[ObjectMessage]:
+    def _messages_v2(self, address: int) -> list[ObjectMessage]:
         """Messages of an object header of version 2, which has a checksum."""
         version, flags = self._read(address + 4, 2)
         if version != 2:
@@ -149,11 +149,11 @@ class ObjectHeaders:
         width = 1 << (flags & 3)
         begin = 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1) + width
         length = int.from_bytes(self._read(address + begin - width, width), "little")
-        header = self._checked(address, begin + length + 4)
+        header = self._read_checked(address, begin + length + 4)
         form = struct.Struct("<BHB2x" if flags & 4 else "<BHB")
-        return self._all(header[begin:], form, b"OCHK")
+        return self._parse_messages(header[begin:], form, b"OCHK")
 
-    def _all(self, block: bytes, form: struct.Struct, mark: bytes) -> list[ObjectMessage]:
+    def _parse_messages(self, block: bytes, form: struct.Struct, mark: bytes) -> list[ObjectMessage]:
         """Messages of a block and its continuations, each after a header of this form."""
         messages: list[ObjectMessage] = []
         blocks = [block]
@@ -176,12 +176,12 @@ class ObjectHeaders:
                     elif self._read(place, 4) != mark:
                         raise FileDamaged("has something else where an object should go on")
                     else:
-                        blocks.append(self._checked(place, more)[4:])
+                        blocks.append(self._read_checked(place, more)[4:])
                 elif kind != NIL:
                     messages.append(ObjectMessage(kind, flags, body))
         return messages
 
-    def _checked(self, address: int, length: int) -> bytes:
+    def _read_checked(self, address: int, length: int) -> bytes:
         """Return a block without the checksum at its end, after verifying it."""
         block = self._read(address, length)
         if lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
@@ -194,7 +194,7 @@ class ObjectHeaders:
         return self._source.read(self._base + address, length)
 
 
-def address_of(text: bytes, length: int) -> int | None:
+def parse_address(text: bytes, length: int) -> int | None:
     """Parse an address of ``length`` bytes; None if all bits are set."""
     address = int.from_bytes(text, "little")
     return None if address == (1 << 8 * length) - 1 else address

@@ -3,12 +3,12 @@
 import json
 
 from exporter.files.formats import json_text
-from exporter.files.formats.json_text import BYTE_ORDER_MARK, WHITE, WINDOW_BYTES, refuse_nul
+from exporter.files.formats.json_text import BYTE_ORDER_MARK, WHITE_SPACE, WINDOW_BYTES, refuse_nul
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "jsonl"
 EXTENSIONS = (".jsonl", ".ndjson")
-PART = "only its first and last lines were checked"
+PARTIAL_REASON = "only its first and last lines were checked"
 
 
 def claims(source: FileSource) -> bool:
@@ -26,8 +26,8 @@ def inspect(source: FileSource) -> ValidFile:
         _refuse_other_texts(data)
         *lines, last = data.removeprefix(BYTE_ORDER_MARK).split(b"\n")
         records = _check(lines, "line {}")
-        state = _last(last)
-        return ValidFile(NAME, records + (state == "whole"), *_unfinished(state))
+        state = _classify_last_line(last)
+        return ValidFile(NAME, records + (state == "whole"), *_unfinished_fields(state))
     head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
     _refuse_other_texts(head)
     refuse_nul(tail, " near its end")
@@ -36,10 +36,10 @@ def inspect(source: FileSource) -> ValidFile:
     if not lines:
         raise CheckUndecided("its last line is longer than the part that was checked")
     records = _check(first, "line {}") + _check(lines[:-1], "a line near its end")
-    state = _last(lines[-1])
+    state = _classify_last_line(lines[-1])
     if not records and state != "whole":
         raise CheckUndecided("its lines are longer than the part that was checked")
-    return ValidFile(NAME, None, *(_unfinished(state) or (PART,)))
+    return ValidFile(NAME, None, *(_unfinished_fields(state) or (PARTIAL_REASON,)))
 
 
 def _refuse_other_texts(data: bytes) -> None:
@@ -52,26 +52,26 @@ def _check(lines: list[bytes], place: str) -> int:
     """Count the lines that are not blank, each of which must be a value."""
     records = 0
     for number, line in enumerate(lines, 1):
-        if not line.strip(WHITE):
+        if not line.strip(WHITE_SPACE):
             continue
         try:
             json_text.parse_json(line.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
             raise FileDamaged(f"{place.format(number)} is not UTF-8 text") from error
         except FileDamaged as error:
-            raise FileDamaged(f"{place.format(number)} {_of_one_line(error)}") from error
+            raise FileDamaged(f"{place.format(number)} {_line_problem(error)}") from error
         records += 1
     return records
 
 
-def _of_one_line(error: FileDamaged) -> str:
+def _line_problem(error: FileDamaged) -> str:
     cause = error.__cause__
     return f"is no JSON: {cause.msg}" if isinstance(cause, json.JSONDecodeError) else str(error)
 
 
-def _last(line: bytes) -> str:
+def _classify_last_line(line: bytes) -> str:
     """Classify the text after the last newline as "none", "whole" or "half"."""
-    if not line.strip(WHITE):
+    if not line.strip(WHITE_SPACE):
         return "none"
     try:
         json_text.parse_json(line.decode("utf-8", "surrogatepass"))
@@ -81,11 +81,11 @@ def _last(line: bytes) -> str:
         return "half"
     except FileDamaged as error:
         cause = error.__cause__
-        if isinstance(cause, json.JSONDecodeError) and not json_text.is_cut(cause):
+        if isinstance(cause, json.JSONDecodeError) and not json_text.is_truncated(cause):
             raise FileDamaged(f"its last line is no JSON: {cause.msg}") from error
         return "half"
     return "whole"
 
 
-def _unfinished(state: str) -> tuple[str, bool] | tuple[()]:
+def _unfinished_fields(state: str) -> tuple[str, bool] | tuple[()]:
     return ("its last line is half-written", True) if state == "half" else ()

@@ -8,12 +8,12 @@ from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, CheckUndecide
 NAME = "json"
 EXTENSIONS = (".json",)
 WINDOW_BYTES = 64 << 10  # read of each end of a text that is too large to parse
-WHITE = b" \t\r\n"
+WHITE_SPACE = b" \t\r\n"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSERS = {b"{": b"}", b"[": b"]", b'"': b'"'}
 INDENTED = re.compile(rb"\s*[\[{][ \t]*\r?\n[ \t]+\S")  # start of an indented text
 INDENTED_END = re.compile(rb"\n[ \t]+[\]}]\s*\Z")
-WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 NUMBER_BEGINNINGS = (".", "e", "E", "e+", "e-", "E+", "E-")  # possible rest of a truncated number after a valid one
 IN_THE_MIDDLE = "ends in the middle of a value"
 
@@ -22,13 +22,13 @@ _DECODER = json.JSONDecoder(parse_float=len, parse_int=len)  # accepts numbers o
 
 def claims(source: FileSource) -> bool:
     """Whether the text begins with a bracket."""
-    return source.head(FIRST_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)[:1] in (b"{", b"[")
+    return source.head(FIRST_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip(WHITE_SPACE)[:1] in (b"{", b"[")
 
 
 def inspect(source: FileSource) -> ValidFile:
     """Count the items if the root is an array. Of a large text, both ends must fit one value."""
     if source.size > MOST_BYTES:
-        return _look_at_ends(source)
+        return _check_ends(source)
     value = parse_json(decode(source.head(source.size)))
     return ValidFile(NAME, len(value) if isinstance(value, list) else None)
 
@@ -58,32 +58,32 @@ def parse_json(text: str) -> object:
     except json.JSONDecodeError as error:
         if not text.strip():
             raise FileDamaged("holds nothing but white space") from error
-        if is_cut(error):
+        if is_truncated(error):
             raise FileDamaged(IN_THE_MIDDLE) from error
         raise FileDamaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise CheckUndecided("is nested too deeply to be checked") from error
 
 
-def is_cut(error: json.JSONDecodeError) -> bool:
+def is_truncated(error: json.JSONDecodeError) -> bool:
     """Whether more text could have made it valid."""
     rest = error.doc[error.pos :].rstrip()
     return (
         error.msg.startswith("Unterminated string")
-        or (error.msg.startswith("Expecting value") and any(word.startswith(rest) for word in WORDS))
+        or (error.msg.startswith("Expecting value") and any(word.startswith(rest) for word in LITERALS))
         or (error.msg.startswith("Invalid \\u") and len(rest) <= len("uXXXX") and '"' not in rest)
         or rest in ("", *NUMBER_BEGINNINGS)
     )
 
 
-def _look_at_ends(source: FileSource) -> ValidFile:
+def _check_ends(source: FileSource) -> ValidFile:
     head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
     if json.detect_encoding(head) not in ("utf-8", "utf-8-sig"):
         raise CheckUndecided("is large and not in UTF-8")
     refuse_nul(head, " near its beginning")
     refuse_nul(tail, " near its end")
-    text = head.removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)
-    closer, end = CLOSERS.get(text[:1]), tail.rstrip(WHITE)
+    text = head.removeprefix(BYTE_ORDER_MARK).lstrip(WHITE_SPACE)
+    closer, end = CLOSERS.get(text[:1]), tail.rstrip(WHITE_SPACE)
     if not text or not end:
         raise CheckUndecided("begins or ends with a lot of white space")
     if closer is None:

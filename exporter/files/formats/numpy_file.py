@@ -60,10 +60,10 @@ def claims(source: FileSource) -> bool:
 
 def inspect(source: FileSource) -> ValidFile:
     """Validate that each array, in the file or archive, is as long as its type and shape say."""
-    return _arrays(source) if source.head(len(MAGIC)) == MAGIC else _archive(source)
+    return _check_arrays(source) if source.head(len(MAGIC)) == MAGIC else _check_archive(source)
 
 
-def _arrays(source: FileSource) -> ValidFile:
+def _check_arrays(source: FileSource) -> ValidFile:
     """Check successive arrays: ``numpy.save`` may be called several times on one open file."""
     begin = 0
     records: int | None = None
@@ -85,13 +85,15 @@ def _reader(source: FileSource, begin: int) -> Callable[[int, int], bytes]:
     return lambda offset, length: source.read(begin + offset, length)
 
 
-def _archive(source: FileSource) -> ValidFile:
+def _check_archive(source: FileSource) -> ValidFile:
     """Check an archive with one array per member; records are the rows of the longest."""
     directory = zip_file.read_directory(source)
     members = [member for member in directory.members if member.name.endswith(".npy")]
     if directory.members and not members:
         return ValidFile(zip_file.NAME, None, "holds no array")
-    headers = [header for member in members[:MOST_ARRAYS] if (header := _member(source, member)) is not None]
+    headers = [
+        header for member in members[:MOST_ARRAYS] if (header := _read_member_header(source, member)) is not None
+    ]
     reason = directory.reason
     if reason is None and len(headers) < len(members):
         reason = f"only {len(headers)} of its {len(members)} arrays were checked"
@@ -99,7 +101,7 @@ def _archive(source: FileSource) -> ValidFile:
     return ValidFile("npz", None if reason else records, reason)
 
 
-def _member(source: FileSource, member: zip_file.ZipMember) -> ArrayHeader | None:
+def _read_member_header(source: FileSource, member: zip_file.ZipMember) -> ArrayHeader | None:
     """Return the header of an array in an archive; None if its compression is unsupported or its header too long."""
     begin = zip_file.data_offset(source, member)
     if member.method == 0:

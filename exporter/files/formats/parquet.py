@@ -22,7 +22,7 @@ CHUNK_FILE, CHUNK_DATA = 1, 3  # fields of ColumnChunk: its file if another one,
 PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN = 7, 9, 11  # fields of ColumnMetaData
 # fields of a struct to keep, with the fields of nested structs; None for a number or a text
 Wanted = Mapping[int, "Wanted | None"]
-GROUP: Wanted = {
+ROW_GROUP_FIELDS: Wanted = {
     GROUP_COLUMNS: {CHUNK_FILE: None, CHUNK_DATA: dict.fromkeys((PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN))},
     GROUP_ROWS: None,
 }
@@ -64,7 +64,7 @@ def inspect(source: FileSource) -> ValidFile:
             if field == ROWS and kind in (I32, I64):
                 rows = footer.number()
             elif field == ROW_GROUPS and kind == LIST:
-                for group in footer.items(GROUP):
+                for group in footer.items(ROW_GROUP_FIELDS):
                     groups += 1
                     rows_of_groups += _check_group(group, begin, groups)
             else:
@@ -107,7 +107,7 @@ class ThriftCompact:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = 0
+        self._offset = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Yield number and type of each field of a struct; the caller reads or skips each value."""
@@ -122,7 +122,7 @@ class ThriftCompact:
         count = top >> 4 if top >> 4 < 15 else self._varint()
         for _ in range(count):
             if top & 15 in (TRUE, FALSE):
-                self._pass(1)
+                self._advance(1)
                 yield None
             else:
                 yield self.value(top & 15, wanted, depth + 1)
@@ -153,7 +153,7 @@ class ThriftCompact:
         if kind in (I16, I32, I64):
             self._varint()
         elif kind in (BYTE, DOUBLE, BINARY):
-            self._pass({BYTE: 1, DOUBLE: 8}.get(kind) or self._varint())
+            self._advance({BYTE: 1, DOUBLE: 8}.get(kind) or self._varint())
         elif kind in (LIST, SET):
             for _ in self.items(None, depth):
                 pass
@@ -171,7 +171,7 @@ class ThriftCompact:
         for _ in range(count):
             for kind in (kinds >> 4, kinds & 15):
                 if kind in (TRUE, FALSE):
-                    self._pass(1)
+                    self._advance(1)
                 else:
                     self.skip(kind, depth + 1)
 
@@ -191,11 +191,11 @@ class ThriftCompact:
         raise FileDamaged("has a footer with a number that is too long")
 
     def _byte(self) -> int:
-        at = self._at
-        self._pass(1)
+        at = self._offset
+        self._advance(1)
         return self._text[at]
 
-    def _pass(self, count: int) -> None:
-        self._at += count
-        if self._at > len(self._text):
+    def _advance(self, count: int) -> None:
+        self._offset += count
+        if self._offset > len(self._text):
             raise ThriftEnded

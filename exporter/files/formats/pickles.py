@@ -10,7 +10,7 @@ import pickletools
 from typing import NamedTuple
 
 # raised by a walk over truncated bytes or bytes that are no pickle
-ERRORS = (ValueError, LookupError, TypeError, OverflowError, MemoryError, RecursionError)
+PICKLE_ERRORS = (ValueError, LookupError, TypeError, OverflowError, MemoryError, RecursionError)
 
 MARK = object()
 TEXTS_AND_NUMBERS = frozenset({"int", "int_or_bool", "str", "bytes_or_str"})
@@ -42,16 +42,16 @@ def walk_pickle(stream: io.BytesIO) -> PickleContents:
         elif name == "MARK":
             stack.append(MARK)
         else:
-            below, taken = _take(stack, opcode)
+            below, taken = _pop_arguments(stack, opcode)
             if name == "STOP":
                 return PickleContents(below[0], persistent)
             if name == "BINPERSID":
                 persistent.append(below[0])
-            stack += _made(opcode, argument, below, taken)
+            stack += _pushed_values(opcode, argument, below, taken)
     raise ValueError("has no end")  # genops raises before this
 
 
-def _take(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple[list[object], list[object]]:
+def _pop_arguments(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple[list[object], list[object]]:
     """Pop an opcode's arguments: those below the last mark, and all above it."""
     before = opcode.stack_before
     taken: list[object] = []
@@ -68,7 +68,7 @@ def _take(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple[list[obj
     return below, taken
 
 
-def _made(
+def _pushed_values(
     opcode: pickletools.OpcodeInfo, argument: object, below: list[object], taken: list[object]
 ) -> list[object | None]:
     """Return the values that an opcode pushes."""

@@ -20,7 +20,7 @@ COLLAPSES = 8  # nesting levels in a JSON array removed at once; deeper ones are
 
 DELIMITERS = b",;\t|"  # possible delimiters of CSV
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-WHITE = b" \t\r\n"
+WHITE_SPACE = b" \t\r\n"
 
 # state in a quoted field: outside, inside, after a quote that closes it unless another follows
 OUTSIDE, INSIDE, CLOSING = range(3)
@@ -30,8 +30,8 @@ ROOT, FIRST, ITEMS, DONE, OTHER = range(5)
 COMMENT = b"#"
 MOST_NAME_LETTERS = 80  # longest name of a column
 SAME_LENGTH = 8  # from this length, values as long as the first field are no coincidence: hashes, UUIDs
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "?"))
-NO_NAMES = MISSING | {"true", "false", "inf", "-inf"}
+MISSING_VALUES = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "?"))
+NO_NAMES = MISSING_VALUES | {"true", "false", "inf", "-inf"}
 
 # a number, a date or a time
 _NUMBER = re.compile(r"[-+]?[.$]?\d[\d.,:/_ +-]*(?:[eETZ][-+\d.:]*Z?)?%?|[-+]?inf(?:inity)?", re.IGNORECASE)
@@ -39,8 +39,8 @@ _DIGITS = re.compile(r"\d+")
 _BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
 _EMPTY = re.compile(rb"\n\r?(?=\n)")
 _QUOTED = re.compile(rb'"[^"]*"?')
-_TO_CLOSE = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-_FIELD = {
+_UNTIL_CLOSING_QUOTE = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+_QUOTED_FIELD = {
     bytes((code,)): re.compile(rb'(?<=[\n%b])"[^"]*+(?:""[^"]*+)*+("?)' % re.escape(bytes((code,))))
     for code in DELIMITERS
 }  # by delimiter: a quoted field up to its closing quote (captured) or the end of the text
@@ -61,8 +61,8 @@ class CsvLayout(NamedTuple):
 
     begin: int  # start of its first row, after a byte order mark, blank lines and comments
     delimiter: bytes
-    header: bool  # whether its first row names the columns
-    sure: bool  # whether more text cannot change the result
+    has_header: bool  # whether its first row names the columns
+    is_final: bool  # whether more text cannot change the result
 
 
 def read_csv_layout(top: bytes) -> CsvLayout:
@@ -89,13 +89,13 @@ def read_csv_layout(top: bytes) -> CsvLayout:
     rows = _first_rows(top[begin:], between.decode())
     sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
     if not rows:
-        return CsvLayout(begin, between, header=True, sure=sure)
-    told = _tells_header(rows)
+        return CsvLayout(begin, between, has_header=True, is_final=sure)
+    told = _has_header(rows)
     header = not named and _could_be_names(rows[0]) if told is None else told
     return CsvLayout(begin, between, header, sure)
 
 
-def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
+def _has_header(rows: Sequence[Sequence[str]]) -> bool | None:
     """Whether the first row of a table is a header; None if undecided.
 
     No file says so for certain, so the strongest evidence comes first. A header counts its columns from 0, as pandas
@@ -108,16 +108,16 @@ def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
     if len(first) > 1 and counted == [str(number) for number in range(len(counted))]:
         return True
     for field, column in zip(first, columns, strict=True):
-        values = [value for value in column if value.lower() not in MISSING]
-        is_text = field.lower() not in MISSING and not _NUMBER.fullmatch(field)
+        values = [value for value in column if value.lower() not in MISSING_VALUES]
+        is_text = field.lower() not in MISSING_VALUES and not _NUMBER.fullmatch(field)
         if is_text and values and all(_NUMBER.fullmatch(value) for value in values):
             return True
     if any(_NUMBER.fullmatch(field) for field in first):
         return False
-    return False if any(map(_is_alike, first, columns)) else None
+    return False if any(map(_resembles_column, first, columns)) else None
 
 
-def _is_alike(field: str, column: Sequence[str]) -> bool:
+def _resembles_column(field: str, column: Sequence[str]) -> bool:
     """Whether a field is like those below it: repeated, different in digits alone, or of the same length."""
     values = [value for value in column if value]
     if not field or not values:
@@ -146,13 +146,13 @@ def _could_be_names(fields: Sequence[str]) -> bool:
     )
 
 
-def _first_rows(text: bytes, between: str) -> list[list[str]]:
+def _first_rows(text: bytes, delimiter: str) -> list[list[str]]:
     """Return the first complete rows, or the only line."""
     text = text[: text.rfind(b"\n") + 1] or text
     reader = csv.reader(
         io.StringIO(f"{text.decode('latin-1')}\0", newline=""),
-        delimiter=between,
-        quoting=csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
     )
     rows: list[list[str]] = []
     try:
@@ -170,20 +170,20 @@ def _first_rows(text: bytes, between: str) -> list[list[str]]:
 class _GrowingText:
     """A position in a growing file, and the text before it."""
 
-    __slots__ = ("_mark", "position")
+    __slots__ = ("_previous_text", "position")
 
     def __init__(self) -> None:
         self._restart()
 
     def _restart(self) -> None:
         self.position = 0  # counted up to here
-        self._mark = b""
+        self._previous_text = b""
 
     def _count(self, text: bytes) -> None:
         """Count the next text."""
         raise NotImplementedError
 
-    def _usable(self, text: bytes, place: int) -> bytes:
+    def _usable(self, text: bytes, offset: int) -> bytes:
         """Return the part of the text at this place that can be counted now."""
         return text
 
@@ -191,11 +191,11 @@ class _GrowingText:
         """Whether the rest of the text does not matter."""
         return False
 
-    def _top(self, fd: int, size: int) -> bool:
+    def _read_top(self, fd: int, size: int) -> bool:
         """Prepare reading from the top; return whether it can start."""
         top = os.pread(fd, min(len(BYTE_ORDER_MARK), size), 0)
         if top == BYTE_ORDER_MARK:
-            self.position, self._mark = len(top), top
+            self.position, self._previous_text = len(top), top
             return True
         return not BYTE_ORDER_MARK.startswith(top)
 
@@ -204,12 +204,12 @@ class _GrowingText:
 
         Raises OSError when the file cannot be read; the next call continues from the same position.
         """
-        back = self.position - len(self._mark)
-        if os.pread(fd, len(self._mark), back) != self._mark:
+        back = self.position - len(self._previous_text)
+        if os.pread(fd, len(self._previous_text), back) != self._previous_text:
             self.position = 0
         if not self.position:
             self._restart()
-            if not self._top(fd, size):
+            if not self._read_top(fd, size):
                 return False
         end = min(size, self.position + max(1, most_bytes))
         while self.position < end and not self._is_over():
@@ -217,7 +217,7 @@ class _GrowingText:
             usable = self._usable(text, self.position)
             if usable:
                 self.position += len(usable)
-                self._mark = (self._mark + usable[-MARK_BYTES:])[-MARK_BYTES:]
+                self._previous_text = (self._previous_text + usable[-MARK_BYTES:])[-MARK_BYTES:]
                 self._count(usable)
             if not text or len(usable) < len(text):
                 return False
@@ -233,24 +233,34 @@ class LineCounter(_GrowingText):
     """
 
     __slots__ = (
-        *("_before", "_csv", "_delimiter", "_header", "_lines", "_passes", "_quote", "_top_begin", "_top_known"),
-        *("_waits", "hole"),
+        *(
+            "_line_summary",
+            "_csv",
+            "_delimiter",
+            "_has_header",
+            "_lines",
+            "_hole_end",
+            "_quote",
+            "_top_begin",
+            "_top_known",
+        ),
+        *("_waits_at_holes", "hole"),
     )
 
-    def __init__(self, *, csv: bool = False, waits: bool = False) -> None:
-        """Count lines; with ``waits``, stop before NUL bytes, which a pending write may still fill."""
+    def __init__(self, *, csv: bool = False, waits_at_holes: bool = False) -> None:
+        """Count lines; with ``waits_at_holes``, stop before NUL bytes, which a pending write may still fill."""
         self._csv = csv
-        self._waits = waits
-        self._passes = 0  # NUL bytes before this position are ordinary text
+        self._waits_at_holes = waits_at_holes
+        self._hole_end = 0  # NUL bytes before this position are ordinary text
         super().__init__()
 
     def _restart(self) -> None:
         super()._restart()
         self._lines = 0
-        self._before = b"\n"  # summary of the current line for the text that follows
+        self._line_summary = b"\n"  # summary of the current line for the text that follows
         self._quote = OUTSIDE
         self._delimiter = b","
-        self._header = True
+        self._has_header = True
         self._top_known = 0  # bytes of the top examined for header and delimiter
         self._top_begin = 0
         self.hole = False  # whether the last call stopped before a NUL byte
@@ -258,80 +268,80 @@ class LineCounter(_GrowingText):
     @property
     def records(self) -> int:
         """Finished records so far."""
-        return max(0, self._lines - 1) if self._csv and self._header else self._lines
+        return max(0, self._lines - 1) if self._csv and self._has_header else self._lines
 
     @property
     def unfinished(self) -> bool:
         """Whether text follows the last record: half a record, or one that only lacks its newline."""
-        return self._quote != OUTSIDE or self._before not in (b"\n", b"\n\r")
+        return self._quote != OUTSIDE or self._line_summary not in (b"\n", b"\n\r")
 
     def pass_hole(self, size: int) -> None:
         """Count over all NUL bytes before this size, since nothing seems to fill them."""
-        self._passes = size
+        self._hole_end = size
 
     def advance(self, fd: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
         """Count as in the base class; detect the layout again while the top of a table grows."""
         self.hole = False
         if self._csv and self.position and self._top_known < min(size, TOP_BYTES):
             before = self._top_begin, self._delimiter
-            self._look_at_top(fd, size)
+            self._read_layout(fd, size)
             if (self._top_begin, self._delimiter) != before:
                 self._restart()
         return super().advance(fd, size, most_bytes)
 
-    def _look_at_top(self, fd: int, size: int) -> bytes:
+    def _read_layout(self, fd: int, size: int) -> bytes:
         """Detect the layout from the top, and return the top."""
         top = self._usable(os.pread(fd, min(TOP_BYTES, size), 0), 0)
         layout = read_csv_layout(top)
-        self._header, self._top_begin, self._delimiter = layout.header, layout.begin, layout.delimiter
-        self._top_known = TOP_BYTES if layout.sure else len(top)
+        self._has_header, self._top_begin, self._delimiter = layout.has_header, layout.begin, layout.delimiter
+        self._top_known = TOP_BYTES if layout.is_final else len(top)
         return top
 
-    def _top(self, fd: int, size: int) -> bool:
-        if not super()._top(fd, size):
+    def _read_top(self, fd: int, size: int) -> bool:
+        if not super()._read_top(fd, size):
             return False
         if self._csv:
-            top = self._look_at_top(fd, size)
+            top = self._read_layout(fd, size)
             line, newline, _ = top[self._top_begin :].partition(b"\n")
             if not newline and len(top) < TOP_BYTES:
                 # the delimiter is not known yet
                 hole = self.hole
                 self._restart()
-                self._before, self.hole = b"x" if line else b"\n", hole
+                self._line_summary, self.hole = b"x" if line else b"\n", hole
                 return False
-            self.position, self._mark = self._top_begin, top[: self._top_begin][-MARK_BYTES:]
+            self.position, self._previous_text = self._top_begin, top[: self._top_begin][-MARK_BYTES:]
         return True
 
-    def _usable(self, text: bytes, place: int) -> bytes:
-        hole = text.find(b"\0", max(0, self._passes - place)) if self._waits else -1
+    def _usable(self, text: bytes, offset: int) -> bytes:
+        hole = text.find(b"\0", max(0, self._hole_end - offset)) if self._waits_at_holes else -1
         self.hole = hole >= 0
         return text[:hole] if self.hole else text
 
     def _count(self, text: bytes) -> None:
         if not self._csv:
-            self._lines_of(self._before + text, _BLANK)
+            self._count_lines(self._line_summary + text, _BLANK)
         elif self._quote != OUTSIDE or (b'"' in text and self._delimiter != b"\t"):
-            self._rows_of(text)
+            self._count_rows(text)
         else:
-            self._lines_of(self._before + text, _EMPTY)
+            self._count_lines(self._line_summary + text, _EMPTY)
 
-    def _lines_of(self, text: bytes, blank: re.Pattern[bytes]) -> None:
+    def _count_lines(self, text: bytes, blank: re.Pattern[bytes]) -> None:
         """Count lines in a text without quoted fields that starts with the summary of its line."""
         self._lines += text.count(b"\n", 1) - len(blank.findall(text))
         last = text[text.rfind(b"\n") + 1 :]
         if not self._csv:
-            last = last.strip(WHITE)
+            last = last.strip(WHITE_SPACE)
         elif last == b"\r":
-            self._before = b"\n\r"
+            self._line_summary = b"\n\r"
             return
-        self._before = b"x" + last[-1:] if last else b"\n"
+        self._line_summary = b"x" + last[-1:] if last else b"\n"
 
-    def _rows_of(self, text: bytes) -> None:
+    def _count_rows(self, text: bytes) -> None:
         """Count rows in a text with quotes, by replacing each quoted field with a letter."""
         if self._quote == CLOSING and text.startswith(b'"'):
             self._quote, text = INSIDE, text[1:]
         if self._quote == INSIDE:
-            closed = _TO_CLOSE.match(text)
+            closed = _UNTIL_CLOSING_QUOTE.match(text)
             if closed is None:
                 return
             text = text[closed.end() :]
@@ -339,9 +349,9 @@ class LineCounter(_GrowingText):
                 self._quote = CLOSING
                 return
         if self._quote != OUTSIDE:
-            self._quote, self._before = OUTSIDE, b"x"
-        parts = _FIELD[self._delimiter].split(self._before + text)
-        self._lines_of(b"x".join(parts[::2]), _EMPTY)
+            self._quote, self._line_summary = OUTSIDE, b"x"
+        parts = _QUOTED_FIELD[self._delimiter].split(self._line_summary + text)
+        self._count_lines(b"x".join(parts[::2]), _EMPTY)
         if len(parts) > 1 and not parts[-1]:
             self._quote = CLOSING if parts[-2] else INSIDE
 
@@ -352,14 +362,14 @@ class ArrayItemCounter(_GrowingText):
     Only brackets, commas and quotes are read, so an invalid text also gets some number.
     """
 
-    __slots__ = ("_commas", "_depth", "_escaped", "_phase", "_string")
+    __slots__ = ("_commas", "_depth", "_escaped", "_in_string", "_phase")
 
     def _restart(self) -> None:
         super()._restart()
         self._phase = ROOT
         self._commas = 0  # between items
         self._depth = 1  # open brackets, the root's included
-        self._string = False
+        self._in_string = False
         self._escaped = False
 
     @property
@@ -378,17 +388,17 @@ class ArrayItemCounter(_GrowingText):
         return self._phase == OTHER
 
     def _count(self, text: bytes) -> None:
-        if self._phase == ROOT and (text := text.lstrip(WHITE)):
+        if self._phase == ROOT and (text := text.lstrip(WHITE_SPACE)):
             self._phase, text = (FIRST if text[:1] == b"[" else OTHER), text[1:]
-        if self._phase == FIRST and (text := text.lstrip(WHITE)):
+        if self._phase == FIRST and (text := text.lstrip(WHITE_SPACE)):
             self._phase, text = (DONE, text[1:]) if text[:1] == b"]" else (ITEMS, text)
         if self._phase == DONE:
-            if text.strip(WHITE):
+            if text.strip(WHITE_SPACE):
                 self._phase = OTHER
         elif self._phase == ITEMS:
-            self._items_of(text)
+            self._count_items(text)
 
-    def _items_of(self, text: bytes) -> None:
+    def _count_items(self, text: bytes) -> None:
         if self._escaped:
             text = text[1:]
         # remove escaped backslashes, then escaped quotes
@@ -396,8 +406,8 @@ class ArrayItemCounter(_GrowingText):
         self._escaped = text.endswith(b"\\")
         # adjacent quotes cancel out
         parts = text.translate(_BRACKETS, _NO_STRUCTURE).replace(b'""', b"").split(b'"')
-        structure = b"".join(parts[self._string :: 2])
-        self._string ^= len(parts) % 2 == 0
+        structure = b"".join(parts[self._in_string :: 2])
+        self._in_string ^= len(parts) % 2 == 0
         if self._depth + structure.count(b"[") > structure.count(b"]"):
             # the root stays open, so all closed brackets lie within it
             for _ in range(COLLAPSES):
@@ -419,4 +429,4 @@ class ArrayItemCounter(_GrowingText):
                 self._phase = OTHER
                 return
         if not self._depth:
-            self._phase = DONE if text.rstrip(WHITE).endswith(b"]") else OTHER
+            self._phase = DONE if text.rstrip(WHITE_SPACE).endswith(b"]") else OTHER

@@ -71,10 +71,10 @@ def parse_tensor_header(header: bytes) -> list[TensorEntry]:
         raise FileDamaged("has a header that is no JSON") from error
     if not isinstance(fields, dict):
         raise FileDamaged("has a header that is no table of tensors")
-    return [_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
+    return [_parse_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
 
 
-def _tensor(name: str, field: object) -> TensorEntry:
+def _parse_tensor(name: str, field: object) -> TensorEntry:
     if not isinstance(field, dict):
         raise FileDamaged(f"its tensor {name[:80]!r} is not described")
     dtype, shape, offsets = field.get("dtype"), field.get("shape"), field.get("data_offsets")

@@ -47,7 +47,7 @@ class ValidFile(NamedTuple):
 class FileSource:
     """One open regular file, of its size when opened."""
 
-    __slots__ = ("_fd", "_head", "_tail", "name", "reads", "size", "spent")
+    __slots__ = ("_fd", "_head", "_tail", "bytes_read", "name", "reads", "size")
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
@@ -55,7 +55,7 @@ class FileSource:
         self._tail = b""
         self.name = name
         self.size = os.fstat(fd).st_size
-        self.spent = 0  # bytes read so far
+        self.bytes_read = 0  # bytes read so far
         self.reads = 0  # pieces read so far
 
     def read(self, offset: int, length: int) -> bytes:
@@ -86,7 +86,7 @@ class FileSource:
         return self._tail[len(self._tail) - length :]
 
     def _pread(self, offset: int, length: int) -> bytes:
-        if self.spent + length > MOST_BYTES or self.reads >= MOST_READS:
+        if self.bytes_read + length > MOST_BYTES or self.reads >= MOST_READS:
             raise CheckUndecided(f"cannot be checked within {MOST_BYTES >> 10} KiB of it")
         pieces = []
         while length:
@@ -94,7 +94,7 @@ class FileSource:
             piece = os.pread(self._fd, length, offset)
             if not piece:
                 raise CheckUndecided("became shorter while it was checked")
-            self.spent += len(piece)
+            self.bytes_read += len(piece)
             offset, length = offset + len(piece), length - len(piece)
             pieces.append(piece)
         return b"".join(pieces)
@@ -120,24 +120,24 @@ def _open(folder: str, name: str) -> int:
         place = os.path.realpath(os.path.join(top, name))
         if not (place == top or place.startswith(os.path.join(top, ""))):
             raise NotRegularFile("leads out of its folder")
-        _regular(os.stat(place, follow_symlinks=False))  # never open a device
+        _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
         fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise NotRegularFile(_words(error)) from error
+        raise NotRegularFile(_error_text(error)) from error
     except ValueError as error:
         raise NotRegularFile("cannot be the name of a file") from error
     try:
-        _regular(os.fstat(fd))
+        _require_regular(os.fstat(fd))
     except OSError as error:
         os.close(fd)
-        raise NotRegularFile(_words(error)) from error
+        raise NotRegularFile(_error_text(error)) from error
     except NotRegularFile:
         os.close(fd)
         raise
     return fd
 
 
-def _regular(facts: os.stat_result) -> None:
+def _require_regular(facts: os.stat_result) -> None:
     kind = stat.S_IFMT(facts.st_mode)
     if kind == stat.S_IFLNK:
         raise NotRegularFile("is a link in a circle")
@@ -145,7 +145,7 @@ def _regular(facts: os.stat_result) -> None:
         raise NotRegularFile(KINDS.get(kind, "is not a regular file"))
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
 
 

@@ -39,7 +39,7 @@ def masked_crc32c(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + MASK_DELTA) & 0xFFFFFFFF
 
 
-def _length(header: bytes) -> int | None:
+def _parse_length(header: bytes) -> int | None:
     """Parse the length from a header; None if its checksum is wrong."""
     length, checksum = struct.unpack("<QI", header)
     return length if masked_crc32c(header[:8]) == checksum else None
@@ -47,7 +47,7 @@ def _length(header: bytes) -> int | None:
 
 def claims(source: FileSource) -> bool:
     """Whether the first length has a correct checksum, which occurs by chance in one of 2^32 files."""
-    return source.size >= HEADER_BYTES and _length(source.head(HEADER_BYTES)) is not None
+    return source.size >= HEADER_BYTES and _parse_length(source.head(HEADER_BYTES)) is not None
 
 
 def inspect(source: FileSource) -> ValidFile:
@@ -55,9 +55,9 @@ def inspect(source: FileSource) -> ValidFile:
     walk = RecordWalk(source)
     if source.size <= WALKED_BYTES:
         source.head(source.size)
-    while walk.place < source.size and source.spent <= WALKED_BYTES and source.reads <= WALKED_READS:
+    while walk.offset < source.size and source.bytes_read <= WALKED_BYTES and source.reads <= WALKED_READS:
         walk.step()
-    if walk.place == source.size:
+    if walk.offset == source.size:
         return ValidFile(NAME, walk.records)
     _check_end(source)
     return ValidFile(NAME, None, f"only its first {walk.records} records and its last ones were checked")
@@ -71,35 +71,35 @@ class RecordWalk:
         self._window = b""
         self._start = 0  # of the window
         self._checked = 0
-        self._small = True
-        self.place = 0
+        self._has_small_records = True
+        self.offset = 0
         self.records = 0
 
     def step(self) -> None:
         """Walk over one record. Raises FileDamaged when it is not whole."""
         source, number = self._source, self.records + 1
-        if source.size - self.place < HEADER_BYTES:
+        if source.size - self.offset < HEADER_BYTES:
             raise FileDamaged(f"ends in the middle of the header of record {number}")
-        length = _length(self._read(self.place, HEADER_BYTES))
+        length = _parse_length(self._read(self.offset, HEADER_BYTES))
         if length is None:
             raise FileDamaged(f"the length of record {number} does not agree with its checksum")
-        data, end = self.place + HEADER_BYTES, self.place + HEADER_BYTES + length + FOOTER_BYTES
+        data, end = self.offset + HEADER_BYTES, self.offset + HEADER_BYTES + length + FOOTER_BYTES
         if end > source.size:
             raise FileDamaged(f"ends {end - source.size} bytes before the end of record {number}")
-        self._small = length < WINDOW_BYTES // 8
+        self._has_small_records = length < WINDOW_BYTES // 8
         if self._checked + length <= CHECKED_BYTES:
             self._checked += length
             text = self._read(data, length + FOOTER_BYTES)
             if masked_crc32c(text[:length]) != int.from_bytes(text[length:], "little"):
                 raise FileDamaged(f"the data of record {number} does not agree with its checksum")
-        self.place, self.records = end, number
+        self.offset, self.records = end, number
 
-    def _read(self, place: int, length: int) -> bytes:
-        start = place - self._start
+    def _read(self, offset: int, length: int) -> bytes:
+        start = offset - self._start
         if start < 0 or start + length > len(self._window):
-            most = max(length, WINDOW_BYTES if self._small else 0)
-            self._window = self._source.read(place, min(most, self._source.size - place))
-            self._start, start = place, 0
+            most = max(length, WINDOW_BYTES if self._has_small_records else 0)
+            self._window = self._source.read(offset, min(most, self._source.size - offset))
+            self._start, start = offset, 0
         return self._window[start : start + length]
 
 
@@ -109,7 +109,7 @@ def _check_end(source: FileSource) -> None:
     cut_by = place = 0
     while (upper := tail.find(UPPER_HALF, place + 4)) >= 0:
         place = upper - 4
-        end, records = _chain(tail, place)
+        end, records = _follow_chain(tail, place)
         if records and end == len(tail):
             return
         if records > 1 and end + HEADER_BYTES > len(tail):
@@ -121,12 +121,12 @@ def _check_end(source: FileSource) -> None:
     raise CheckUndecided("its last record is longer than the part that was checked")
 
 
-def _chain(tail: bytes, place: int) -> tuple[int, int]:
+def _follow_chain(tail: bytes, offset: int) -> tuple[int, int]:
     """Return where the chain of records from here ends, and its length."""
     records = 0
-    while place + HEADER_BYTES <= len(tail):
-        length = _length(tail[place : place + HEADER_BYTES])
+    while offset + HEADER_BYTES <= len(tail):
+        length = _parse_length(tail[offset : offset + HEADER_BYTES])
         if length is None:
             break
-        place, records = place + HEADER_BYTES + length + FOOTER_BYTES, records + 1
-    return place, records
+        offset, records = offset + HEADER_BYTES + length + FOOTER_BYTES, records + 1
+    return offset, records

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from exporter.files.formats import zip_file
-from exporter.files.formats.pickles import ERRORS, walk_pickle
+from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "torch"
@@ -48,14 +48,14 @@ def claims(source: FileSource) -> bool:
 
 def inspect(source: FileSource) -> ValidFile:
     """Validate an archive with all members that torch needs, or an object with all its storages."""
-    return _archive(source) if source.head(4) == zip_file.LOCAL_MARK else _legacy(source)
+    return _check_archive(source) if source.head(4) == zip_file.LOCAL_MARK else _check_legacy(source)
 
 
 def _is_legacy(top: bytes) -> bool:
     return top.startswith(b"\x80") and MAGIC_BYTES in top[:32]
 
 
-def _archive(source: FileSource) -> ValidFile:
+def _check_archive(source: FileSource) -> ValidFile:
     directory = zip_file.read_directory(source)
     if source.name.lower().endswith(".distcp"):
         raise CheckUndecided("is part of a distributed checkpoint: how long it should be is in the file .metadata")
@@ -83,9 +83,9 @@ def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], 
         return "which storages it should have was not checked"
     try:
         walked = walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
-    except ERRORS as error:
+    except PICKLE_ERRORS as error:
         raise FileDamaged("has a data.pkl that is no pickle") from error
-    for key, (kind, items) in _storages(walked.persistent).items():
+    for key, (kind, items) in _parse_storages(walked.persistent).items():
         member = members.get(f"{folder}/data/{key}")
         if member is None:
             raise FileDamaged(f"has no storage {key[:80]!r}: torch.save has failed before it wrote it")
@@ -96,20 +96,20 @@ def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], 
     return None
 
 
-def _legacy(source: FileSource) -> ValidFile:
+def _check_legacy(source: FileSource) -> ValidFile:
     """Check one or more objects with their storages: ``torch.save`` may be called again on an open file."""
     begin = 0
     while begin < source.size:
         left = source.size - begin
         if begin and not _is_legacy(source.read(begin, min(left, 64))):
             raise CheckUndecided(f"goes on for {left} bytes after its last storage")
-        begin = _object(source, begin)
+        begin = _object_end(source, begin)
     return ValidFile(LEGACY_NAME)
 
 
-def _object(source: FileSource, begin: int) -> int:
+def _object_end(source: FileSource, begin: int) -> int:
     """Return where the last storage of the object at ``begin`` ends."""
-    storages, keys, offset = _pickles(source, begin)
+    storages, keys, offset = _read_pickles(source, begin)
     for key in keys:
         if key not in storages:
             raise FileDamaged("lists a storage that its object does not have")
@@ -127,7 +127,7 @@ def _object(source: FileSource, begin: int) -> int:
     return offset
 
 
-def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
+def _read_pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
     """Return type and items of each storage by key, their keys in file order, and the start of the first."""
     left = source.size - begin
     for most in PICKLES_BYTES:
@@ -135,7 +135,7 @@ def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]]
         stream = io.BytesIO(text)
         try:
             magic, version, _, of_object, keys = (walk_pickle(stream) for _ in range(5))
-        except ERRORS as error:
+        except PICKLE_ERRORS as error:
             if stream.tell() < len(text):
                 raise FileDamaged("has something else where a pickle should be") from error
             if len(text) == left:
@@ -143,11 +143,11 @@ def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]]
             continue  # it may be longer
         if magic.value != MAGIC or version.value != PROTOCOL_VERSION:
             raise FileDamaged("does not begin with the numbers of torch.save")
-        return _storages(of_object.persistent), _keys(keys.value), begin + stream.tell()
+        return _parse_storages(of_object.persistent), _parse_keys(keys.value), begin + stream.tell()
     raise CheckUndecided(f"has a pickled object of more than {PICKLES_BYTES[-1] >> 10} KiB")
 
 
-def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
+def _parse_storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
     """Parse ``('storage', type, key, location, items)``, with a sixth item in the older format; skip modules."""
     storages: dict[str, tuple[str, int]] = {}
     for found in persistent:
@@ -161,7 +161,7 @@ def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
     return storages
 
 
-def _keys(value: object) -> list[str]:
+def _parse_keys(value: object) -> list[str]:
     keys = [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
     if not isinstance(value, list) or len(keys) != len(value):
         raise FileDamaged("has no list of its storages")

@@ -27,7 +27,7 @@ WIDE = 0xFFFFFFFF  # placeholder for a number in the extra field
 WIDE_FIELD = 1
 SIZES_FOLLOW = 8  # flag of a local header whose sizes follow the member's bytes
 
-SEVERAL = "is several archives in one file, or has something before its directory"
+SEVERAL_REASON = "is several archives in one file, or has something before its directory"
 
 DIRECTORY_BYTES = 1 << 19  # bytes of the central directory read: some 5000 members
 LOCAL_HEADERS = 8  # local headers compared with the directory, including the first and the last
@@ -73,12 +73,12 @@ def first_name(source: FileSource) -> str:
 
 def read_directory(source: FileSource) -> ZipDirectory:
     """Read all members, or the first of very many. Raises FileDamaged if one is misplaced."""
-    count, size, begin = _end(source)
+    count, size, begin = _read_end(source)
     text = source.read(begin, min(size, DIRECTORY_BYTES))
     members: list[ZipMember] = []
     at = 0
     while at < len(text):
-        found = _entry(text, at)
+        found = _parse_entry(text, at)
         if found is None:
             break
         member, at = found
@@ -112,18 +112,18 @@ def data_offset(source: FileSource, member: ZipMember) -> int:
     return int(member.offset + LOCAL.size + name_length + extra_length)
 
 
-def _end(source: FileSource) -> tuple[int, int, int]:
+def _read_end(source: FileSource) -> tuple[int, int, int]:
     """Number of members, and length and start of the central directory (4.3.14 to 4.3.16)."""
     place = source.size - END.size
     if not (source.tail(END.size).startswith(END_MARK) and source.tail(2) == b"\0\0"):
-        place = _commented_end(source)
+        place = _find_commented_end(source)
     disk, first_disk, _, count, size, begin, _ = END.unpack(source.read(place, END.size))[1:]
     directory_end = place
     wide_end = place - LOCATOR.size - WIDE_END.size
     if wide_end >= 0 and source.read(place - LOCATOR.size, 4) == LOCATOR_MARK:
         wide_place = LOCATOR.unpack(source.read(place - LOCATOR.size, LOCATOR.size))[2]
         if wide_place < wide_end and source.read(wide_end, 4) == WIDE_END_MARK:
-            raise CheckUndecided(SEVERAL)
+            raise CheckUndecided(SEVERAL_REASON)
         found = WIDE_END.unpack(source.read(wide_place, WIDE_END.size))
         if found[0] != WIDE_END_MARK:
             raise FileDamaged("has no zip64 end record where its locator says")
@@ -134,11 +134,11 @@ def _end(source: FileSource) -> tuple[int, int, int]:
     if begin + size > directory_end:
         raise FileDamaged("its directory does not fit before its end record")
     if begin + size < directory_end:
-        raise CheckUndecided(SEVERAL)
+        raise CheckUndecided(SEVERAL_REASON)
     return count, size, begin
 
 
-def _commented_end(source: FileSource) -> int:
+def _find_commented_end(source: FileSource) -> int:
     """Find the end record, which a comment of up to 64 KiB may follow."""
     tail = source.tail(END.size + MOST_COMMENT_BYTES)
     at = tail.rfind(END_MARK)
@@ -152,7 +152,7 @@ def _commented_end(source: FileSource) -> int:
     raise FileDamaged("has no end record: its writing was not finished, or its end is lost")
 
 
-def _entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
+def _parse_entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
     """Return an entry of the directory (4.3.12) and the start of the next; None if the text ends before."""
     if at + ENTRY.size > len(text):
         return None
@@ -170,11 +170,11 @@ def _entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
         return None
     name = _text(text[begin:extra])
     if WIDE in (size, packed, offset):
-        size, packed, offset = _wide(text[extra : extra + extra_length], size, packed, offset)
+        size, packed, offset = _resolve_wide(text[extra : extra + extra_length], size, packed, offset)
     return ZipMember(name, method, packed, size, offset), end
 
 
-def _wide(extra: bytes, *numbers: int) -> list[int]:
+def _resolve_wide(extra: bytes, *numbers: int) -> list[int]:
     """Replace numbers that did not fit by those in the extra field, in this order (4.5.3)."""
     at = 0
     while at + 4 <= len(extra):

@@ -9,7 +9,7 @@ EXTENSIONS = (".zst", ".zstd")
 MAGIC = 0xFD2FB528
 OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)  # versions before 0.8, with other frames
 SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)  # frames without data, such as an index; LZ4 has them too
-WHOLE_BYTES = 128 << 10  # read at once from the top
+FIRST_READ_BYTES = 128 << 10  # read at once from the top
 MOST_BLOCK_BYTES = 128 << 10
 RAW, REPEATED, COMPRESSED, RESERVED = range(4)
 
@@ -23,15 +23,15 @@ def claims(source: FileSource) -> bool:
 def inspect(source: FileSource) -> ValidFile:
     """Validate that each frame has all blocks and its checksum, and the last ends with the file."""
     place, frames = 0, 0
-    source.head(WHOLE_BYTES)
+    source.head(FIRST_READ_BYTES)
     while place < source.size:
-        (magic,) = struct.unpack("<I", _part(source, place, 4))
+        (magic,) = struct.unpack("<I", _read_part(source, place, 4))
         if magic == MAGIC:
-            place = _frame(source, place + 4)
+            place = _frame_end(source, place + 4)
             frames += 1
         elif magic in SKIPPABLE_MAGICS:
-            (length,) = struct.unpack("<I", _part(source, place + 4, 4))
-            place = _within(source, place + 8 + length)
+            (length,) = struct.unpack("<I", _read_part(source, place + 4, 4))
+            place = _require_within(source, place + 8 + length)
         elif magic in OLD_MAGICS:
             raise CheckUndecided("is of a version before 0.8")
         elif not frames and not source.name.lower().endswith(EXTENSIONS):
@@ -41,37 +41,37 @@ def inspect(source: FileSource) -> ValidFile:
     return ValidFile(NAME)
 
 
-def _within(source: FileSource, place: int) -> int:
-    if place > source.size:
-        raise FileDamaged(f"ends at least {place - source.size} bytes too early")
-    return place
+def _require_within(source: FileSource, offset: int) -> int:
+    if offset > source.size:
+        raise FileDamaged(f"ends at least {offset - source.size} bytes too early")
+    return offset
 
 
-def _part(source: FileSource, place: int, length: int) -> bytes:
-    return source.read(place, _within(source, place + length) - place)
+def _read_part(source: FileSource, offset: int, length: int) -> bytes:
+    return source.read(offset, _require_within(source, offset + length) - offset)
 
 
-def _frame(source: FileSource, place: int) -> int:
-    """Return the end of the frame whose magic number ends at ``place``."""
-    (flags,) = _part(source, place, 1)
+def _frame_end(source: FileSource, offset: int) -> int:
+    """Return the end of the frame whose magic number ends at ``offset``."""
+    (flags,) = _read_part(source, offset, 1)
     if flags & 8:
         raise FileDamaged("has a reserved bit set in the header of a frame")
     single, has_checksum = bool(flags & 32), bool(flags & 4)
     dictionary_bytes = (0, 1, 2, 4)[flags & 3]
     size_bytes = (int(single), 2, 4, 8)[flags >> 6]
-    place += 1 + (not single) + dictionary_bytes
-    content = int.from_bytes(_part(source, place, size_bytes), "little") + (256 if size_bytes == 2 else 0)
-    place += size_bytes
+    offset += 1 + (not single) + dictionary_bytes
+    content = int.from_bytes(_read_part(source, offset, size_bytes), "little") + (256 if size_bytes == 2 else 0)
+    offset += size_bytes
     least = most = 0  # range of the unpacked size
     is_last = False
     while not is_last:
-        header = int.from_bytes(_part(source, place, 3), "little")
+        header = int.from_bytes(_read_part(source, offset, 3), "little")
         is_last, kind, length = bool(header & 1), header >> 1 & 3, header >> 3
         if kind == RESERVED or (length > MOST_BLOCK_BYTES and kind != REPEATED):
-            raise FileDamaged(f"the header of the block at byte {place} is damaged")
-        place = _within(source, place + 3 + (1 if kind == REPEATED else length))
+            raise FileDamaged(f"the header of the block at byte {offset} is damaged")
+        offset = _require_within(source, offset + 3 + (1 if kind == REPEATED else length))
         least += 0 if kind == COMPRESSED else length
         most += MOST_BLOCK_BYTES if kind == COMPRESSED else length
     if size_bytes and not least <= content <= most:
         raise FileDamaged(f"a frame is said to hold {content} bytes and has blocks for {least} to {most}")
-    return _within(source, place + 4 * has_checksum)
+    return _require_within(source, offset + 4 * has_checksum)

@@ -61,7 +61,7 @@ WORKER_STALLED = Family(
 
 CHECKPOINT = "checkpoint"  # group of checkpoints: they are rare, and have their own collector
 SLOW_S = 5.0  # an unanswered poll is slow up to this, and hangs after it
-EVENTS = 50
+MOST_EVENTS = 50
 
 
 @dataclass(frozen=True)
@@ -109,29 +109,33 @@ class _WriteStall:
     def __init__(self) -> None:
         self.stalled = False
 
-    def look(self, last: float | None, running_since: float | None, timeout_s: float, now: float) -> bool | None:
+    def update(
+        self, last_write: float | None, running_since: float | None, timeout_s: float, now: float
+    ) -> bool | None:
         """Return whether writing has stalled, or None before the first write.
 
-        ``last`` is the last write; ``running_since`` is since when a writer runs.
+        ``last_write`` is the last write; ``running_since`` is since when a writer runs.
         """
-        self.stalled = last is not None and running_since is not None and now - max(last, running_since) >= timeout_s
-        return None if last is None else self.stalled
+        self.stalled = (
+            last_write is not None and running_since is not None and now - max(last_write, running_since) >= timeout_s
+        )
+        return None if last_write is None else self.stalled
 
 
 class _OutputGroupWatch:
     """State of one group between polls."""
 
-    def __init__(self, group: PathGroup, watched: WatchHandle) -> None:
+    def __init__(self, group: PathGroup, handle: WatchHandle) -> None:
         self.group = group
-        self.watched = watched
+        self.handle = handle
         self.growth = GroupGrowth()
-        self.watch: int | None = None  # number of the watch that growth and file numbers belong to
+        self.watch_id: int | None = None  # number of the watch that growth and file numbers belong to
         self.facts: OutputGroup | None = None
-        self.silence = _WriteStall()
-        self.silences: dict[int, _WriteStall] = {}
+        self.write_stall = _WriteStall()
+        self.worker_write_stalls: dict[int, _WriteStall] = {}
         self.damaged: set[tuple[str, str]] = set()
         self.has_output = False
-        self.finished = 0
+        self.last_finished_number = 0
         self.unreadable: str | None = None
 
 
@@ -151,7 +155,7 @@ class OutputsCollector:
 
     def __init__(self, context: CollectorContext) -> None:
         manifest = context.manifest
-        self._clock, self._board, self._files = context.clock, context.board, context.files
+        self._clock, self._published, self._files = context.clock, context.published, context.files
         self._timeout_s = manifest.stall_timeout_s
         self._start = context.identity.start
         self.interval_s = manifest.check_interval_s
@@ -159,10 +163,10 @@ class OutputsCollector:
         ranks, mounts = manifest.ranks_of_roles(), self._files.mounts.current()
         owner_of = FileOwnership(
             partial(rank_in_file_name, ranks=ranks),
-            ours=frozenset(self._tasks),
-            others=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
-            rest=context.identity.node_index == 0,
-            own_rank_of=partial(rank_in_file_name, ranks=ranks, sure=True),
+            our_ranks=frozenset(self._tasks),
+            other_ranks=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
+            owns_unranked=context.identity.node_index == 0,
+            sole_rank_of=partial(rank_in_file_name, ranks=ranks, sure=True),
         )
         shared = mount_of(str(manifest.run_dir), mounts)
         self._groups = []
@@ -170,146 +174,152 @@ class OutputsCollector:
             if group.pattern is not None:
                 directory = str(manifest.directory(group))
                 local = manifest.nodes > 1 and is_node_local(mount_of(directory, mounts), shared)
-                owner = replace(owner_of, local=local)
+                owner = replace(owner_of, is_local=local)
                 make = partial(
                     OutputWatch, directory, group.pattern, owner, self._start, gpu_metrics=manifest.gpu_metrics
                 )
                 self._groups.append(_OutputGroupWatch(group, self._files.watch(f"outputs-{group.name}", make)))
         self._directories = {group.name: printable(str(manifest.directory(group))) for group in manifest.groups}
         self._running_since: dict[int, float] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
-        self._running_since = {rank: self._running_since.get(rank, now) for rank in self._board.running}
-        looks = self._files.look([group.watched for group in self._groups], now)
-        found = [self._take(group, look, now) for group, look in zip(self._groups, looks, strict=True)]
+        self._running_since = {rank: self._running_since.get(rank, now) for rank in self._published.running_ranks}
+        looks = self._files.poll([group.handle for group in self._groups], now)
+        found = [self._update_group(group, look, now) for group, look in zip(self._groups, looks, strict=True)]
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
 
-    def _take(self, group: _OutputGroupWatch, look: OutputReading | Exception, now: float) -> OutputGroup | None:
+    def _update_group(
+        self, group: _OutputGroupWatch, result: OutputReading | Exception, now: float
+    ) -> OutputGroup | None:
         """Return the facts of a group; None if it cannot be read."""
-        if isinstance(look, WatchHanging):
-            return group.facts if self._files.clock.monotonic() - look.since < SLOW_S else None
-        if isinstance(look, OSError):
-            self._note_unreadable(group, None if isinstance(look, FileHelperEnded) else look.strerror, now)
+        if isinstance(result, WatchHanging):
+            return group.facts if self._files.clock.monotonic() - result.since < SLOW_S else None
+        if isinstance(result, OSError):
+            self._report_unreadable(group, None if isinstance(result, FileHelperEnded) else result.strerror, now)
             group.facts = None
-        elif isinstance(look, Exception):
-            self._note_unreadable(group, str(look), now)
+        elif isinstance(result, Exception):
+            self._report_unreadable(group, str(result), now)
             group.facts = None
         else:
-            self._note_unreadable(group, look.unreadable, now)
-            group.facts = self._facts(group, look, now)
+            self._report_unreadable(group, result.unreadable, now)
+            group.facts = self._group_facts(group, result, now)
         return group.facts
 
-    def _facts(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> OutputGroup | None:
-        begun = group.watch == look.watch
-        if not look.complete:
+    def _group_facts(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> OutputGroup | None:
+        begun = group.watch_id == reading.watch_id
+        if not reading.complete:
             return None
-        growth = self._growth(group, look, now, begun=begun)
+        growth = self._growth(group, reading, now, is_same_watch=begun)
         if group.group.name != CHECKPOINT:
-            self._note_files(group, look, now, begun=begun)
-        group.watch = look.watch
-        owners = look.owners.values()
+            self._report_files(group, reading, now, is_same_watch=begun)
+        group.watch_id = reading.watch_id
+        owners = reading.owners.values()
         counted = [owned.records for owned in owners if owned.records is not None]
         return OutputGroup(
             name=group.group.name,
             files=sum(owned.files for owned in owners),
             bytes=sum(owned.bytes for owned in owners),
             growth=growth,
-            mtime=max((owned.newest for owned in owners if owned.newest is not None), default=None),
+            mtime=max((owned.newest_mtime for owned in owners if owned.newest_mtime is not None), default=None),
             records=sum(counted) if counted else None,
-            stalled=self._stalled(group, look, now),
-            valid=not look.invalid_files if look.valid or look.invalid_files else None,
-            invalid_files=look.invalid_files,
-            invalid=look.invalid,
-            first_output=look.first[0] if look.first is not None else None,
-            workers=self._workers(group, look, now),
-            passed_over=look.passed_over,
-            problem=look.unreadable,
+            stalled=self._is_stalled(group, reading, now),
+            valid=not reading.invalid_files if reading.valid_files or reading.invalid_files else None,
+            invalid_files=reading.invalid_files,
+            invalid=reading.invalid,
+            first_output=reading.first_file[0] if reading.first_file is not None else None,
+            workers=self._workers(group, reading, now),
+            passed_over=reading.passed_over,
+            problem=reading.unreadable,
         )
 
-    def _growth(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> float | None:
+    def _growth(
+        self, group: _OutputGroupWatch, reading: OutputReading, now: float, *, is_same_watch: bool
+    ) -> float | None:
         """Bytes per second, from the second reading of a watch on."""
-        if not begun:
+        if not is_same_watch:
             group.growth = GroupGrowth()
-        for change in look.changes:
-            group.growth.changed(change.file, change.mtime, change.size, change.before, now)
-        for owner, owned in look.owners.items():
-            group.growth.born(owner, owned.born_mtime, owned.born_bytes, now)
-        return group.growth.per_second(now) if begun else None
+        for change in reading.changes:
+            group.growth.add_change(change.file, change.mtime, change.size, change.before, now)
+        for owner, owned in reading.owners.items():
+            group.growth.add_new_files(owner, owned.new_mtime, owned.new_bytes, now)
+        return group.growth.per_second(now) if is_same_watch else None
 
     def _last_written(self, owned: OwnedOutput) -> float | None:
         """When the job last wrote one of these files, if known; by our own clock if we saw it."""
         if owned.changed_at is not None:
             return owned.changed_at
-        if owned.newest is None or self._start is None or owned.newest < self._start - CLOCK_SLACK_S:
+        if owned.newest_mtime is None or self._start is None or owned.newest_mtime < self._start - CLOCK_SLACK_S:
             return None
-        return max(owned.newest, self._start)
+        return max(owned.newest_mtime, self._start)
 
-    def _stalled(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> bool | None:
+    def _is_stalled(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> bool | None:
         """Whether writing to the group has stalled; emits an event on a change."""
         if group.group.name == CHECKPOINT:
             return None
-        written = [last for owned in look.owners.values() if (last := self._last_written(owned)) is not None]
-        before, since = group.silence.stalled, min(self._running_since.values(), default=None)
-        stalled = group.silence.look(max(written, default=None), since, self._timeout_s, now)
-        if group.silence.stalled != before:
-            self._tell_stall(group, now, stalled=not before)
+        written = [last for owned in reading.owners.values() if (last := self._last_written(owned)) is not None]
+        before, since = group.write_stall.stalled, min(self._running_since.values(), default=None)
+        stalled = group.write_stall.update(max(written, default=None), since, self._timeout_s, now)
+        if group.write_stall.stalled != before:
+            self._report_stall(group, now, stalled=not before)
         return stalled
 
-    def _workers(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> dict[int, WorkerOutput]:
+    def _workers(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> dict[int, WorkerOutput]:
         """Files of each worker, for its own series."""
         found: dict[int, WorkerOutput] = {}
         if group.group.name == CHECKPOINT:
             return found
-        for rank, owned in sorted(look.owners.items()):
+        for rank, owned in sorted(reading.owners.items()):
             if rank not in self._tasks:
                 continue
-            silence = group.silences.setdefault(rank, _WriteStall())
+            silence = group.worker_write_stalls.setdefault(rank, _WriteStall())
             before, since = silence.stalled, self._running_since.get(rank)
-            last = self._last_written(owned) if owned.of_worker else None
-            stalled = silence.look(last, since, self._timeout_s, now)
-            if silence.stalled != before and not group.silence.stalled:
-                self._tell_stall(group, now, stalled=not before, rank=rank)
+            last = self._last_written(owned) if owned.has_sole_writer else None
+            stalled = silence.update(last, since, self._timeout_s, now)
+            if silence.stalled != before and not group.write_stall.stalled:
+                self._report_stall(group, now, stalled=not before, rank=rank)
             if owned.files:
-                found[rank] = WorkerOutput(owned.files, owned.bytes, owned.newest, owned.records, stalled)
+                found[rank] = WorkerOutput(owned.files, owned.bytes, owned.newest_mtime, owned.records, stalled)
         return found
 
-    def _tell_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
+    def _report_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
         words = f"nothing written for {self._timeout_s:g} s" if stalled else "is written again"
         task = self._tasks.get(rank) if rank is not None else None
         whose = {} if task is None else {"worker": task.worker, "rank": task.rank}
         event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
         self._event(group, now, level, event, words, **whose)
 
-    def _note_files(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> None:
+    def _report_files(
+        self, group: _OutputGroupWatch, reading: OutputReading, now: float, *, is_same_watch: bool
+    ) -> None:
         """Emit events for first, complete and damaged files."""
-        if look.first is not None and not group.has_output:
-            if begun:  # else it existed before our first poll
-                self._event(group, look.first[0], "info", "first output", look.first[1])
+        if reading.first_file is not None and not group.has_output:
+            if is_same_watch:  # else it existed before our first poll
+                self._event(group, reading.first_file[0], "info", "first output", reading.first_file[1])
             group.has_output = True
-        if not begun:
-            group.finished = 0
-        for file in look.finished:
-            if file.number > group.finished:
-                group.finished = file.number
+        if not is_same_watch:
+            group.last_finished_number = 0
+        for file in reading.finished:
+            if file.number > group.last_finished_number:
+                group.last_finished_number = file.number
                 self._event(group, file.time, "info", "output complete", f"{file.file}, {file.bytes} bytes")
-        damaged = {(file.file, file.reason) for file in look.invalid}
+        damaged = {(file.file, file.reason) for file in reading.invalid}
         for name, reason in sorted(damaged - group.damaged):
             self._event(group, now, "critical", "output damaged", f"{name} {reason}")
         group.damaged = damaged
 
-    def _note_unreadable(self, group: _OutputGroupWatch, problem: str | None, now: float) -> None:
+    def _report_unreadable(self, group: _OutputGroupWatch, problem: str | None, now: float) -> None:
         if problem is not None and problem != group.unreadable:
             self._event(group, now, "warning", "output unreadable", problem)
         group.unreadable = problem
 
     def _event(
-        self, group: _OutputGroupWatch, moment: float, level: str, event: str, detail: str, **whose: object
+        self, group: _OutputGroupWatch, time: float, level: str, event: str, detail: str, **whose: object
     ) -> None:
         name = group.group.name
         self._events.append(
-            {"time": moment, "level": level, "event": event, "group": name, **whose, "detail": f"{name}: {detail}"}
+            {"time": time, "level": level, "event": event, "group": name, **whose, "detail": f"{name}: {detail}"}
         )
 
     def render(self, snapshot: OutputsSnapshot, out: Samples) -> None:

@@ -8,17 +8,17 @@ import stat
 
 NAME = "gpu_metrics"
 MOST_BYTES = 64 << 20  # a file that would grow beyond this is moved to `.1`, and a new one starts
-_WORD_LENGTH = 100
-_NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.-]")
-_OURS = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_WORD_LENGTH + 16}}})?\.csv(?:\.1)?")
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+_MOST_NODE_LETTERS = 100
+_UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.-]")
+_SIDECAR_CSV = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_MOST_NODE_LETTERS + 16}}})?\.csv(?:\.1)?")
+_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def csv_file_name(node: str, node_index: int) -> str:
     """Name of a node's file: appends of several machines to one network file can mix."""
     if node_index == 0:
         return f"{NAME}.csv"
-    word = _NOT_IN_A_WORD.sub("_", node)[:_WORD_LENGTH]
+    word = _UNSAFE_CHARACTER.sub("_", node)[:_MOST_NODE_LETTERS]
     if word != node or not word:
         word = f"{word}_{node_index}"  # another node may map to the same word
     return f"{NAME}_{word}.csv"
@@ -26,7 +26,7 @@ def csv_file_name(node: str, node_index: int) -> str:
 
 def is_sidecar_csv(name: str) -> bool:
     """Whether a sidecar writes a file of this name, or has moved one to it."""
-    return _OURS.fullmatch(name) is not None
+    return _SIDECAR_CSV.fullmatch(name) is not None
 
 
 class CsvFile:
@@ -44,7 +44,7 @@ class CsvFile:
         self._header = header.encode() + b"\n"
         self._source = source
 
-    def look(self, _now: float) -> None:
+    def poll(self, _now: float) -> None:
         """Append the lines; raise OSError and leave none of them if not all can be written."""
         with open(self._source, "rb") as source:
             lines = source.read()
@@ -54,7 +54,7 @@ class CsvFile:
 
     def _append(self, lines: bytes) -> bool:
         """Append the lines; return False if they do not fit."""
-        fd = os.open(self._path, _OPEN, 0o666)
+        fd = os.open(self._path, _OPEN_FLAGS, 0o666)
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):

@@ -15,24 +15,24 @@ from collections.abc import Callable
 from itertools import chain, islice
 from typing import NamedTuple
 
-SURE_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
-ANYWAY_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
-SHARE = 20.0  # reading names takes at most one part in this many of the time
+MTIME_LAG_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
+RELIST_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
+REST_RATIO = 20.0  # reading names takes at most one part in this many of the time
 MOST_REST_S = 600.0  # longest pause between two passes over the names
 SCAN_S = 0.5  # time for names in one poll, including reading new files; the next poll continues
 STAT_S = 0.15  # time for reading known files in one poll
 CHUNK = 4096
-AHEAD = 8  # names to search ahead when the order differs from the last pass
+SEARCH_AHEAD = 8  # names to search ahead when the order differs from the last pass
 
 HOT_S = 120.0  # files that changed within this time are read at every poll
 HOT_LEAST = 256  # at least this many, the last changed
 HOT_MOST = 4096  # at most this many, the last changed
-TURN = 64  # other files read in one poll
+OTHERS_POLLED = 64  # other files read in one poll
 
 NOBODY = -1  # owner of files that count but belong to no worker
 SKIPPED = -2  # owner of files that do not count
 PASSED_OVER = -3  # owner of matching names that are not regular files
-NAMED = 20  # of these, names kept
+MOST_PASSED_OVER = 20  # of these, names kept
 
 KINDS = {
     stat.S_IFDIR: "directory",
@@ -57,27 +57,27 @@ class FileChange(NamedTuple):
 class ActiveFile:
     """A file that is read at every poll."""
 
-    __slots__ = ("look", "number", "since")
+    __slots__ = ("number", "poll_number", "since")
 
-    def __init__(self, number: int, since: float, look: int) -> None:
+    def __init__(self, number: int, since: float, poll_number: int) -> None:
         self.number = number
         self.since = since  # when last found changed, or first read
-        self.look = look  # number of that poll
+        self.poll_number = poll_number  # number of that poll
 
 
 class FileTotals:
     """Totals of one owner's files; born files appeared after the first poll."""
 
-    __slots__ = ("born_bytes", "born_files", "born_mtime", "bytes", "changed_at", "files", "newest")
+    __slots__ = ("bytes", "changed_at", "files", "new_bytes", "new_files", "new_mtime", "newest_mtime")
 
     def __init__(self) -> None:
         self.files = 0
         self.bytes = 0
-        self.newest: float | None = None  # latest time of any file
+        self.newest_mtime: float | None = None  # latest time of any file
         self.changed_at: float | None = None  # when one was last found new or changed, after the first poll
-        self.born_files = 0
-        self.born_bytes = 0  # their sizes when found
-        self.born_mtime: float | None = None  # latest of their times
+        self.new_files = 0
+        self.new_bytes = 0  # their sizes when found
+        self.new_mtime: float | None = None  # latest of their times
 
 
 class FolderListener:
@@ -95,7 +95,7 @@ class FolderListener:
     def moved(self, old: int, new: int) -> None:
         """The file was renamed; called after ``added`` for the new slot and before ``removed`` for the old."""
 
-    def placed(self, slot: int) -> None:
+    def renamed_into_place(self, slot: int) -> None:
         """An added file was renamed from a name that does not count."""
 
     def cooled(self, slot: int) -> None:
@@ -167,14 +167,14 @@ class NameTable:
 class _NameScan:
     """An unfinished pass over the names."""
 
-    __slots__ = ("entries", "fresh", "key", "order", "place", "replaced", "seen", "started", "took_s")
+    __slots__ = ("entries", "key", "new_slots", "order", "position", "replaced", "seen", "started", "took_s")
 
     def __init__(self, entries: "os._ScandirIterator[str]", known: int, key: tuple[int, int, int], now: float) -> None:
         self.entries = entries
         self.seen = bytearray(known)
         self.order = array("I")  # slots in the order of the names
-        self.place = 0  # position in the order of the previous pass
-        self.fresh = array("I")  # slots assigned in this pass
+        self.position = 0  # position in the order of the previous pass
+        self.new_slots = array("I")  # slots assigned in this pass
         self.replaced: list[tuple[int, int]] = []  # slots whose names now belong to other files, with the new inodes
         self.key = key
         self.started = now
@@ -205,18 +205,18 @@ class FolderWatch:
         self.totals: dict[int, FileTotals] = {}
         self.changes: list[FileChange] = []  # changes found by the last poll
         self.complete = False  # whether every file has been read once
-        self.looks = 0
-        # matching names that are not regular files, with their kind; at most `NAMED`
+        self.polls = 0
+        # matching names that are not regular files, with their kind; at most `MOST_PASSED_OVER`
         self.passed_over: dict[str, str] = {}
         self.unreadable: str | None = None  # why a file could not be read
         self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._hidden = pattern.startswith(".")
+        self._matches_hidden = pattern.startswith(".")
         self._owner_of = owner_of
         self._listener = listener or FolderListener()
         self._table = NameTable(self.names)
         self._order = _padded(array("I"))  # slots in the order of the last pass; mostly the order of the next
         self._inodes = array("Q", [0])
-        self._inodes_tell = True  # whether inodes are stable: some file systems invent one each time
+        self._has_stable_inodes = True  # whether inodes are stable: some file systems invent one each time
         self._free = array("I")
         self._scan: _NameScan | None = None
         self._key: tuple[int, int, int] | None = None  # device, inode and mtime of the folder at the last poll
@@ -224,31 +224,31 @@ class FolderWatch:
         self._scanned_key: tuple[int, int, int] | None = None  # its value at the last pass over the names
         self._scanned_at = 0.0  # time of that pass
         self._rest_until = 0.0
-        self._missing = False  # whether a file had disappeared when read
-        self._stale: set[int] = set()  # owners whose newest file is gone or became older
-        self._files = 0  # file numbers assigned so far
+        self._has_missing_file = False  # whether a file had disappeared when read
+        self._stale_owners: set[int] = set()  # owners whose newest file is gone or became older
+        self._file_count = 0  # file numbers assigned so far
         self._hot_from = 0
-        self._turn = 0
+        self._turn_slot = 0
         self._fd = -1
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Update everything within the time limits; raises OSError when the folder cannot be read."""
-        self.looks += 1
+        self.polls += 1
         self.changes = []
         self.unreadable = None
         try:
             self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            self._forget_all()
+            self._drop_all()
             return
         try:
             facts = os.fstat(self._fd)
-            self._note_key((facts.st_dev, facts.st_ino, facts.st_mtime_ns), now)
+            self._update_key((facts.st_dev, facts.st_ino, facts.st_mtime_ns), now)
             if self._scan is None and self._is_due(now) and self._key is not None:
                 self._scan = _NameScan(os.scandir(self._fd), len(self.names), self._key, now)
             if self._scan is not None:
                 self._read_names(self._scan, now)
-            self._read_facts(now)
+            self._read_files(now)
         except OSError:
             self._end_scan()
             raise
@@ -256,7 +256,7 @@ class FolderWatch:
             os.close(self._fd)
             self._fd = -1
         self._cool(now)
-        if self._stale:
+        if self._stale_owners:
             self._find_newest()
 
     def refresh(self, slot: int, now: float) -> bool:
@@ -266,11 +266,11 @@ class FolderWatch:
             return False
         before = (self.sizes[slot], self.mtimes[slot], self.owners[slot])
         there = self._read(slot, os.path.join(self.directory, name), None, now)
-        if self._stale:
+        if self._stale_owners:
             self._find_newest()
         return there and before == (self.sizes[slot], self.mtimes[slot], self.owners[slot])
 
-    def _note_key(self, key: tuple[int, int, int], now: float) -> None:
+    def _update_key(self, key: tuple[int, int, int], now: float) -> None:
         if key != self._key or now < self._key_since:
             self._key, self._key_since = key, now
 
@@ -280,12 +280,12 @@ class FolderWatch:
             return True
         if now < self._rest_until:
             return False
-        sure_at = self._key_since + SURE_S
+        sure_at = self._key_since + MTIME_LAG_S
         return (
-            self._missing
+            self._has_missing_file
             or self._key != self._scanned_key
             or self._scanned_at < sure_at <= now
-            or now - self._scanned_at >= ANYWAY_S
+            or now - self._scanned_at >= RELIST_S
         )
 
     def _read_names(self, scan: _NameScan, now: float) -> None:
@@ -293,7 +293,7 @@ class FolderWatch:
         started = time.monotonic()
         until = started + SCAN_S
         find, names, inodes, seen, entries = self._table.find, self.names, self._inodes, scan.seen, scan.entries
-        before, place, note, tell = self._order, scan.place, scan.order.append, self._inodes_tell
+        before, place, note, tell = self._order, scan.position, scan.order.append, self._has_stable_inodes
         done = False
         while time.monotonic() < until:
             first = next(entries, None)
@@ -308,12 +308,12 @@ class FolderWatch:
                 else:
                     found = find(name)
                     if found is None:
-                        self._meet(scan, entry, now)
+                        self._add_name(scan, entry, now)
                         if time.monotonic() > until:
                             break
                         continue
                     slot = found
-                    for step in range(1, AHEAD):
+                    for step in range(1, SEARCH_AHEAD):
                         if before[place + step] == slot:  # those in between are gone
                             place += step + 1
                             break
@@ -322,14 +322,14 @@ class FolderWatch:
                 if tell and inodes[slot] != entry.inode():
                     scan.replaced.append((slot, entry.inode()))
             if len(scan.replaced) > max(1000, self._table.size // 2):
-                self._inodes_tell = tell = False
+                self._has_stable_inodes = tell = False
                 scan.replaced.clear()
-        scan.place = place
+        scan.position = place
         scan.took_s += time.monotonic() - started
         if done:
-            self._finish(scan, now)
+            self._finish_scan(scan, now)
 
-    def _meet(self, scan: _NameScan, entry: "os.DirEntry[str]", now: float) -> None:
+    def _add_name(self, scan: _NameScan, entry: "os.DirEntry[str]", now: float) -> None:
         """Add a new name."""
         name = entry.name
         owner = self._owner(name)
@@ -349,34 +349,36 @@ class FolderWatch:
         if owner != SKIPPED:
             self.owners[slot] = PASSED_OVER  # until it is read
             if self.complete:
-                scan.fresh.append(slot)
+                scan.new_slots.append(slot)
             self._read(slot, name, self._fd, now)
 
     def _owner(self, name: str) -> int:
-        if (name.startswith(".") and not self._hidden) or self._matches(name) is None:
+        if (name.startswith(".") and not self._matches_hidden) or self._matches(name) is None:
             return SKIPPED
         owner = self._owner_of(name)
         return SKIPPED if owner is None else owner
 
-    def _finish(self, scan: _NameScan, now: float) -> None:
+    def _finish_scan(self, scan: _NameScan, now: float) -> None:
         """Handle names that are gone, renamed or reused for other files."""
-        self._missing = False
+        self._has_missing_file = False
         gone: list[tuple[str, int]] = []
         if scan.seen.count(1) != self._table.size:
             gone = [(name, slot) for slot, name in enumerate(self.names) if name is not None and not scan.seen[slot]]
-        if (gone or scan.replaced) and self._inodes_tell:
+        if (gone or scan.replaced) and self._has_stable_inodes:
             old = {self._inodes[slot]: slot for _, slot in gone if self.owners[slot] >= NOBODY}
             old |= {self._inodes[slot]: slot for slot, _ in scan.replaced if self.owners[slot] >= NOBODY}
-            for slot in scan.fresh:
+            for slot in scan.new_slots:
                 was = old.pop(self._inodes[slot], None)
-                if was is not None and self._goes_on(was, slot):
+                if was is not None and self._may_be_same_file(was, slot):
                     self._move(was, slot, now)
             skipped = {self._inodes[slot]: name for name, slot in gone if self.owners[slot] == SKIPPED}
-            for slot in scan.fresh:
+            for slot in scan.new_slots:
                 before = skipped.get(self._inodes[slot])
                 stem = (self.names[slot] or "").partition(".")[0]
                 if before is not None and stem in before and self.owners[slot] >= NOBODY:
-                    self._listener.placed(slot)  # one without its name in the old name would be another file
+                    self._listener.renamed_into_place(
+                        slot
+                    )  # one without its name in the old name would be another file
         for name, slot in gone:
             self._remove(name, slot)
         for slot, inode in scan.replaced:
@@ -387,12 +389,12 @@ class FolderWatch:
         self._end_scan()
         self._order = _padded(scan.order)
         self._scanned_key, self._scanned_at = scan.key, scan.started
-        self._rest_until = now + min(SHARE * scan.took_s, MOST_REST_S)
+        self._rest_until = now + min(REST_RATIO * scan.took_s, MOST_REST_S)
         if not self.complete:
             self.complete = True
             self._warm_up(now)
 
-    def _goes_on(self, old: int, new: int) -> bool:
+    def _may_be_same_file(self, old: int, new: int) -> bool:
         """Whether it may be the same file: the inode of a removed file is soon reused."""
         return (
             self.owners[new] >= NOBODY and self.sizes[new] >= self.sizes[old] and self.mtimes[new] >= self.mtimes[old]
@@ -401,13 +403,13 @@ class FolderWatch:
     def _move(self, old: int, new: int, now: float) -> None:
         """Continue a renamed file under its new name; it was not born."""
         totals = self.totals[self.owners[new]]
-        totals.born_files -= 1
-        totals.born_bytes -= self.sizes[new]
+        totals.new_files -= 1
+        totals.new_bytes -= self.sizes[new]
         hot, before = self.hot.pop(old, None), (self.mtimes[old], self.sizes[old])
         if hot is None:
-            hot = self._number(now)
+            hot = self._new_active_file(now)
         elif before != (self.mtimes[new], self.sizes[new]):
-            hot.since, hot.look = now, self.looks
+            hot.since, hot.poll_number = now, self.polls
         if before != (self.mtimes[new], self.sizes[new]):
             self.changes.append(FileChange(hot.number, self.owners[new], self.mtimes[new], self.sizes[new], before))
         self.hot.pop(new, None)
@@ -432,8 +434,8 @@ class FolderWatch:
         totals = self.totals[owner]
         totals.files -= 1
         totals.bytes -= self.sizes[slot]
-        if totals.newest is None or self.mtimes[slot] >= totals.newest:
-            self._stale.add(owner)
+        if totals.newest_mtime is None or self.mtimes[slot] >= totals.newest_mtime:
+            self._stale_owners.add(owner)
         self.hot.pop(slot, None)
         self._listener.removed(slot)
         self.owners[slot] = SKIPPED
@@ -443,7 +445,7 @@ class FolderWatch:
             self._scan.entries.close()
             self._scan = None
 
-    def _forget_all(self) -> None:
+    def _drop_all(self) -> None:
         """Forget all names, since the folder is missing."""
         self._end_scan()
         for slot, name in enumerate(self.names):
@@ -452,10 +454,10 @@ class FolderWatch:
         self._order = _padded(array("I"))
         self._key = self._scanned_key = None
         self.complete = True
-        if self._stale:
+        if self._stale_owners:
             self._find_newest()
 
-    def _read_facts(self, now: float) -> None:
+    def _read_files(self, now: float) -> None:
         """Read recently written files, and the next of the others."""
         until = time.monotonic() + STAT_S
         hot = list(self.hot)
@@ -468,20 +470,20 @@ class FolderWatch:
                 break
         looked = 0
         for _ in range(min(len(self.names), CHUNK)):
-            if looked >= TURN or (looked >= TURN // 8 and time.monotonic() > until):
+            if looked >= OTHERS_POLLED or (looked >= OTHERS_POLLED // 8 and time.monotonic() > until):
                 break
-            self._turn = (self._turn + 1) % len(self.names)
-            slot = self._turn
+            self._turn_slot = (self._turn_slot + 1) % len(self.names)
+            slot = self._turn_slot
             if self.owners[slot] != SKIPPED and slot not in self.hot:
                 looked += 1
                 self._read(slot, self.names[slot] or "", self._fd, now)
 
-    def _read(self, slot: int, place: str, fd: int | None, now: float) -> bool:
+    def _read(self, slot: int, path: str, fd: int | None, now: float) -> bool:
         """Read one file and record its changes; return whether that succeeded."""
         try:
-            facts = os.stat(place, dir_fd=fd, follow_symlinks=False)
+            facts = os.stat(path, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
-            self._missing = True  # the next pass finds out whether it was renamed
+            self._has_missing_file = True  # the next pass finds out whether it was renamed
             return False
         except OSError as error:
             self.unreadable = error.strerror
@@ -489,7 +491,7 @@ class FolderWatch:
         name = self.names[slot] or ""
         if not stat.S_ISREG(facts.st_mode):
             self._drop(slot)
-            if len(self.passed_over) < NAMED or name in self.passed_over:
+            if len(self.passed_over) < MOST_PASSED_OVER or name in self.passed_over:
                 self.passed_over[name] = KINDS.get(stat.S_IFMT(facts.st_mode), "no file")
             self.owners[slot] = PASSED_OVER
             return True
@@ -508,15 +510,15 @@ class FolderWatch:
         self.owners[slot], self.sizes[slot], self.mtimes[slot] = owner, size, mtime
         totals.files += 1
         totals.bytes += size
-        if totals.newest is None or mtime > totals.newest:
-            totals.newest = mtime
+        if totals.newest_mtime is None or mtime > totals.newest_mtime:
+            totals.newest_mtime = mtime
         if self.complete:
-            totals.born_files += 1
-            totals.born_bytes += size
-            if totals.born_mtime is None or mtime > totals.born_mtime:
-                totals.born_mtime = mtime
+            totals.new_files += 1
+            totals.new_bytes += size
+            if totals.new_mtime is None or mtime > totals.new_mtime:
+                totals.new_mtime = mtime
             totals.changed_at = now
-            self._heat(slot, self._number(now))
+            self._heat(slot, self._new_active_file(now))
         self._listener.added(slot)
 
     def _change(self, slot: int, size: int, mtime: float, now: float) -> None:
@@ -524,21 +526,21 @@ class FolderWatch:
         owner, before = self.owners[slot], (self.mtimes[slot], self.sizes[slot])
         totals = self.totals[owner]
         totals.bytes += size - before[1]
-        if totals.newest is None or mtime > totals.newest:
-            totals.newest = mtime
-        elif mtime < before[0] >= totals.newest:
-            self._stale.add(owner)
+        if totals.newest_mtime is None or mtime > totals.newest_mtime:
+            totals.newest_mtime = mtime
+        elif mtime < before[0] >= totals.newest_mtime:
+            self._stale_owners.add(owner)
         self.sizes[slot], self.mtimes[slot] = size, mtime
         totals.changed_at = now
-        hot = self.hot.pop(slot, None) or self._number(now)
-        hot.since, hot.look = now, self.looks
+        hot = self.hot.pop(slot, None) or self._new_active_file(now)
+        hot.since, hot.poll_number = now, self.polls
         self._heat(slot, hot)
         self.changes.append(FileChange(hot.number, owner, mtime, size, before))
         self._listener.changed(slot)
 
-    def _number(self, now: float) -> ActiveFile:
-        self._files += 1
-        return ActiveFile(self._files, now, self.looks)
+    def _new_active_file(self, now: float) -> ActiveFile:
+        self._file_count += 1
+        return ActiveFile(self._file_count, now, self.polls)
 
     def _heat(self, slot: int, hot: ActiveFile) -> None:
         """Read a file at every poll from now on."""
@@ -550,7 +552,7 @@ class FolderWatch:
         """Start with the last written files."""
         ours = (slot for slot, owner in enumerate(self.owners) if owner >= NOBODY)
         for slot in reversed(heapq.nlargest(HOT_LEAST, ours, key=self.mtimes.__getitem__)):
-            self.hot[slot] = self._number(now)
+            self.hot[slot] = self._new_active_file(now)
 
     def _cool(self, now: float) -> None:
         """Stop reading files at every poll once long unchanged."""
@@ -568,14 +570,14 @@ class FolderWatch:
         """Recompute the latest time of stale owners."""
         newest: dict[int, float] = {}
         for owner, mtime in zip(self.owners, self.mtimes, strict=True):
-            if owner in self._stale and mtime > newest.get(owner, -1e300):
+            if owner in self._stale_owners and mtime > newest.get(owner, -1e300):
                 newest[owner] = mtime
-        for owner in self._stale:
-            self.totals[owner].newest = newest.get(owner)
-        self._stale.clear()
+        for owner in self._stale_owners:
+            self.totals[owner].newest_mtime = newest.get(owner)
+        self._stale_owners.clear()
 
 
 def _padded(order: "array[int]") -> "array[int]":
     """Append slot 0, which has no name, to an order."""
-    order.extend([0] * AHEAD)
+    order.extend([0] * SEARCH_AHEAD)
     return order

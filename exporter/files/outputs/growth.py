@@ -23,18 +23,18 @@ class GrowthPoint(NamedTuple):
 class StepGrowth:
     """Growth of anything that grows in steps, such as one file."""
 
-    __slots__ = ("_points", "_seen")
+    __slots__ = ("_last_seen", "_points")
 
     def __init__(self) -> None:
         self._points: list[GrowthPoint] = []
-        self._seen = 0.0  # when the last change was seen, by our own clock
+        self._last_seen = 0.0  # when the last change was seen, by our own clock
 
     @property
     def last(self) -> GrowthPoint | None:
         """Last change, or None."""
         return self._points[-1] if self._points else None
 
-    def note(self, t: float, value: float, now: float) -> None:
+    def add(self, t: float, value: float, now: float) -> None:
         """Record a change of time ``t``, seen at ``now``; the two clocks may differ.
 
         Earlier changes are forgotten if the size fell, since the file was rewritten, or after a long silence, since a
@@ -45,14 +45,14 @@ class StepGrowth:
             last = points[-1]
             if (t, value) == (last.t, last.value):
                 return
-            if value < last.value or (len(points) > 1 and self._is_over(now)):
+            if value < last.value or (len(points) > 1 and self._has_stopped(now)):
                 points.clear()
             elif t <= last.t:  # its clock has large steps
                 points[-1] = last._replace(value=value)
-                self._seen = now
+                self._last_seen = now
                 return
         points.append(GrowthPoint(t, value, t - points[-1].t if points else 0.0))
-        self._seen = now
+        self._last_seen = now
         while len(points) > LEAST_POINTS and points[0].t < t - WINDOW_S:
             del points[0]
         if len(points) > MOST_POINTS:
@@ -66,20 +66,20 @@ class StepGrowth:
         if len(old) % 2 == 0:
             self._points.append(old[-1])
 
-    def _patience_s(self) -> float:
+    def _longest_silence_s(self) -> float:
         """Longest normal silence: twice the longest gap between changes."""
         return 2 * max(point.gap for point in self._points[1:])
 
-    def _is_over(self, now: float) -> bool:
-        return now - self._seen >= WINDOW_S and now - self._seen > self._patience_s()
+    def _has_stopped(self, now: float) -> bool:
+        return now - self._last_seen >= WINDOW_S and now - self._last_seen > self._longest_silence_s()
 
     def per_second(self, now: float) -> float:
         """Growth per second; 0 before the second change, and long after the last."""
-        if len(self._points) < 2 or self._is_over(now):
+        if len(self._points) < 2 or self._has_stopped(now):
             return 0.0
         first, last = self._points[0], self._points[-1]
         rate = (last.value - first.value) / (last.t - first.t)
-        silence, patience = now - self._seen, self._patience_s()
+        silence, patience = now - self._last_seen, self._longest_silence_s()
         return rate if silence <= patience else rate * patience / silence
 
 
@@ -88,27 +88,27 @@ class GroupGrowth:
 
     def __init__(self) -> None:
         self._files: dict[int, StepGrowth] = {}  # by number, the last changed at the end
-        self._births: dict[int, StepGrowth] = {}  # bytes of new files, by owner
+        self._new_files: dict[int, StepGrowth] = {}  # bytes of new files, by owner
 
-    def changed(self, file: int, t: float, size: int, before: tuple[float, int], now: float) -> None:
+    def add_change(self, file: int, t: float, size: int, before: tuple[float, int], now: float) -> None:
         """Record a write at ``t``; ``before`` is the time and size last seen."""
         growth = self._files.pop(file, None) or StepGrowth()
         self._files[file] = growth
         if t - before[0] <= WINDOW_S:  # a repeated report changes nothing
-            growth.note(*before, now)
-        growth.note(t, size, now)
+            growth.add(*before, now)
+        growth.add(t, size, now)
         if len(self._files) > MOST_FILES:
             del self._files[next(iter(self._files))]
 
-    def born(self, owner: int, t: float | None, born_bytes: int, now: float) -> None:
-        """Record new files: the last written at ``t``, ``born_bytes`` in all since the first poll."""
-        growth = self._births.get(owner)
+    def add_new_files(self, owner: int, t: float | None, new_bytes: int, now: float) -> None:
+        """Record new files: the last written at ``t``, ``new_bytes`` in all since the first poll."""
+        growth = self._new_files.get(owner)
         if growth is None:
-            growth = self._births[owner] = StepGrowth()
+            growth = self._new_files[owner] = StepGrowth()
         last = growth.last
-        if t is not None and (last is None or born_bytes != last.value):
-            growth.note(t, born_bytes, now)
+        if t is not None and (last is None or new_bytes != last.value):
+            growth.add(t, new_bytes, now)
 
     def per_second(self, now: float) -> float:
         """Bytes per second of all files."""
-        return sum(growth.per_second(now) for growths in (self._files, self._births) for growth in growths.values())
+        return sum(growth.per_second(now) for growths in (self._files, self._new_files) for growth in growths.values())

@@ -56,14 +56,16 @@ INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_MODULE, FAIL_LOAD_SYMBOL = 
 TIMEOUT, RETRY, NO_PERM, INTERRUPT, OUT_OF_RESOURCES, DIRECTORY_NOT_FOUND = 8, 9, 10, 11, 15, 20
 BUSY, NOT_INIT, NO_SLOT, DRIVER_NOT_LOADED, FILE_NOT_FOUND = 30, 32, 33, 34, 52
 # Permanent statuses (`amdsmi_status_t`): the call is not repeated.
-NEVER = frozenset({INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_SYMBOL, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND})
+PERMANENT = frozenset(
+    {INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_SYMBOL, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND}
+)
 # The driver was unloaded or replaced; a single call may also return them for other reasons.
-GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
-PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})  # say nothing about the device
+DRIVER_GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
+TRANSIENT = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})  # say nothing about the device
 TRIES = 3  # failures before a call that has never succeeded is not repeated, whatever its status
 
 VRAM = "AmdSmiMemoryType.VRAM"
-NOW = "AmdSmiTemperatureMetric.CURRENT"
+CURRENT_TEMPERATURE = "AmdSmiTemperatureMetric.CURRENT"
 PROCESSES = "amdsmi_get_gpu_process_list"
 METRICS = "amdsmi_get_gpu_metrics_info"
 # The package makes about 700 Python values of this table (0.4 ms). The counters we need accumulate meanwhile.
@@ -77,12 +79,12 @@ class _AmdDevice:
     """One handle of the library, with calls that succeeded and calls that never will."""
 
     handle: object
-    answered: set[str] = field(default_factory=set)
+    succeeded_calls: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    unsupported_calls: dict[str, str] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] | None = None  # as last reported
-    untold: int = 0  # failed reads since then
-    throttled: AmdThrottleTime = field(default_factory=AmdThrottleTime)
+    failed_reads: int = 0  # failed reads since then
+    throttle_time: AmdThrottleTime = field(default_factory=AmdThrottleTime)
     throttle_due: float = -math.inf
 
 
@@ -92,61 +94,63 @@ class _AmdCalls:
     def __init__(self, library: Any, device: _AmdDevice) -> None:
         self._library = library
         self._device = device
-        self._answers = 0
-        self._silent: list[str] = []  # messages of calls that succeeded earlier and fail now
-        self._refused: list[tuple[str, str, bool]] = []  # calls that never succeeded: name, message, whether to repeat
+        self._success_count = 0
+        self._new_failures: list[str] = []  # messages of calls that succeeded earlier and fail now
+        self._never_succeeded: list[
+            tuple[str, str, bool]
+        ] = []  # calls that never succeeded: name, message, whether to repeat
 
-    def ask(self, name: str, *arguments: str | int) -> Any:
+    def call(self, name: str, *arguments: str | int) -> Any:
         """Result of a function of the package for the device, or None if it failed.
 
         An argument ``"Enum.MEMBER"`` is looked up in the package, which may not have it.
         """
         device = self._device
         call = f"{name}({', '.join(map(str, arguments))})" if arguments else name
-        if call in device.absent:
+        if call in device.unsupported_calls:
             return None
         try:
             function = getattr(self._library, name)
             found = function(device.handle, *(_argument(self._library, argument) for argument in arguments))
         except Exception as error:  # noqa: BLE001 - the package's own Python breaks on values that it does not expect
-            self._note(call, error)
+            self._record_failure(call, error)
             return None
-        self._answers += 1
-        device.answered.add(call)
+        self._success_count += 1
+        device.succeeded_calls.add(call)
         return found
 
-    def judge(self) -> None:
+    def evaluate_failures(self) -> None:
         """Mark calls as unsupported, or raise GpuFailed if none of the working calls succeeds any more."""
         device = self._device
-        if not self._answers and (self._silent or self._refused):
+        if not self._success_count and (self._new_failures or self._never_succeeded):
             # Every driver supports it, so it fails only if the GPU is gone.
-            self.ask("amdsmi_get_gpu_memory_usage", VRAM)
-        if self._silent and not self._answers:
-            raise GpuFailed("lost", self._silent[0])
-        for call, words, again in self._refused:
+            self.call("amdsmi_get_gpu_memory_usage", VRAM)
+        if self._new_failures and not self._success_count:
+            raise GpuFailed("lost", self._new_failures[0])
+        for call, words, again in self._never_succeeded:
             device.failures[call] = device.failures.get(call, 0) + 1
             # If no call succeeds, the GPU may be in a reset, when it refuses everything.
-            if device.failures[call] >= TRIES or (not again and self._answers):
-                device.absent[call] = words
+            if device.failures[call] >= TRIES or (not again and self._success_count):
+                device.unsupported_calls[call] = words
 
-    def _confirm(self) -> None:
+    def _check_driver(self) -> None:
         """Raise GpuDriverReplaced if the library is unusable for all GPUs."""
         try:
             self._library.amdsmi_get_processor_handles()
         except Exception as error:  # Python code of the package may fail too
-            if _code(error) in GONE:
-                raise GpuDriverReplaced(_words(error)) from error
+            if _code(error) in DRIVER_GONE:
+                raise GpuDriverReplaced(_error_text(error)) from error
 
-    def _note(self, call: str, error: Exception) -> None:
-        code, words = _code(error), _words(error)
-        if code in GONE:
-            self._confirm()
-        if code in PASSING:
+    def _record_failure(self, call: str, error: Exception) -> None:
+        code, words = _code(error), _error_text(error)
+        if code in DRIVER_GONE:
+            self._check_driver()
+        if code in TRANSIENT:
             return
-        if call in self._device.answered:
-            self._silent.append(f"{call}: {words}")
+        if call in self._device.succeeded_calls:
+            self._new_failures.append(f"{call}: {words}")
         else:
-            self._refused.append((call, words, code not in NEVER and not isinstance(error, AttributeError)))
+            self._never_succeeded.append((call, words, code not in PERMANENT and not isinstance(error, AttributeError)))
 
 
 class AmdReader:
@@ -174,15 +178,15 @@ class AmdReader:
         try:
             library.amdsmi_init()
         except Exception as error:  # Python code of the package may fail too
-            raise GpuUnavailable(self._state(error), _words(error)) from error
+            raise GpuUnavailable(self._state(error), _error_text(error)) from error
         self._library = library
         try:
             devices = [_AmdDevice(handle) for handle in library.amdsmi_get_processor_handles()]
-            self._list(devices)
+            self._set_gpus(devices)
             return self._driver(devices)
         except Exception as error:  # as above
             self.close()
-            raise GpuUnavailable("failing", _words(error)) from error
+            raise GpuUnavailable("failing", _error_text(error)) from error
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs present when the library was opened; it does not search again."""
@@ -190,19 +194,19 @@ class AmdReader:
 
     def activity(self, gpu: Gpu) -> GpuActivity:
         """Read the activity. Power is an average up to MI200 and on graphics cards, instant from MI300 on."""
-        look = self._look(gpu)
-        use = table_value(look.ask("amdsmi_get_gpu_activity"))
-        memory = look.ask("amdsmi_get_gpu_memory_usage", VRAM)
-        power = table_value(look.ask("amdsmi_get_power_info"))
-        energy = table_value(look.ask("amdsmi_get_energy_count"))
-        heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", NOW)
+        look = self._calls(gpu)
+        use = table_value(look.call("amdsmi_get_gpu_activity"))
+        memory = look.call("amdsmi_get_gpu_memory_usage", VRAM)
+        power = table_value(look.call("amdsmi_get_power_info"))
+        energy = table_value(look.call("amdsmi_get_energy_count"))
+        heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", CURRENT_TEMPERATURE)
         if heat is None:
-            heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", NOW)
-        memory_heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", NOW)
-        clock = table_value(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
-        memory_clock = table_value(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
+            heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", CURRENT_TEMPERATURE)
+        memory_heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", CURRENT_TEMPERATURE)
+        clock = table_value(look.call("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
+        memory_clock = table_value(look.call("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
         throttle = self._throttle(look, gpu)
-        look.judge()
+        look.evaluate_failures()
         return GpuActivity(
             utilization_ratio=ratio_value(use.get("gfx_activity")),
             memory_utilization_ratio=ratio_value(use.get("umc_activity")),
@@ -225,32 +229,32 @@ class AmdReader:
         In older libraries the call fails if a process ends meanwhile or is not readable. The last list is then repeated
         for a few reads.
         """
-        device, look = self._device(gpu), self._look(gpu)
-        told = look.ask(PROCESSES)
-        look.judge()
+        device, look = self._device(gpu), self._calls(gpu)
+        told = look.call(PROCESSES)
+        look.evaluate_failures()
         if told is not None:
             found = [_process(entry) for entry in list_value(told)]
-            device.processes, device.untold = tuple(process for process in found if process is not None), 0
+            device.processes, device.failed_reads = tuple(process for process in found if process is not None), 0
         else:
-            device.untold += 1
-            if device.untold >= TRIES:
+            device.failed_reads += 1
+            if device.failed_reads >= TRIES:
                 device.processes = None
         return device.processes
 
     def condition(self, gpu: Gpu) -> GpuCondition:
         """Read the condition. Retired pages are those with uncorrectable errors; AMD retires no others."""
-        look = self._look(gpu)
-        errors = table_value(look.ask("amdsmi_get_gpu_total_ecc_count"))
-        pages = bad_pages(look.ask("amdsmi_get_gpu_bad_page_info"))
-        link = table_value(look.ask("amdsmi_get_pcie_info"))
+        look = self._calls(gpu)
+        errors = table_value(look.call("amdsmi_get_gpu_total_ecc_count"))
+        pages = bad_pages(look.call("amdsmi_get_gpu_bad_page_info"))
+        link = table_value(look.call("amdsmi_get_pcie_info"))
         fixed, present = table_value(link.get("pcie_static")), table_value(link.get("pcie_metric"))
         replays = count_value(present.get("pcie_replay_count"))
         if replays is None:
-            replays = count_value(look.ask("amdsmi_get_gpu_pci_replay_counter"))
-        links = list_value(table_value(look.ask("amdsmi_get_link_metrics")).get("links"))
-        fan = look.ask("amdsmi_get_gpu_fan_speed", 0)
-        fan_most = None if fan is None else look.ask("amdsmi_get_gpu_fan_speed_max", 0)
-        look.judge()
+            replays = count_value(look.call("amdsmi_get_gpu_pci_replay_counter"))
+        links = list_value(table_value(look.call("amdsmi_get_link_metrics")).get("links"))
+        fan = look.call("amdsmi_get_gpu_fan_speed", 0)
+        fan_most = None if fan is None else look.call("amdsmi_get_gpu_fan_speed_max", 0)
+        look.evaluate_failures()
         return GpuCondition(
             ecc_corrected=count_value(errors.get("correctable_count")),
             ecc_uncorrected=count_value(errors.get("uncorrectable_count")),
@@ -271,14 +275,14 @@ class AmdReader:
         self._closed.wait(timeout_s)
         return ()
 
-    def tells_events(self) -> bool:
+    def reports_events(self) -> bool:
         return False
 
-    def absent(self) -> Mapping[str, str]:
+    def unsupported_calls(self) -> Mapping[str, str]:
         """Unsupported calls by name, with reason and GPUs."""
         places: dict[tuple[str, str], list[str]] = {}
         for gpu in self._gpus:
-            for name, reason in list(self._devices[gpu.uuid].absent.items()):
+            for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items()):
                 places.setdefault((name, reason), []).append(gpu.index)
         told: dict[str, str] = {}
         for (name, reason), indices in places.items():
@@ -307,27 +311,27 @@ class AmdReader:
         other: DriverState = "failing" if os.path.exists(self._driver_folder) else "no_driver"
         return states.get(_code(error), other)
 
-    def _list(self, devices: list[_AmdDevice]) -> None:
+    def _set_gpus(self, devices: list[_AmdDevice]) -> None:
         """Set the GPUs, in HIP's order."""
         found: list[tuple[int | None, Gpu, _AmdDevice]] = []
         for device in devices:
             look = _AmdCalls(self._library, device)
-            ids = table_value(look.ask("amdsmi_get_gpu_enumeration_info"))
-            bus = text_value(look.ask("amdsmi_get_gpu_device_bdf"))
+            ids = table_value(look.call("amdsmi_get_gpu_enumeration_info"))
+            bus = text_value(look.call("amdsmi_get_gpu_device_bdf"))
             uuid = ids.get("hip_uuid")
             if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
-                uuid = text_value(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
+                uuid = text_value(look.call("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
             if any(uuid == other.uuid for _, other, _ in found):
                 uuid = f"{uuid}@{bus or len(found)}"  # partitions of a GPU share its number
             gpu = Gpu(
                 uuid,
                 "",
                 self.vendor,
-                name=text_value(table_value(look.ask("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
+                name=text_value(table_value(look.call("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
                 pci_bus_id=None if bus is None else bus.lower(),
-                memory_total_bytes=count_value(look.ask("amdsmi_get_gpu_memory_total", VRAM)) or None,
+                memory_total_bytes=count_value(look.call("amdsmi_get_gpu_memory_total", VRAM)) or None,
             )
-            look.judge()
+            look.evaluate_failures()
             found.append((count_value(ids.get("hip_id")), gpu, device))
         if all(ordinal is not None for ordinal, _, _ in found):
             found.sort(key=lambda entry: entry[0] or 0)
@@ -338,7 +342,7 @@ class AmdReader:
         """Versions of the driver and of ROCm, if known."""
         version = rocm = None
         if devices:
-            told = table_value(_AmdCalls(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
+            told = table_value(_AmdCalls(self._library, devices[0]).call("amdsmi_get_gpu_driver_info"))
             version = text_value(told.get("driver_version"))
         with contextlib.suppress(Exception):  # it loads another library, which may be missing
             known, words = self._library.amdsmi_get_rocm_version()
@@ -351,16 +355,16 @@ class AmdReader:
             raise GpuFailed("lost", f"{gpu.uuid} is not there any more")
         return device
 
-    def _throttle(self, look: _AmdCalls, gpu: Gpu) -> Mapping[ThrottleReason, float]:
+    def _throttle(self, calls: _AmdCalls, gpu: Gpu) -> Mapping[ThrottleReason, float]:
         """Seconds from the firmware's counters, which exist from MI300 on."""
         device, now = self._device(gpu), self._clock.monotonic()
-        if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
+        if now >= device.throttle_due and (metrics := calls.call(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
-            if not device.throttled.read(table_value(metrics), now):
-                device.absent[METRICS] = "it has no counters of throttling"
-        return dict(device.throttled.seconds)
+            if not device.throttle_time.update(table_value(metrics), now):
+                device.unsupported_calls[METRICS] = "it has no counters of throttling"
+        return dict(device.throttle_time.seconds)
 
-    def _look(self, gpu: Gpu) -> _AmdCalls:
+    def _calls(self, gpu: Gpu) -> _AmdCalls:
         return _AmdCalls(self._library, self._device(gpu))
 
 
@@ -373,7 +377,7 @@ def _load() -> Any:
     except AttributeError as error:
         raise GpuUnavailable("version_mismatch", f"amdsmi is not of its library's version: {error}") from error
     except (ImportError, OSError, KeyError) as error:
-        raise GpuUnavailable("no_library", " ".join(said.getvalue().split()) or _words(error)) from error
+        raise GpuUnavailable("no_library", " ".join(said.getvalue().split()) or _error_text(error)) from error
     return amdsmi
 
 
@@ -390,7 +394,7 @@ def _code(error: Exception) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Message of the status or exception."""
     return str(getattr(error, "err_info", None) or f"{type(error).__name__}: {error}")
 

@@ -25,27 +25,27 @@ class AmdThrottleTime:
 
     seconds: dict[ThrottleReason, float] = field(default_factory=dict)
     _ticks: dict[str, int] = field(default_factory=dict)
-    _moment: float = 0.0
+    _read_at: float = 0.0
 
-    def read(self, metrics: Mapping[str, Any], now: float) -> dict[ThrottleReason, float]:
+    def update(self, metrics: Mapping[str, Any], now: float) -> dict[ThrottleReason, float]:
         """Add a reading and return the seconds by known reason. Falling ticks (a GPU reset) add nothing."""
         names = ("accumulation_counter", *(name for group in THROTTLING.values() for name in group))
         told = {name: count_value(metrics.get(name)) for name in names}
         ticks = {name: number for name, number in told.items() if number is not None}
         if "accumulation_counter" not in ticks:
             return dict(self.seconds)
-        passed = self._passed("accumulation_counter", ticks)
+        passed = self._tick_increase("accumulation_counter", ticks)
         if passed == 0 and self._ticks:
             return dict(self.seconds)  # the table has not been updated
         for reason, group in THROTTLING.items():
-            held = [self._passed(name, ticks) for name in group if name in ticks]
+            held = [self._tick_increase(name, ticks) for name in group if name in ticks]
             if held:  # causes of one reason overlap, so the longest counts
                 share = min(max(0, *held) / passed, 1.0) if passed > 0 else 0.0
-                self.seconds[reason] = self.seconds.get(reason, 0.0) + share * (now - self._moment)
-        self._ticks, self._moment = ticks, now
+                self.seconds[reason] = self.seconds.get(reason, 0.0) + share * (now - self._read_at)
+        self._ticks, self._read_at = ticks, now
         return dict(self.seconds)
 
-    def _passed(self, name: str, ticks: Mapping[str, int]) -> int:
+    def _tick_increase(self, name: str, ticks: Mapping[str, int]) -> int:
         return ticks[name] - self._ticks.get(name, ticks[name])
 
 
@@ -59,15 +59,15 @@ def list_value(value: object) -> list[Mapping[str, Any]]:
     return [table_value(entry) for entry in value] if isinstance(value, list | tuple) else []
 
 
-def bad_pages(told: object) -> list[bool] | None:
+def bad_pages(value: object) -> list[bool] | None:
     """Whether each bad page is already retired; None if unknown.
 
     Before ROCm 6.1, a GPU without bad pages has a text here.
     """
-    if isinstance(told, str):
-        return None if text_value(told) is None else []
-    pages = [page.get("status") for page in list_value(told)]
-    return [status == 0 for status in pages if status is not None] if isinstance(told, list) else None
+    if isinstance(value, str):
+        return None if text_value(value) is None else []
+    pages = [page.get("status") for page in list_value(value)]
+    return [status == 0 for status in pages if status is not None] if isinstance(value, list) else None
 
 
 def text_value(value: object) -> str | None:
@@ -104,9 +104,12 @@ def limit_w(value: object) -> float | None:
     return float(limit) if limit < 0xFFFF else limit / 1e6
 
 
-def energy_j(told: Mapping[str, Any]) -> float | None:
+def energy_j(table: Mapping[str, Any]) -> float | None:
     """Counter times resolution, which is in microjoules."""
-    counter, resolution = count_value(told.get("energy_accumulator", told.get("power"))), told.get("counter_resolution")
+    counter, resolution = (
+        count_value(table.get("energy_accumulator", table.get("power"))),
+        table.get("counter_resolution"),
+    )
     return counter * resolution / 1e6 if counter is not None and isinstance(resolution, float) else None
 
 
@@ -131,6 +134,6 @@ def link_bytes_total(kilobytes: Iterable[object]) -> int | None:
     return sum(told) * 1024 if told else None
 
 
-def fan_ratio(speed: object, most: object) -> float | None:
-    now, full = gauge_value(speed), gauge_value(most)
+def fan_ratio(speed: object, max_speed: object) -> float | None:
+    now, full = gauge_value(speed), gauge_value(max_speed)
     return min(now / full, 1.0) if now is not None and full else None

@@ -15,10 +15,10 @@ THROTTLE_S = 300.0
 THROTTLE_STEP_S = 10.0
 
 GROWTH_S = 600.0  # shorter growth is ordinary warm-up: allocators fill their caches, batches become longer
-GROWTH_COURSE_S = 3600.0
+GROWTH_HISTORY_S = 3600.0
 GROWTH_STEP_S = 30.0
 # Growth from the middle to the last third must be at least this share of the earlier growth, else it levels off.
-GROWTH_GOES_ON = 0.5
+CONTINUED_GROWTH_SHARE = 0.5
 
 
 class ConditionTimer:
@@ -28,17 +28,17 @@ class ConditionTimer:
         self._since: float | None = None
         self._seen: float | None = None
 
-    def look(self, now: float, holds: bool | None) -> None:
+    def update(self, now: float, is_true: bool | None) -> None:
         """Record whether the condition is true now.
 
         None means unknown. Unknown readings do not end the condition unless they last longer than `GAP_S`.
         """
         if self._seen is not None and not 0 <= now - self._seen <= GAP_S:
             self._since = self._seen = None
-        if holds is None:
+        if is_true is None:
             return
         self._seen = now
-        if not holds:
+        if not is_true:
             self._since = None
         elif self._since is None:
             self._since = now
@@ -65,7 +65,7 @@ class ClockHistory:
         self._known = 0  # readings taken under load
         self._sum = 0.0  # sum of those readings; whole numbers of hertz, so adding and subtracting is exact
 
-    def look(self, now: float, hz: float | None) -> None:
+    def update(self, now: float, hz: float | None) -> None:
         """Add a reading; None while the GPU is not under load."""
         readings = self._readings
         if readings and not 0 <= now - readings[-1][0] <= GAP_S:
@@ -97,7 +97,7 @@ class ThrottleHistory:
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Mapping[str, float]]] = deque()
 
-    def look(self, now: float, seconds: Mapping[str, float]) -> None:
+    def update(self, now: float, seconds: Mapping[str, float]) -> None:
         """Add a reading of the counters; restart the history if a counter fell."""
         readings = self._readings
         if not seconds:
@@ -132,18 +132,18 @@ class MemoryHistory:
     """
 
     def __init__(self) -> None:
-        self._fill = DiskForecast()
-        self._course: deque[tuple[float, float, float]] = deque()  # start, minimum and maximum of each half minute
+        self._forecast = DiskForecast()
+        self._history: deque[tuple[float, float, float]] = deque()  # start, minimum and maximum of each half minute
         self._last: float | None = None
         self._total = 0.0
         self._full_at: float | None = None
         # Bytes per second; None if memory does not grow, levels off, or the history is too short.
         self.growth: float | None = None
 
-    def look(self, now: float, used: float, total: float) -> None:
+    def update(self, now: float, used: float, total: float) -> None:
         """Add a reading in bytes."""
-        self._fill.update(now, max(0.0, total - used))
-        course = self._course
+        self._forecast.update(now, max(0.0, total - used))
+        course = self._history
         if self._last is not None and now < self._last:
             course.clear()
         self._last, self._total = now, total
@@ -154,10 +154,10 @@ class MemoryHistory:
             t, low, high = course[-1]
             course[-1] = (t, min(low, used), max(high, used))
             begins = False
-        while now - course[0][0] > GROWTH_COURSE_S:
+        while now - course[0][0] > GROWTH_HISTORY_S:
             course.popleft()
         if begins:
-            self._judge(now)
+            self._update_growth(now)
 
     def is_known(self, now: float) -> bool:
         """Whether there is a recent reading and a history long enough to distinguish growth from warm-up."""
@@ -166,28 +166,28 @@ class MemoryHistory:
     @property
     def span_s(self) -> float:
         """Seconds of history, at most an hour."""
-        return self._last - self._course[0][0] if self._last is not None else 0.0
+        return self._last - self._history[0][0] if self._last is not None else 0.0
 
     def full_at(self, now: float) -> float | None:
         """Time when the memory will be full; None if it does not grow, or if that is too far away to predict."""
         return None if self._full_at is None else max(now, self._full_at)
 
-    def _judge(self, now: float) -> None:
+    def _update_growth(self, now: float) -> None:
         """Update growth and forecast, once per half minute."""
         self.growth = self._full_at = None
         if self.span_s < GROWTH_S:
             return
-        begun, third = self._course[0][0], self.span_s / 3
+        begun, third = self._history[0][0], self.span_s / 3
         lows: tuple[list[float], ...] = ([], [], [])
         most = 0.0
-        for t, low, high in self._course:
+        for t, low, high in self._history:
             part = min(2, int((t - begun) / third))
             lows[part].append(low)
             most = max(most, high) if part == 2 else 0.0
         if not all(lows):
             return
         one, two, three = map(min, lows)
-        if one < two < three and three - two >= GROWTH_GOES_ON * (two - one):
+        if one < two < three and three - two >= CONTINUED_GROWTH_SHARE * (two - one):
             self.growth = (three - one) / (2 * third)
-            if self._fill.full_at(now) is not None:
+            if self._forecast.full_at(now) is not None:
                 self._full_at = now + max(0.0, self._total - most) / self.growth

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from exporter.gpus.analysis.node_status import Told, find_device, worker_devices, worker_gpu_problems
+from exporter.gpus.analysis.node_status import GpuStatus, find_device, worker_devices, worker_gpu_problems
 from exporter.gpus.records import GIB
 
 LAST_S = 60.0
@@ -15,12 +15,14 @@ _DEVICE_KEYS = (
 )
 
 
-def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
+def gpu_sample(entry: Mapping[str, Any], gpu_status: GpuStatus) -> dict[str, float]:
     """Values of a worker's GPUs at one time, where known: mean shares and total memory."""
-    devices = worker_devices(entry, told)
+    devices = worker_devices(entry, gpu_status)
     at_work = [device for device in devices if device["used"]] or devices
     known = {
-        "gpu_utilization_ratio": [find_device(device["uuid"], told).get("utilization_ratio") for device in at_work],
+        "gpu_utilization_ratio": [
+            find_device(device["uuid"], gpu_status).get("utilization_ratio") for device in at_work
+        ],
         "gpu_sm_ratio": [device["sm_ratio"] for device in devices if device["used"]],
     }
     shares = {key: [value for value in values if value is not None] for key, values in known.items()}
@@ -29,31 +31,33 @@ def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
     return {**found, "gpu_memory_bytes": sum(memory)} if memory else found
 
 
-def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def gpu_evidence(
+    entry: Mapping[str, Any], gpu_status: GpuStatus, history: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
     """Facts about a worker's GPUs and their problems; empty for a worker without GPUs.
 
     Device values are current, although the worker may have ended. ``last_minute`` covers the last minute with readings
     of the worker.
     """
-    devices = worker_devices(entry, told)
+    devices = worker_devices(entry, gpu_status)
     if not devices:
         return {}
-    troubles = worker_gpu_problems(entry, devices, told)
-    lost = [device for device in told.get("gpus") or () if device.get("lost_since") is not None]
+    troubles = worker_gpu_problems(entry, devices, gpu_status)
+    lost = [device for device in gpu_status.get("gpus") or () if device.get("lost_since") is not None]
     times = {f"{device['state']} {device['gpu']}": device["lost_since"] for device in lost}
     return {
-        "last_minute": _last_minute(course),
+        "last_minute": _last_minute(history),
         "devices": [
-            {**device, **{key: find_device(device["uuid"], told).get(key) for key in _DEVICE_KEYS}}
+            {**device, **{key: find_device(device["uuid"], gpu_status).get(key) for key in _DEVICE_KEYS}}
             for device in devices
         ],
-        "troubles": [{"words": trouble.words, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
+        "troubles": [{"words": trouble.text, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
     }
 
 
-def _last_minute(course: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _last_minute(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean shares, last memory and peak memory; only known values."""
-    late = [sample for sample in course if sample["time"] > course[-1]["time"] - LAST_S]
+    late = [sample for sample in history if sample["time"] > history[-1]["time"] - LAST_S]
     found = {
         key: fmean(known)
         for key in ("gpu_utilization_ratio", "gpu_sm_ratio")
@@ -63,13 +67,13 @@ def _last_minute(course: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {**found, "gpu_memory_bytes": memory[-1], "gpu_memory_peak_bytes": max(memory)} if memory else found
 
 
-def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+def gpu_lines(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
     """Lines of the evidence for people: title, text, and time or None."""
-    if not found:
+    if not evidence:
         return
-    for trouble in found["troubles"]:
+    for trouble in evidence["troubles"]:
         yield "wrong", trouble["words"], trouble["time"]
-    last, words = found["last_minute"], []
+    last, words = evidence["last_minute"], []
     if "gpu_utilization_ratio" in last:
         words.append(f"{100 * last['gpu_utilization_ratio']:.0f} % busy")
     if "gpu_sm_ratio" in last:
@@ -79,7 +83,7 @@ def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None
         words.append(f"{memory:.1f} GiB of GPU memory at the end, at most {peak:.1f} GiB")
     if words:
         yield "last minute", ", ".join(words), None
-    for device in found["devices"]:
+    for device in evidence["devices"]:
         if device["uuid"] is None:
             continue  # already listed among the problems
         whose = "" if device["planned"] else ", not of its plan"

@@ -83,7 +83,7 @@ class WorkerSample:
     # Whether its log stopped its usual rhythm, regardless of GPUs; None without known progress.
     stalled: bool | None = None
     done: bool = False  # whether its work is complete
-    waits: bool = False  # whether it serves requests and has none, so no progress is expected
+    waits_for_requests: bool = False  # whether it serves requests and has none, so no progress is expected
     gpus: tuple[GpuSample, ...] = ()
 
 
@@ -92,8 +92,8 @@ class WorkerGpuCondition(NamedTuple):
 
     name: str
     state: bool | None
-    words: str = ""
-    moment: float | None = None  # when the memory will be full, for `memory_filling`
+    text: str = ""
+    full_time: float | None = None  # when the memory will be full, for `memory_filling`
 
 
 class _GpuTrack:
@@ -105,12 +105,14 @@ class _GpuTrack:
         self.power_w: float | None = None  # smoothed, while busy
         self.work_power_w: float | None = None  # smoothed, while the worker makes progress
         self._work_s = 0.0
-        self.absent = ConditionTimer()
+        self.unused_timer = ConditionTimer()
         self.clock = ClockHistory()
         self.throttle = ThrottleHistory()
         self.memory = MemoryHistory()
 
-    def look(self, now: float, gpu: GpuSample, *, passed_s: float, here: bool, at_work: bool, fresh: bool) -> None:
+    def update(
+        self, now: float, gpu: GpuSample, *, passed_s: float, is_active: bool, at_work: bool, has_recent_progress: bool
+    ) -> None:
         """Add a reading."""
         self.sample = gpu
         works = gpu.utilization is not None and gpu.utilization >= WORKING
@@ -119,15 +121,15 @@ class _GpuTrack:
             self.power_w = self.power_w if works else None
         if works and gpu.power_w is not None:
             self.power_w = _smoothed(self.power_w, gpu.power_w, passed_s / POWER_S)
-            if fresh:
+            if has_recent_progress:
                 self._work_s += passed_s
                 share = passed_s / min(self._work_s, WORK_POWER_S) if self._work_s else 0.0
                 self.work_power_w = _smoothed(self.work_power_w, gpu.power_w, share)
-        self.clock.look(now, gpu.sm_clock_hz if works and at_work else None)
-        self.throttle.look(now, gpu.throttle_s)
-        self.absent.look(now, None if gpu.used is None else here and not gpu.used)
-        if here and gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
-            self.memory.look(now, gpu.memory_used_bytes, gpu.memory_total_bytes)
+        self.clock.update(now, gpu.sm_clock_hz if works and at_work else None)
+        self.throttle.update(now, gpu.throttle_s)
+        self.unused_timer.update(now, None if gpu.used is None else is_active and not gpu.used)
+        if is_active and gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+            self.memory.update(now, gpu.memory_used_bytes, gpu.memory_total_bytes)
 
     @property
     def model(self) -> str:
@@ -153,48 +155,48 @@ class _WorkerTrack:
         self.start = start
         self.launch_timeout_s = launch_timeout_s
         self.sample = WorkerSample(-1)
-        self.seen: float | None = None
+        self.last_seen: float | None = None
         self.at_work = False  # whether it should have been working at the last reading
-        self.use: float | None = None  # smoothed utilization of its busiest GPU
-        self.spins = ConditionTimer()
-        self.idles = ConditionTimer()
-        self.beside = ConditionTimer()
-        self.still = ConditionTimer()  # true while all its GPUs are idle
-        self.worked: float | None = None
-        self.rise: float | None = None  # last progress in this run
+        self.utilization: float | None = None  # smoothed utilization of its busiest GPU
+        self.busy_timer = ConditionTimer()
+        self.held_idle_timer = ConditionTimer()
+        self.idle_peers_timer = ConditionTimer()
+        self.idle_timer = ConditionTimer()  # true while all its GPUs are idle
+        self.last_worked: float | None = None
+        self.last_progress: float | None = None  # last progress in this run
         self.gpus: dict[str, _GpuTrack] = {}
 
-    def look(self, now: float, sample: WorkerSample) -> None:
+    def update(self, now: float, sample: WorkerSample) -> None:
         """Add a reading."""
-        passed_s = 0.0 if self.seen is None or not 0 <= now - self.seen <= GAP_S else now - self.seen
+        passed_s = 0.0 if self.last_seen is None or not 0 <= now - self.last_seen <= GAP_S else now - self.last_seen
         if sample.last_rise != self.sample.last_rise:
-            self.spins.reset()
-            self.idles.reset()
-        self.sample, self.seen = sample, now
+            self.busy_timer.reset()
+            self.held_idle_timer.reset()
+        self.sample, self.last_seen = sample, now
         rise = sample.last_rise if sample.last_rise is not None and sample.last_rise >= self.start else None
-        self.rise = rise
+        self.last_progress = rise
         settled = rise is not None or now - self.start >= self.launch_timeout_s
-        self.at_work = sample.phase == RUNNING and settled and not sample.done and not sample.waits
+        self.at_work = sample.phase == RUNNING and settled and not sample.done and not sample.waits_for_requests
         fresh = rise is not None and now - rise <= FRESH_S
         self.gpus = {gpu.index: self.gpus.get(gpu.index) or _GpuTrack() for gpu in sample.gpus}
         here = sample.phase in PHASES_OF_WORK and not sample.done
         for gpu in sample.gpus:
             kept = self.gpus[gpu.index]
-            kept.look(now, gpu, passed_s=passed_s, here=here, at_work=self.at_work, fresh=fresh)
+            kept.update(now, gpu, passed_s=passed_s, is_active=here, at_work=self.at_work, has_recent_progress=fresh)
         uses = [gpu.utilization for gpu in sample.gpus if gpu.utilization is not None]
         if not uses:
             return
         most = max(uses)
         idle = most <= IDLE and len(uses) == len(sample.gpus)
-        self.use = _smoothed(self.use, most, passed_s / POWER_S)
-        self.worked = now if most > IDLE else self.worked
-        self.still.look(now, idle)
-        self.spins.look(now, None if sample.stalled is None else self.at_work and most >= BUSY)
+        self.utilization = _smoothed(self.utilization, most, passed_s / POWER_S)
+        self.last_worked = now if most > IDLE else self.last_worked
+        self.idle_timer.update(now, idle)
+        self.busy_timer.update(now, None if sample.stalled is None else self.at_work and most >= BUSY)
         held = [gpu.used for gpu in sample.gpus]
         holds = True if True in held else None if None in held else False
-        self.idles.look(now, None if holds is None else self.at_work and idle and holds)
+        self.held_idle_timer.update(now, None if holds is None else self.at_work and idle and holds)
 
-    def spins_idly(self) -> tuple[bool, str] | None:
+    def low_power(self) -> tuple[bool, str] | None:
         """Whether all busy GPUs draw too little power for work, with the powers as text; None if unknown."""
         busy = [(index, gpu) for index, gpu in self.gpus.items() if gpu.busy]
         found = [(index, low) for index, gpu in busy if (low := gpu.low_power()) is not None]
@@ -223,27 +225,27 @@ class ConditionDetector:
         worker = self._workers.get(sample.rank)
         if worker is None or abs(worker.start - sample.start) > SAME_START_S:
             worker = self._workers[sample.rank] = _WorkerTrack(sample.start, self._launch_timeout_s)
-        worker.look(now, sample)
+        worker.update(now, sample)
 
-    def busy(self, rank: int, now: float) -> bool | None:
+    def is_busy(self, rank: int, now: float) -> bool | None:
         """Whether a worker's GPUs worked in the last minute; None if unknown.
 
         Also None if they are busy but draw too little power for work, as in a hanging collective.
         """
         worker = self._workers.get(rank)
-        if worker is None or not worker.still.is_known(now):
+        if worker is None or not worker.idle_timer.is_known(now):
             return None
-        if worker.worked is not None and 0 <= now - worker.worked <= FRESH_S:
-            low = worker.spins_idly() if worker.spins.lasted_s >= FRESH_S else None
+        if worker.last_worked is not None and 0 <= now - worker.last_worked <= FRESH_S:
+            low = worker.low_power() if worker.busy_timer.lasted_s >= FRESH_S else None
             return None if low is not None and low[0] else True
-        return False if worker.still.lasted_s >= FRESH_S else None
+        return False if worker.idle_timer.lasted_s >= FRESH_S else None
 
     def conditions(self, now: float) -> dict[int, tuple[WorkerGpuCondition, ...]]:
         """All conditions of each worker with a recent reading, in the order of ``CONDITIONS``."""
         self._workers = {
             rank: worker
             for rank, worker in self._workers.items()
-            if worker.seen is not None and 0 <= now - worker.seen <= GAP_S
+            if worker.last_seen is not None and 0 <= now - worker.last_seen <= GAP_S
         }
         self._clocks, self._roles = {}, {}
         for worker in self._workers.values():
@@ -252,19 +254,19 @@ class ConditionDetector:
                 if (hz := gpu.clock.mean_hz) is not None:
                     self._clocks.setdefault((worker.sample.role, gpu.model), {})[gpu] = hz
         self._fastest = {kind: max(clocks.values()) for kind, clocks in self._clocks.items()}
-        return {rank: tuple(self._judge(now, worker)) for rank, worker in sorted(self._workers.items())}
+        return {rank: tuple(self._worker_conditions(now, worker)) for rank, worker in sorted(self._workers.items())}
 
-    def _judge(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
+    def _worker_conditions(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
         yield from self._hanging(now, worker)
         yield self._held_idle(now, worker)
         yield self._unused(now, worker)
-        yield self._beside_peers(now, worker)
+        yield self._idle_beside_peers(now, worker)
         yield _throttled(worker)
         yield self._slow_clock(worker)
         yield _memory_filling(now, worker)
 
     def _hanging(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
-        sample, spins = worker.sample, worker.spins
+        sample, spins = worker.sample, worker.busy_timer
         if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
             words = "its log shows no progress" if sample.stalled is None or sample.last_rise is None else ""
             yield WorkerGpuCondition("busy_without_progress", None, words)
@@ -277,7 +279,7 @@ class ConditionDetector:
         busy = ", ".join(index for index, gpu in worker.gpus.items() if gpu.busy)
         words = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
         words += f", no progress for {_time(now - sample.last_rise)}"
-        low = worker.spins_idly()
+        low = worker.low_power()
         yield WorkerGpuCondition("busy_without_progress", True, words)
         yield WorkerGpuCondition(
             "busy_without_progress_low_power",
@@ -286,19 +288,23 @@ class ConditionDetector:
         )
 
     def _held_idle(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
-        if not worker.idles.is_known(now):
+        if not worker.held_idle_timer.is_known(now):
             return WorkerGpuCondition("held_idle", None)
-        lasted_s = worker.idles.lasted_s
-        loading = worker.worked is None and worker.rise is None
+        lasted_s = worker.held_idle_timer.lasted_s
+        loading = worker.last_worked is None and worker.last_progress is None
         least_s = max(self._stall_timeout_s, LOADING_S) if loading else self._stall_timeout_s
         if lasted_s < least_s:
-            return WorkerGpuCondition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
+            return WorkerGpuCondition(
+                "held_idle", False, "it waits for requests" if worker.sample.waits_for_requests else ""
+            )
         rise = worker.sample.last_rise
         progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log shows no progress"
         return WorkerGpuCondition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
 
     def _unused(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
-        known = {index: gpu.absent.lasted_s for index, gpu in worker.gpus.items() if gpu.absent.is_known(now)}
+        known = {
+            index: gpu.unused_timer.lasted_s for index, gpu in worker.gpus.items() if gpu.unused_timer.is_known(now)
+        }
         if not known:
             return WorkerGpuCondition("unused", None)
         absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
@@ -307,19 +313,21 @@ class ConditionDetector:
         words = f"no process of it on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
         return WorkerGpuCondition("unused", True, words)
 
-    def _beside_peers(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
+    def _idle_beside_peers(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         name = "idle_beside_peers"
         peers = self._roles[worker.sample.role]
-        known = any(peer.use is not None for peer in peers if peer is not worker)
-        if not worker.still.is_known(now) or not known:
+        known = any(peer.utilization is not None for peer in peers if peer is not worker)
+        if not worker.idle_timer.is_known(now) or not known:
             return WorkerGpuCondition(name, None)
-        if not worker.at_work or worker.still.lasted_s <= 0:
-            worker.beside.look(now, False)
+        if not worker.at_work or worker.idle_timer.lasted_s <= 0:
+            worker.idle_peers_timer.update(now, False)
             return WorkerGpuCondition(name, False)
-        uses = [(peer.at_work, peer.use) for peer in peers if peer is not worker and peer.use is not None]
+        uses = [
+            (peer.at_work, peer.utilization) for peer in peers if peer is not worker and peer.utilization is not None
+        ]
         working = [use for at_work, use in uses if at_work and use >= WORKING]
-        worker.beside.look(now, 2 * len(working) > len(uses))
-        lasted_s = worker.beside.lasted_s
+        worker.idle_peers_timer.update(now, 2 * len(working) > len(uses))
+        lasted_s = worker.idle_peers_timer.lasted_s
         if lasted_s < PEERS_S:
             return WorkerGpuCondition(name, False)
         words = f"no use for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from exporter.gpus.analysis.xid import PAGING_XIDS, blames_device, xid_meaning
-from exporter.gpus.records import STATE_WORDS
+from exporter.gpus.analysis.xid import PAGING_XIDS, is_device_fault, xid_meaning
+from exporter.gpus.records import STATE_TEXT
 
 Health = Literal["healthy", "warning", "failure"]
 HEALTHS: tuple[Health, ...] = ("healthy", "warning", "failure")
@@ -23,13 +23,13 @@ SLOW_READINGS = 2  # one reading is not enough: the GPU may have started or paus
 # Time for which an error that leaves the device usable counts; a lasting fault shows in other values.
 XID_LASTS_S = 3600.0
 
-ACTION_WORDS = {
+ACTION_TEXT = {
     "reset": "the driver asks for a reset of it",
     "reboot": "the driver asks for a reboot of the node",
     "drain_p2p": "the driver requests that peer access to it ends",
     "drain_and_reset": "the driver asks that it is drained and reset",
 }
-DRIVER_WORDS: Mapping[str, tuple[Health, str]] = {
+DRIVER_REASONS: Mapping[str, tuple[Health, str]] = {
     "hanging": ("failure", "the driver does not answer"),
     "failing": ("failure", "the driver does not answer"),
     "version_mismatch": (
@@ -44,7 +44,7 @@ class HealthReason(NamedTuple):
 
     gpu: str | None
     severity: Health
-    words: str
+    text: str
 
 
 class HealthResult(NamedTuple):
@@ -60,7 +60,7 @@ class GpuHealthFacts:
 
     index: str
     state: str = "ok"
-    words: str | None = None  # the driver's message if the state is not ok
+    message: str | None = None  # the driver's message if the state is not ok
     ecc_corrected: int | None = None  # both since the start of the job
     ecc_uncorrected: int | None = None
     row_remap_pending: bool | None = None
@@ -146,13 +146,15 @@ class NodeHealthTracker:
     def __init__(self) -> None:
         self._histories: dict[str, _GpuCounterHistory] = {}
 
-    def update(self, now: float, driver: str, gpus: Sequence[GpuHealthFacts], words: str | None = None) -> HealthResult:
-        """Return the health now. ``driver``: driver state, such as ``ok``; ``words``: the driver's message."""
+    def update(
+        self, now: float, driver: str, gpus: Sequence[GpuHealthFacts], message: str | None = None
+    ) -> HealthResult:
+        """Return the health now. ``driver``: driver state, such as ``ok``; ``message``: the driver's message."""
         self._histories = {gpu.index: self._histories.get(gpu.index) or _GpuCounterHistory() for gpu in gpus}
         reasons: list[HealthReason] = []
-        if driver in DRIVER_WORDS:
-            severity, found = DRIVER_WORDS[driver]
-            reasons.append(HealthReason(None, severity, f"{found}: {words}" if words else found))
+        if driver in DRIVER_REASONS:
+            severity, found = DRIVER_REASONS[driver]
+            reasons.append(HealthReason(None, severity, f"{found}: {message}" if message else found))
         for gpu in gpus:
             history = self._histories[gpu.index]
             found_here = [*_failures(gpu), *_warnings(now, gpu), *_recent_reasons(now, gpu, history)]
@@ -183,14 +185,14 @@ def _failures(gpu: GpuHealthFacts) -> Iterator[HealthReason]:
         return HealthReason(gpu.index, "failure", words)
 
     if gpu.state != "ok":
-        words = f"it {STATE_WORDS.get(gpu.state, f'is {gpu.state}')}"
-        yield failure(f"{words}: {gpu.words}" if gpu.words else words)
+        words = f"it {STATE_TEXT.get(gpu.state, f'is {gpu.state}')}"
+        yield failure(f"{words}: {gpu.message}" if gpu.message else words)
     if gpu.ecc_uncorrected:
         yield failure(f"{_count(gpu.ecc_uncorrected, 'uncorrectable memory error')} since the job's start")
     if gpu.row_remap_failure:
         yield failure("a row of its memory could not be remapped")
     if gpu.recovery_action not in (None, "none"):
-        yield failure(ACTION_WORDS.get(str(gpu.recovery_action), f"the driver asks for {gpu.recovery_action}"))
+        yield failure(ACTION_TEXT.get(str(gpu.recovery_action), f"the driver asks for {gpu.recovery_action}"))
     for code, (count, _) in sorted(gpu.xids.items()):
         if count > 0 and code in PAGING_XIDS:
             yield failure(_xid(code, count))
@@ -205,7 +207,7 @@ def _warnings(now: float, gpu: GpuHealthFacts) -> Iterator[HealthReason]:
     if gpu.pages_pending:
         yield warning("a page of its memory is retired once the driver is loaded again")
     for code, (count, last) in sorted(gpu.xids.items()):
-        if count > 0 and blames_device(code) and code not in PAGING_XIDS and now - last <= XID_LASTS_S:
+        if count > 0 and is_device_fault(code) and code not in PAGING_XIDS and now - last <= XID_LASTS_S:
             yield warning(_xid(code, count))
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width and widest and width < widest:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from exporter.gpus.analysis.xid import LASTING, NOISE
-from exporter.gpus.records import GIB, STATE_WORDS
+from exporter.gpus.records import GIB, STATE_TEXT
 
 PREFIX = "GPU "  # start of the name of every GPU event
 MOST_EVENTS = 200
@@ -35,9 +35,9 @@ def gpu_events(events: Iterable[Mapping[str, Any]], node: str | None = None) -> 
 
 FOREIGN = "foreign"  # start of the key of a problem with processes of another job
 JOULES_PER_KWH = 3.6e6
-NODES_TOLD = 4
+NODES_LISTED = 4
 
-Told = Mapping[str, Any]  # `gpus` of a node's status; empty for a job without GPUs
+GpuStatus = Mapping[str, Any]  # `gpus` of a node's status; empty for a job without GPUs
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class GpuProblem:
     """A problem with the GPUs of a worker or a node."""
 
     key: str  # identifies the problem while its text changes
-    words: str
-    over: str  # message when the problem is gone; problems with the same message share one
+    text: str
+    resolved_text: str  # message when the problem is gone; problems with the same message share one
     time: float | None = None  # time of the last report, for an Xid
 
 
 _USE_KEYS = ("memory_bytes", "sm_ratio", "attribution")
 
 
-def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
+def worker_devices(entry: Mapping[str, Any], gpu_status: GpuStatus) -> list[dict[str, Any]]:
     """GPUs that the plan gives to a worker, then others that it uses, from its status entry.
 
     ``used`` is None if unknown: before the first reading, without a process list, or if the GPU cannot be read.
     ``uuid`` is None for a planned position without a GPU.
     """
-    known = {device["uuid"]: device for device in told.get("gpus") or ()}
+    known = {device["uuid"]: device for device in gpu_status.get("gpus") or ()}
     plan, use = entry.get("gpu_plan") or (), entry.get("gpu_use")
     uses = {used["uuid"]: used for used in use or ()}
     found: list[dict[str, Any]] = []
@@ -79,12 +79,14 @@ def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]
     return [*found, *({"gpu": position, **nobody} for position in entry.get("gpu_missing") or ())]
 
 
-def find_device(uuid: str | None, told: Told) -> Mapping[str, Any]:
+def find_device(uuid: str | None, gpu_status: GpuStatus) -> Mapping[str, Any]:
     """Status entry of one GPU; empty if the node does not have it."""
-    return next((device for device in told.get("gpus") or () if device["uuid"] == uuid), {})
+    return next((device for device in gpu_status.get("gpus") or () if device["uuid"] == uuid), {})
 
 
-def worker_gpu_problems(entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], told: Told) -> list[GpuProblem]:
+def worker_gpu_problems(
+    entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], gpu_status: GpuStatus
+) -> list[GpuProblem]:
     """GPU problems of a worker, from its status entry and its ``worker_devices``.
 
     Program errors on a GPU from before this run of the worker do not count.
@@ -94,7 +96,7 @@ def worker_gpu_problems(entry: Mapping[str, Any], devices: Sequence[Mapping[str,
         found.append(GpuProblem("misplaced", str(entry["gpu_misplaced"]), "is not misplaced any more"))
     lacking = [device["gpu"] for device in devices if device["uuid"] is None]
     found += [GpuProblem(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is there") for gpu in lacking]
-    for device in _with_parents(devices, told):
+    for device in _with_parents(devices, gpu_status):
         found += device_problems(device, entry.get("start"))
     conditions = entry.get("gpu_conditions") or {}
     found += [GpuProblem(name, f"{name}: {words}", f"{name} is over") for name, words in conditions.items()]
@@ -107,9 +109,7 @@ def device_problems(device: Mapping[str, Any], since: float | None = None) -> It
     if state != "ok":
         # For a lost device, the library's message only repeats the state.
         words = f": {device['words']}" if device.get("words") and state == "hanging" else ""
-        yield GpuProblem(
-            f"{state} {gpu}", f"GPU {gpu} {STATE_WORDS.get(state, state)}{words}", f"GPU {gpu} works again"
-        )
+        yield GpuProblem(f"{state} {gpu}", f"GPU {gpu} {STATE_TEXT.get(state, state)}{words}", f"GPU {gpu} works again")
     for xid in device.get("xids") or ():
         earlier = since is not None and xid["class"] not in LASTING and (xid["time"] or since) < since
         if xid["class"] != NOISE and not earlier:
@@ -135,17 +135,17 @@ def reason_text(reason: Mapping[str, Any]) -> str:
     return f"GPU {reason['gpu']}: {reason['words']}" if reason.get("gpu") is not None else str(reason["words"])
 
 
-def node_gpu_problems(told: Told) -> list[GpuProblem]:
+def node_gpu_problems(gpu_status: GpuStatus) -> list[GpuProblem]:
     """GPU problems of a node: unreadable, too few, or not healthy."""
-    state, health = told.get("driver_state"), told.get("health")
-    if state not in (None, "ok") and told.get("allocated"):
-        words = f": {told['words']}" if told.get("words") else ""
+    state, health = gpu_status.get("driver_state"), gpu_status.get("health")
+    if state not in (None, "ok") and gpu_status.get("allocated"):
+        words = f": {gpu_status['words']}" if gpu_status.get("words") else ""
         return [GpuProblem(f"driver {state}", f"cannot be read ({state}){words}", "can be read again")]
     found = []
-    if lacking := missing_gpus_text(told):
+    if lacking := missing_gpus_text(gpu_status):
         found.append(GpuProblem("missing", lacking, "all that the plan needs are there"))
     if health not in (None, "healthy"):
-        reasons = told.get("reasons") or ()
+        reasons = gpu_status.get("reasons") or ()
         which = ",".join(sorted({str(reason["gpu"]) for reason in reasons}))
         words = "; ".join(map(reason_text, reasons))
         words = f"{health}: {words}" if words else str(health)
@@ -153,21 +153,21 @@ def node_gpu_problems(told: Told) -> list[GpuProblem]:
     return found
 
 
-def missing_gpus_text(told: Told) -> str | None:
+def missing_gpus_text(gpu_status: GpuStatus) -> str | None:
     """Message that the driver shows fewer GPUs than the plan needs on this node; None if there are enough."""
-    needed, shown = told.get("allocated") or 0, told.get("visible") or 0
-    if told.get("driver_state") != "ok" or needed <= shown:
+    needed, shown = gpu_status.get("allocated") or 0, gpu_status.get("visible") or 0
+    if gpu_status.get("driver_state") != "ok" or needed <= shown:
         return None
     return f"the plan needs {needed} GPU{'s' if needed > 1 else ''} and the driver shows {shown or 'none'}"
 
 
-def _with_parents(devices: Iterable[Mapping[str, Any]], told: Told) -> list[Mapping[str, Any]]:
+def _with_parents(devices: Iterable[Mapping[str, Any]], gpu_status: GpuStatus) -> list[Mapping[str, Any]]:
     """Status entries of GPUs; a MIG instance is followed by its GPU, whose faults affect it."""
     found = {}
     for device in devices:
-        known = find_device(device["uuid"], told)
+        known = find_device(device["uuid"], gpu_status)
         if known:
-            whole = [other for other in told["gpus"] if str(known["gpu"]).startswith(f"{other['gpu']}:")]
+            whole = [other for other in gpu_status["gpus"] if str(known["gpu"]).startswith(f"{other['gpu']}:")]
             found.update({other["uuid"]: other for other in (known, *whole)})
     return list(found.values())
 
@@ -200,14 +200,14 @@ _DEVICE_KEYS = (
 )
 
 
-def _node(node: str, told: Told) -> dict[str, Any]:
+def _node(node: str, gpu_status: GpuStatus) -> dict[str, Any]:
     devices = [
         {**{key: device.get(key) for key in _DEVICE_KEYS}, "energy_j": device.get("energy_job_j")}
-        for device in told.get("gpus") or ()
+        for device in gpu_status.get("gpus") or ()
     ]
     return {
         "node": node,
-        **{key: told.get(key) for key in _NODE_KEYS},
+        **{key: gpu_status.get(key) for key in _NODE_KEYS},
         **_sums(devices, assignable_gpus(devices)),
         "gpus": devices,
     }
@@ -235,28 +235,28 @@ def _sums(devices: Sequence[Mapping[str, Any]], units: Sequence[Mapping[str, Any
     }
 
 
-def account_text(found: Mapping[str, Any]) -> str:
+def account_text(account: Mapping[str, Any]) -> str:
     """Summary such as ``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, with the nodes that could not be read."""
-    words = [", ".join(f"{count} x {name}" for name, count in found["names"].items())]
-    if found["utilization_mean_ratio"] is not None:
-        words.append(f"{100 * found['utilization_mean_ratio']:.0f} % busy")
-    if found["energy_j"] is not None:
-        parts = any(divided_gpus(node["gpus"]) for node in found["nodes"])
-        words.append(energy_words(found["energy_j"], whole=parts))
-    unread = [f"{node['node']} ({node['driver_state']})" for node in found["nodes"] if node["driver_state"] != "ok"]
+    words = [", ".join(f"{count} x {name}" for name, count in account["names"].items())]
+    if account["utilization_mean_ratio"] is not None:
+        words.append(f"{100 * account['utilization_mean_ratio']:.0f} % busy")
+    if account["energy_j"] is not None:
+        parts = any(divided_gpus(node["gpus"]) for node in account["nodes"])
+        words.append(energy_text(account["energy_j"], includes_all_instances=parts))
+    unread = [f"{node['node']} ({node['driver_state']})" for node in account["nodes"] if node["driver_state"] != "ok"]
     if unread:
-        more = f" and {len(unread) - NODES_TOLD} more nodes" if len(unread) > NODES_TOLD else ""
-        words.append(f"could not be read on {', '.join(unread[:NODES_TOLD])}{more}")
+        more = f" and {len(unread) - NODES_LISTED} more nodes" if len(unread) > NODES_LISTED else ""
+        words.append(f"could not be read on {', '.join(unread[:NODES_LISTED])}{more}")
     return ", ".join(filter(None, words))
 
 
-def energy_words(joules: float | None, *, whole: bool = False) -> str:
+def energy_text(joules: float | None, *, includes_all_instances: bool = False) -> str:
     """Energy in kWh with three significant digits; a dash if unknown.
 
-    ``whole``: it covers a GPU with all its MIG instances, including those of other jobs.
+    ``includes_all_instances``: it covers a GPU with all its MIG instances, including those of other jobs.
     """
     if joules is None:
         return "-"
     amount = joules / JOULES_PER_KWH
     words = f"{amount:.0f} kWh" if amount >= 100 else f"{amount:.1f} kWh" if amount >= 1 else f"{amount:.3f} kWh"
-    return f"{words} (whole GPU)" if whole else words
+    return f"{words} (whole GPU)" if includes_all_instances else words

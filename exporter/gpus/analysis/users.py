@@ -101,8 +101,8 @@ class WorkerAssignment:
     positions: tuple[int, ...] = ()  # planned GPUs, as positions among the job's GPUs
     pids: frozenset[int] = frozenset()  # its process and all descendants
     # ``CUDA_VISIBLE_DEVICES`` of its process. Only UUIDs count: numbers may refer to its own device cgroup.
-    devices: str | None = None
-    up: bool = True
+    visible_devices: str | None = None
+    is_running: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class WorkerPlacement:
 
     rank: int
     misplaced: bool | None = None  # whether it uses a GPU outside its plan; None if unknown
-    words: str = ""  # the GPUs that it uses, if misplaced
+    text: str = ""  # the GPUs that it uses, if misplaced
     unused: tuple[str, ...] | None = None  # indices of planned GPUs without a process of it; None if unknown
 
 
@@ -165,66 +165,71 @@ class _GpuOccupants:
 class _NodeUsage:
     """GPUs of a node with their processes and MIG instances."""
 
-    def __init__(self, gpus: Sequence[VisibleGpu], here: Mapping[int, int], ignored: Collection[int]) -> None:
+    def __init__(self, gpus: Sequence[VisibleGpu], local_pids: Mapping[int, int], ignored: Collection[int]) -> None:
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.found = {gpu.uuid: _GpuOccupants() for gpu in gpus}
-        self.parts: dict[str, list[str]] = {}  # UUIDs of the MIG instances of each divided GPU
+        self.occupants = {gpu.uuid: _GpuOccupants() for gpu in gpus}
+        self.instances: dict[str, list[str]] = {}  # UUIDs of the MIG instances of each divided GPU
         for gpu in gpus:
             if gpu.parent is not None:
-                self.parts.setdefault(gpu.parent, []).append(gpu.uuid)
+                self.instances.setdefault(gpu.parent, []).append(gpu.uuid)
         self.processes: dict[str, list[ProcessOnGpu] | None] = {
-            gpu.uuid: _deduplicated(gpu, here, ignored) for gpu in gpus
+            gpu.uuid: _deduplicated(gpu, local_pids, ignored) for gpu in gpus
         }
-        for whole, parts in self.parts.items():
+        for whole, parts in self.instances.items():
             # The list of a divided GPU repeats the processes of its instances: count them there only.
             inside = {process.pid for part in parts for process in self.processes[part] or ()}
             listed = self.processes.get(whole)
             if listed:
                 self.processes[whole] = [process for process in listed if process.pid not in inside]
 
-    def fits(self, uuid: str, others: Collection[str]) -> bool:
+    def overlaps(self, uuid: str, others: Collection[str]) -> bool:
         """Whether a GPU is among ``others``, or contains or is part of one of them."""
-        if uuid in others or not self.parts:
+        if uuid in others or not self.instances:
             return uuid in others
-        return self.gpus[uuid].parent in others or any(part in others for part in self.parts.get(uuid, ()))
+        return self.gpus[uuid].parent in others or any(part in others for part in self.instances.get(uuid, ()))
 
-    def fitting(self, others: Collection[str]) -> list[str]:
+    def overlapping(self, others: Collection[str]) -> list[str]:
         """All GPUs that fit ``others``."""
-        if not self.parts:
+        if not self.instances:
             return [uuid for uuid in others if uuid in self.gpus]
-        return [uuid for uuid in self.gpus if self.fits(uuid, others)]
+        return [uuid for uuid in self.gpus if self.overlaps(uuid, others)]
 
-    def used(self) -> dict[int, list[str]]:
+    def used_gpus(self) -> dict[int, list[str]]:
         """GPUs with processes of each rank, in GPU order."""
         found: dict[int, list[str]] = {}
-        for uuid, on_it in self.found.items():
+        for uuid, on_it in self.occupants.items():
             for rank in on_it.by_rank:
                 found.setdefault(rank, []).append(uuid)
         return found
 
-    def told(self, worker: WorkerAssignment) -> frozenset[str]:
+    def named_gpus(self, worker: WorkerAssignment) -> frozenset[str]:
         """GPUs that the worker's environment names by UUID; empty if it names none."""
-        if worker.devices is None or not worker.devices.strip().startswith(_UUID_FORMS):
+        if worker.visible_devices is None or not worker.visible_devices.strip().startswith(_UUID_FORMS):
             return frozenset()
         uuids = tuple(self.gpus)
-        return frozenset(uuids[at] for at in visible_gpu_positions(worker.devices, uuids))
+        return frozenset(uuids[at] for at in visible_gpu_positions(worker.visible_devices, uuids))
 
     def add(
-        self, uuid: str, worker: WorkerAssignment, planned: Collection[str], process: ProcessOnGpu, how: Attribution
+        self,
+        uuid: str,
+        worker: WorkerAssignment,
+        planned: Collection[str],
+        process: ProcessOnGpu,
+        attribution: Attribution,
     ) -> None:
         """Record a process of a worker on this GPU.
 
         On a divided GPU without details, it counts for the instance in the worker's plan, if there is exactly one.
         """
-        parts = [part for part in self.parts.get(uuid, ()) if part in planned]
+        parts = [part for part in self.instances.get(uuid, ()) if part in planned]
         if len(parts) == 1:
-            self.found[parts[0]].add(worker.rank, process, "inferred")
+            self.occupants[parts[0]].add(worker.rank, process, "inferred")
         else:
-            self.found[uuid].add(worker.rank, process, how)
+            self.occupants[uuid].add(worker.rank, process, attribution)
 
-    def use(self, uuid: str, rank: int, planned: Collection[str]) -> GpuUse:
+    def gpu_use(self, uuid: str, rank: int, planned: Collection[str]) -> GpuUse:
         """Use of a GPU by a worker that has processes on it."""
-        gpu, found = self.gpus[uuid], self.found[uuid]
+        gpu, found = self.gpus[uuid], self.occupants[uuid]
         memory = [p.memory_bytes for p in found.by_rank[rank] if p.memory_bytes is not None]
         shares = [p.sm_ratio for p in found.by_rank[rank] if p.sm_ratio is not None]
         return GpuUse(
@@ -232,14 +237,14 @@ class _NodeUsage:
             uuid,
             gpu.index,
             found.attribution[rank],
-            self.fits(uuid, planned),
+            self.overlaps(uuid, planned),
             sum(memory) if memory else None,
             min(1.0, sum(shares)) if shares else None,
         )
 
-    def users(self, uuid: str) -> GpuUsers:
+    def gpu_users(self, uuid: str) -> GpuUsers:
         """Processes on this GPU."""
-        found, processes = self.found[uuid], self.processes[uuid]
+        found, processes = self.occupants[uuid], self.processes[uuid]
         return GpuUsers(
             uuid,
             self.gpus[uuid].index,
@@ -247,17 +252,17 @@ class _NodeUsage:
             tuple(found.foreign) if processes is not None and not found.unknown else None,
         )
 
-    def standing(self, worker: WorkerAssignment, planned: tuple[str, ...], used: Sequence[str]) -> WorkerPlacement:
+    def placement(self, worker: WorkerAssignment, planned: tuple[str, ...], used: Sequence[str]) -> WorkerPlacement:
         """Compare a worker's GPUs (``used``) with its plan, after all processes have been assigned."""
-        if not worker.up:
+        if not worker.is_running:
             return WorkerPlacement(worker.rank)
         as_planned = tuple(used) == planned  # the usual case, which skips the comparison
-        wrong = [] if as_planned else [uuid for uuid in used if not self.fits(uuid, planned)]
+        wrong = [] if as_planned else [uuid for uuid in used if not self.overlaps(uuid, planned)]
         whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
-        known = whole and all(map(self._is_known, self.fitting(planned)))
+        known = whole and all(map(self._is_known, self.overlapping(planned)))
         unused: tuple[str, ...] | None = () if known else None
         if known and not as_planned:
-            taken = {uuid for uuid in planned for mine in used if self.fits(mine, (uuid,))}
+            taken = {uuid for uuid in planned for mine in used if self.overlaps(mine, (uuid,))}
             unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken)
         if wrong:
             uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
@@ -265,48 +270,54 @@ class _NodeUsage:
             words = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
             return WorkerPlacement(worker.rank, True, words, unused)
         # Inferred processes always match the plan, so they prove nothing.
-        sure = any(self.found[uuid].attribution[worker.rank] == "process" for uuid in used) or (
-            bool(used) and bool(self.told(worker))
+        sure = any(self.occupants[uuid].attribution[worker.rank] == "process" for uuid in used) or (
+            bool(used) and bool(self.named_gpus(worker))
         )
         nowhere = not used and bool(self.gpus) and all(map(self._is_known, self.gpus))
         return WorkerPlacement(worker.rank, False if sure or nowhere else None, "", unused)
 
     def _is_known(self, uuid: str) -> bool:
-        return self.processes[uuid] is not None and not self.found[uuid].unknown
+        return self.processes[uuid] is not None and not self.occupants[uuid].unknown
 
 
 def gpu_usage(
     gpus: Sequence[VisibleGpu],
-    ours: Sequence[str],
+    job_gpus: Sequence[str],
     workers: Sequence[WorkerAssignment],
     *,
-    visible: Collection[int],
-    pid_here: Mapping[int, int] | None = None,
+    visible_pids: Collection[int],
+    local_pids: Mapping[int, int] | None = None,
     ignored: Collection[int] = (),
 ) -> NodeGpuUsage:
     """Attribute the processes on GPUs to workers.
 
-    ``ours``: UUIDs of the job's GPUs by position, empty where one is missing. ``visible``: pids of all visible
-    processes. ``pid_here``: local pids of processes that the driver reports with another pid. ``ignored``: local pids
+    ``job_gpus``: UUIDs of the job's GPUs by position, empty where one is missing. ``visible_pids``: pids of all visible
+    processes. ``local_pids``: local pids of processes that the driver reports with another pid. ``ignored``: local pids
     to skip, such as the MPS server and our own.
 
     A process that is not visible is hidden or in another pid namespace. If any GPU process matches a worker, pids are
     local, and unmatched ones are foreign. Otherwise, on a GPU without visible processes, all belong to the one running
     worker expected there. With several such workers, or none, the owner is unknown.
     """
-    node = _NodeUsage(gpus, pid_here or {}, ignored)
+    node = _NodeUsage(gpus, local_pids or {}, ignored)
     workers = sorted(workers, key=lambda worker: worker.rank)
     owner = {pid: worker for worker in workers for pid in worker.pids}
     planned = {
-        worker.rank: tuple(dict.fromkeys(ours[at] for at in worker.positions if 0 <= at < len(ours) and ours[at]))
+        worker.rank: tuple(
+            dict.fromkeys(job_gpus[at] for at in worker.positions if 0 <= at < len(job_gpus) and job_gpus[at])
+        )
         for worker in workers
     }
-    belongs = {worker.rank: node.told(worker) or planned[worker.rank] for worker in workers}
+    belongs = {worker.rank: node.named_gpus(worker) or planned[worker.rank] for worker in workers}
     lists = node.processes.values()
     same_namespace = any(process.pid in owner for processes in lists for process in processes or ())
     for uuid, processes in node.processes.items():
-        hidden = not same_namespace and not any(process.pid in visible for process in processes or ())
-        heirs = [w for w in workers if w.up and node.fits(uuid, belongs[w.rank])] if hidden and processes else []
+        hidden = not same_namespace and not any(process.pid in visible_pids for process in processes or ())
+        heirs = (
+            [w for w in workers if w.is_running and node.overlaps(uuid, belongs[w.rank])]
+            if hidden and processes
+            else []
+        )
         for process in processes or ():
             worker = owner.get(process.pid)
             if worker is not None:
@@ -314,28 +325,30 @@ def gpu_usage(
             elif hidden and len(heirs) == 1:
                 node.add(uuid, heirs[0], planned[heirs[0].rank], process, "inferred")
             elif hidden:
-                node.found[uuid].unknown = True
+                node.occupants[uuid].unknown = True
             elif process.kind != "graphics":
-                node.found[uuid].foreign.append(process)
-    used = node.used()
+                node.occupants[uuid].foreign.append(process)
+    used = node.used_gpus()
     return NodeGpuUsage(
         uses=tuple(
-            node.use(uuid, worker.rank, planned[worker.rank])
+            node.gpu_use(uuid, worker.rank, planned[worker.rank])
             for worker in workers
             for uuid in used.get(worker.rank, ())
         ),
-        gpus=tuple(node.users(uuid) for uuid in ours if uuid in node.gpus),
-        workers=tuple(node.standing(worker, planned[worker.rank], used.get(worker.rank, ())) for worker in workers),
+        gpus=tuple(node.gpu_users(uuid) for uuid in job_gpus if uuid in node.gpus),
+        workers=tuple(node.placement(worker, planned[worker.rank], used.get(worker.rank, ())) for worker in workers),
     )
 
 
-def _deduplicated(gpu: VisibleGpu, here: Mapping[int, int], ignored: Collection[int]) -> list[ProcessOnGpu] | None:
+def _deduplicated(
+    gpu: VisibleGpu, local_pids: Mapping[int, int], ignored: Collection[int]
+) -> list[ProcessOnGpu] | None:
     """Processes with local pids. The driver lists a process twice if it uses the GPU in two ways."""
     if gpu.processes is None:
         return None
     found: dict[int, ProcessOnGpu] = {}
     for process in gpu.processes:
-        pid = here.get(process.pid, process.pid)
+        pid = local_pids.get(process.pid, process.pid)
         if pid in ignored:
             continue
         other = found.get(pid)

@@ -20,11 +20,11 @@ class XidCode(NamedTuple):
     """One code: class, our description, and the source of the class."""
 
     kind: XidClass
-    words: str
+    meaning: str
     source: str = CATALOG
     # Why no program can continue on the device. Empty if one may, as after a recovered NVLink error: then an end may
     # have another cause.
-    fatal: str = ""
+    fatal_reason: str = ""
 
 
 _UNANSWERED = "calls to it hang"
@@ -44,12 +44,12 @@ XIDS: dict[int, XidCode] = {
     43: XidCode("noise", "work of a program was ended after an error of its own"),
     44: XidCode("noise", "fault at a change of programs"),
     45: XidCode("noise", "work of a program was removed after an earlier error, or since it was killed"),
-    46: XidCode("reset", "it has stopped processing", fatal="it runs nothing any more"),
-    48: XidCode("hardware", "uncorrectable memory error", fatal=_SPOILT),
+    46: XidCode("reset", "it has stopped processing", fatal_reason="it runs nothing any more"),
+    48: XidCode("hardware", "uncorrectable memory error", fatal_reason=_SPOILT),
     54: XidCode("hardware", "auxiliary power is not connected or too low"),
     56: XidCode("noise", "error of the display engine", HEADER),
     61: XidCode("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
-    62: XidCode("reset", "its microcontroller has halted", fatal=_UNANSWERED),
+    62: XidCode("reset", "its microcontroller has halted", fatal_reason=_UNANSWERED),
     63: XidCode("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
     64: XidCode("hardware", "a row of memory could not be remapped or a page not be retired"),
     66: XidCode("noise", "call that the driver does not allow"),
@@ -58,7 +58,7 @@ XIDS: dict[int, XidCode] = {
     69: XidCode("application", "invalid commands for the graphics engine"),
     74: XidCode("hardware", "NVLink error"),
     78: XidCode("noise", "virtual GPU could not be started"),
-    79: XidCode("hardware", "fallen off the bus", fatal=_UNANSWERED),
+    79: XidCode("hardware", "fallen off the bus", fatal_reason=_UNANSWERED),
     80: XidCode("application", "corrupted commands"),
     82: XidCode("application", "error of the JPEG decoder"),
     92: XidCode("noise", "many corrected memory errors"),
@@ -66,20 +66,20 @@ XIDS: dict[int, XidCode] = {
     94: XidCode(
         "hardware",
         "uncorrectable memory error that only this program has met",
-        fatal="the driver ends the program that has met it",
+        fatal_reason="the driver ends the program that has met it",
     ),
-    95: XidCode("hardware", "uncorrectable memory error that any program may have met", fatal=_SPOILT),
+    95: XidCode("hardware", "uncorrectable memory error that any program may have met", fatal_reason=_SPOILT),
     106: XidCode("noise", "test message"),
     107: XidCode("noise", "test message"),
     108: XidCode("noise", "address of another GPU that is not valid there"),
     109: XidCode("reset", "change of programs took too long"),
     110: XidCode("reset", "its security processor has met an error"),
-    119: XidCode("reset", "its firmware (GSP) does not answer", fatal=_UNANSWERED),
-    120: XidCode("reset", "error of its firmware (GSP)", fatal=_UNANSWERED),
+    119: XidCode("reset", "its firmware (GSP) does not answer", fatal_reason=_UNANSWERED),
+    120: XidCode("reset", "error of its firmware (GSP)", fatal_reason=_UNANSWERED),
     121: XidCode("noise", "corrected error of the link to the CPU"),
     136: XidCode("hardware", "NVLink could not be brought up"),
     137: XidCode("noise", "access over NVLink to an address that is not valid there"),
-    140: XidCode("hardware", "uncorrectable memory error that was not contained", fatal=_SPOILT),
+    140: XidCode("hardware", "uncorrectable memory error that was not contained", fatal_reason=_SPOILT),
     141: XidCode("noise", "error on a fast path"),
     142: XidCode("application", "error of a video encoder"),
     143: XidCode("reset", "it could not be initialized"),
@@ -123,7 +123,7 @@ KNOWN_XIDS = tuple(sorted({*PAGING_XIDS, 13, 31, 43, 45, 94}))
 CONTAINED_XIDS = frozenset({94})
 # Codes of ``application`` that the catalogue attributes to the program. Errors of copy and video engines may come from
 # any program.
-BLAMED_ON_PROGRAMS = frozenset({11, 13, 25, 31, 32, 69, 80})
+PROGRAM_FAULT_XIDS = frozenset({11, 13, 25, 31, 32, 69, 80})
 
 
 def xid_code(code: int) -> XidCode:
@@ -138,14 +138,14 @@ def xid_class(code: int) -> XidClass:
 
 def xid_meaning(code: int) -> str:
     """Description of a code, such as ``fallen off the bus``."""
-    return xid_code(code).words
+    return xid_code(code).meaning
 
 
-def blames_device(code: int) -> bool:
+def is_device_fault(code: int) -> bool:
     """Whether the device or its firmware is at fault."""
     return xid_class(code) in LASTING
 
 
 def fatal_xid_text(code: int) -> str:
     """Why no program can continue after this code; empty if one may."""
-    return xid_code(code).fatal
+    return xid_code(code).fatal_reason

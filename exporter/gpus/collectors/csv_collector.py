@@ -15,7 +15,7 @@ from exporter.machine.file_host import WatchHandle, WatchHanging
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
 GROUP = "output"  # path group whose directory gets the file
 LEAST_INTERVAL_S = 1.0
-NOT_ASKED_FOR_S = 3600.0  # nothing to write, so hardly ever run
+DISABLED_INTERVAL_S = 3600.0  # nothing to write, so hardly ever run
 WAIT_S = 5.0  # a write that takes longer fails, although it may still complete
 GB = 1 << 30  # GPU vendors call 1 GiB a GB: an 80 GB GPU has 80 of these
 
@@ -31,40 +31,45 @@ class GpuMetricsCollector:
 
     def __init__(self, context: CollectorContext) -> None:
         manifest, identity = context.manifest, context.identity
-        self._clock, self._board, self._files = context.clock, context.board, context.files
+        self._clock, self._published, self._files = context.clock, context.published, context.files
         self._node = safe_label(identity.node)
         self._file: WatchHandle | None = None
-        self._lines = -1  # descriptor of the lines of one reading
-        self._taken = True  # whether those were written, so that the buffer is free
-        self._last: float | None = None  # time of the reading that was written last
-        self.interval_s = NOT_ASKED_FOR_S
+        self._lines_fd = -1  # descriptor of the lines of one reading
+        self._is_written = True  # whether those were written, so that the buffer is free
+        self._last_written: float | None = None  # time of the reading that was written last
+        self.interval_s = DISABLED_INTERVAL_S
         group = next((group for group in manifest.groups if group.name == GROUP), None)
         if manifest.gpu_metrics and group is not None:
             self.interval_s = max(LEAST_INTERVAL_S, manifest.check_interval_s)
-            self._lines = os.memfd_create(NAME)
-            weakref.finalize(self, os.close, self._lines)
-            name, source = csv_file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines}"
+            self._lines_fd = os.memfd_create(NAME)
+            weakref.finalize(self, os.close, self._lines_fd)
+            name, source = csv_file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines_fd}"
             make = partial(CsvFile, os.path.abspath(manifest.directory(group)), name, HEADER, source)
             self._file = self._files.watch(NAME, make)
 
     def read(self) -> None:
-        look = self._board.gpus
-        if self._file is None or look is None or look.time == self._last or self._board.job_phase == "finished":
+        look = self._published.gpu_reading
+        if (
+            self._file is None
+            or look is None
+            or look.time == self._last_written
+            or self._published.job_phase == "finished"
+        ):
             return
-        text = csv_lines(look, self._board.own_gpus, self._node)
+        text = csv_lines(look, self._published.own_gpus, self._node)
         if not text:
             return
-        if not self._taken:
-            self._take(self._file)
-        os.ftruncate(self._lines, 0)
-        os.pwrite(self._lines, text.encode(), 0)
-        self._taken, self._last = False, look.time
-        self._take(self._file)
+        if not self._is_written:
+            self._write(self._file)
+        os.ftruncate(self._lines_fd, 0)
+        os.pwrite(self._lines_fd, text.encode(), 0)
+        self._is_written, self._last_written = False, look.time
+        self._write(self._file)
 
-    def _take(self, file: WatchHandle) -> None:
+    def _write(self, file: WatchHandle) -> None:
         """Have the lines written and wait for it. Raises the error of the write."""
-        (answer,) = self._files.look([file], self._clock.time(), WAIT_S)
-        self._taken = not isinstance(answer, WatchHanging)
+        (answer,) = self._files.poll([file], self._clock.time(), WAIT_S)
+        self._is_written = not isinstance(answer, WatchHanging)
         if isinstance(answer, Exception):
             raise answer
 
@@ -75,10 +80,10 @@ class GpuMetricsCollector:
         """Add nothing."""
 
 
-def csv_lines(look: GpuReading, uuids: tuple[str, ...], node: str) -> str:
+def csv_lines(reading: GpuReading, uuids: tuple[str, ...], node: str) -> str:
     """Lines for these GPUs, in this order. A GPU that cannot be read has only its total memory."""
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(look.time))
-    states = {state.gpu.uuid: state for state in look.gpus}
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reading.time))
+    states = {state.gpu.uuid: state for state in reading.gpus}
     return "".join(f"{moment},{node},{_values(states[uuid])}\n" for uuid in uuids if uuid in states)
 
 

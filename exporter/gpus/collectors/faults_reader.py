@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.saved_state import load_saved_state, save_state
-from exporter.gpus.analysis.blame import normal_pci_address
+from exporter.gpus.analysis.attribution import normal_pci_address
 from exporter.gpus.analysis.node_health import counter_offset
 from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
 from exporter.machine.kernel_log import KernelEvent, KernelXid
@@ -38,29 +38,29 @@ class GpuFaultCounts:
     def __init__(self, context: CollectorContext) -> None:
         identity, run_dir = context.identity, context.manifest.run_dir
         self._kernel = context.kernel
-        self._place = (run_dir, identity.node, identity.job_id, identity.attempt)
+        self._state_args = (run_dir, identity.node, identity.job_id, identity.attempt)
         # From earlier sidecars. None until loaded: not in the constructor, because the run directory may hang.
-        self._kept: dict[tuple[str, int], XidCount] | None = None
+        self._saved: dict[tuple[str, int], XidCount] | None = None
         self._ecc: dict[str, list[dict[str, int]]] = {}  # by UUID: offsets and last readings of memory errors by type
         self._conditions: dict[str, GpuCondition] = {}  # by UUID: the last reading counted
-        self._told: Counter[tuple[str, int]] = Counter()
-        self._logged: Counter[tuple[str, int]] = Counter()
-        self._last: dict[tuple[str, int], float] = {}
+        self._driver_counts: Counter[tuple[str, int]] = Counter()
+        self._kernel_counts: Counter[tuple[str, int]] = Counter()
+        self._last_times: dict[tuple[str, int], float] = {}
         self._last_event: GpuEvent | None = None
-        self._last_line: KernelEvent | None = None
+        self._last_kernel_event: KernelEvent | None = None
         self._xids: Mapping[str, Mapping[int, XidCount]] = {}
         self.changes = 0  # number of changes, so that users need not compare values
 
-    def look(self, look: GpuReading, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
+    def update(self, reading: GpuReading, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
         """Count new errors and return the Xids that raised a count."""
-        if self._kept is None:
+        if self._saved is None:
             self._restore()
         ours = {gpu.uuid: gpu for gpu in gpus}
         if not ours:
             return ()  # kernel log lines can be matched only when the GPUs are known
-        risen = self._take_in(look.events, ours)
+        risen = self._count_xids(reading.events, ours)
         counted = False
-        for state in look.gpus:
+        for state in reading.gpus:
             uuid, condition = state.gpu.uuid, state.condition
             if uuid in ours and condition is not None and condition is not self._conditions.get(uuid):
                 self._conditions[uuid] = condition
@@ -71,10 +71,10 @@ class GpuFaultCounts:
             self._save()
         return risen
 
-    def _take_in(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
+    def _count_xids(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
         """Count new Xids and return those that raised a count."""
-        told = _new_lines(self._last_event, events)
-        logged = _new_lines(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
+        told = _new_entries(self._last_event, events)
+        logged = _new_entries(self._last_kernel_event, tuple(self._kernel.events) if self._kernel is not None else ())
         if not told and not logged:
             return ()
         # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
@@ -96,23 +96,26 @@ class GpuFaultCounts:
         for event in told:
             self._last_event = event
             if counts(event):
-                self._told[event.uuid, event.xid] += 1
+                self._driver_counts[event.uuid, event.xid] += 1
                 fresh.append(event)
         for line in logged:
-            self._last_line = line
-            if not isinstance(line.what, KernelXid) or (uuid := places.get(normal_pci_address(line.what.pci))) is None:
+            self._last_kernel_event = line
+            if (
+                not isinstance(line.detail, KernelXid)
+                or (uuid := places.get(normal_pci_address(line.detail.pci))) is None
+            ):
                 continue
-            event = GpuEvent(uuid, line.what.code, line.time, line.what.pid, line.what.gpu_instance)
+            event = GpuEvent(uuid, line.detail.code, line.time, line.detail.pid, line.detail.gpu_instance)
             if counts(event):
-                self._logged[uuid, line.what.code] += 1
+                self._kernel_counts[uuid, line.detail.code] += 1
                 fresh.append(event)
         if not fresh:
             return ()
         for seen in fresh:
             key = seen.uuid, seen.xid
-            self._last[key] = max(self._last.get(key, seen.time), seen.time)
+            self._last_times[key] = max(self._last_times.get(key, seen.time), seen.time)
         before = self._xids
-        self._sum_up()
+        self._merge_counts()
         newest = {(seen.uuid, seen.xid): seen for seen in fresh}
         return tuple(
             seen
@@ -124,19 +127,19 @@ class GpuFaultCounts:
         """Counts of a GPU, ordered by code."""
         return self._xids.get(uuid, {})
 
-    def _sum_up(self) -> None:
+    def _merge_counts(self) -> None:
         """Merge saved, driver and kernel log counts."""
-        kept = self._kept or {}
+        kept = self._saved or {}
         found: dict[str, dict[int, XidCount]] = {}
-        for key in sorted({*kept, *self._told, *self._logged}):
+        for key in sorted({*kept, *self._driver_counts, *self._kernel_counts}):
             old = kept.get(key, XidCount(0, 0.0))
-            count = max(old.count + self._told[key], self._logged[key])
+            count = max(old.count + self._driver_counts[key], self._kernel_counts[key])
             uuid, xid = key
-            found.setdefault(uuid, {})[xid] = XidCount(count, max(old.last, self._last.get(key, 0.0)))
+            found.setdefault(uuid, {})[xid] = XidCount(count, max(old.last, self._last_times.get(key, 0.0)))
         self._xids = found
         self.changes += 1
 
-    def job_errors(self, uuid: str) -> Mapping[str, int]:
+    def job_memory_errors(self, uuid: str) -> Mapping[str, int]:
         """Memory errors of a GPU since the start of the job, by type."""
         base, now = self._ecc.get(uuid, ({}, {}))
         return {kind: max(0, now[kind] - base.get(kind, 0)) for kind in now}
@@ -152,18 +155,18 @@ class GpuFaultCounts:
         return self._ecc[uuid] != before
 
     def _restore(self) -> None:
-        self._kept = {}
-        found = load_saved_state(*self._place, kind=KIND) or {}
+        self._saved = {}
+        found = load_saved_state(*self._state_args, kind=KIND) or {}
         try:
             for uuid, entry in dict(found.get("gpus", {})).items():
                 for code, (count, last) in entry["xids"].items():
-                    self._kept[str(uuid), int(code)] = XidCount(int(count), float(last))
+                    self._saved[str(uuid), int(code)] = XidCount(int(count), float(last))
                 base, last = ({str(kind): int(count) for kind, count in part.items()} for part in entry["ecc"])
                 self._ecc[str(uuid)] = [base, last]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             log.warning("the GPU state saved by an earlier sidecar is not used: %s", error)
-            self._kept, self._ecc = {}, {}
-        self._sum_up()
+            self._saved, self._ecc = {}, {}
+        self._merge_counts()
 
     def _save(self) -> None:
         body: dict[str, dict[str, Any]] = {}
@@ -172,12 +175,12 @@ class GpuFaultCounts:
             body[uuid] = {"xids": counts, "ecc": [{}, {}]}
         for uuid, parts in self._ecc.items():
             body.setdefault(uuid, {"xids": {}})["ecc"] = parts
-        problem = save_state(*self._place, {"gpus": body}, kind=KIND)
+        problem = save_state(*self._state_args, {"gpus": body}, kind=KIND)
         if problem is not None:
             log.warning("faults of GPUs are not saved: %s", problem)
 
 
-def _new_lines(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def _new_entries(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Entries after ``last``; all entries if it has been dropped meanwhile."""
     for at in range(len(entries) - 1, -1, -1):
         if entries[at] is last:

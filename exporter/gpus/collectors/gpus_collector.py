@@ -42,7 +42,7 @@ LEAST_INTERVAL_S, MOST_INTERVAL_S = 1.0, 5.0
 NOTHING_TO_READ_S = 60.0  # interval for a job without GPUs
 WAIT_S = 1.5  # longest wait for a reading before earlier values are shown
 # Health is calculated again after this time even without changes: rates fall, and old errors expire.
-JUDGED_S = 15.0
+HEALTH_INTERVAL_S = 15.0
 MOST_EVENTS = 50
 # Variables that list the job's GPUs, by vendor.
 DEVICE_LISTS = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
@@ -54,7 +54,7 @@ class GpusSnapshot:
     """The job's GPUs at one reading; the state is None for a job without GPUs."""
 
     state: DriverState | None = None
-    words: str | None = None
+    message: str | None = None
     driver: GpuDriver | None = None
     allocated: int = 0
     visible: int = 0
@@ -64,16 +64,16 @@ class GpusSnapshot:
     health: str | None = None
     reasons: tuple[HealthReason, ...] = ()
     xids: Mapping[int, int] | None = None  # total of all GPUs, by code
-    absent: Mapping[str, str] | None = None
+    unsupported_calls: Mapping[str, str] | None = None
     events: tuple[dict[str, Any], ...] = ()
 
 
 class NodeGpuResult(NamedTuple):
     """Result of the health calculation, reused while its inputs are unchanged."""
 
-    known: tuple[object, ...]  # inputs of the calculation
+    inputs: tuple[object, ...]  # inputs of the calculation
     time: float
-    judgement: HealthResult
+    health: HealthResult
     xids: Mapping[int, int]  # total of all GPUs, by code
 
 
@@ -88,22 +88,22 @@ class GpusCollector:
         self._positions = {position for task in context.tasks for position in task.gpus}
         self._faults = GpuFaultCounts(context)
         self._health = NodeHealthTracker()
-        self._judged: NodeGpuResult | None = None
+        self._last_result: NodeGpuResult | None = None
         self._totals = GpuTotals(context)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
-        self._told_health = "healthy"
-        self._told_driver: DriverState = "ok"
-        self._told_missing: tuple[int, ...] = ()
+        self._reported_health = "healthy"
+        self._reported_driver: DriverState = "ok"
+        self._reported_missing: tuple[int, ...] = ()
 
     @property
     def interval_s(self) -> float:
-        if not self._wanted:
+        if not self._has_gpus:
             return NOTHING_TO_READ_S
         return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, self._context.manifest.check_interval_s))
 
     @property
-    def _wanted(self) -> bool:
+    def _has_gpus(self) -> bool:
         """Whether the job has GPUs on this node; GPUs of other jobs are not shown."""
         if self._context.gpus is None:
             return False
@@ -114,32 +114,32 @@ class GpusCollector:
 
     def read(self) -> GpusSnapshot:
         host, now = self._context.gpus, self._context.clock.time()
-        if host is None or not self._wanted:
+        if host is None or not self._has_gpus:
             return GpusSnapshot()
-        look = host.look(WAIT_S)
-        if not look.ready and look.state == "ok":
+        look = host.poll(WAIT_S)
+        if not look.is_ready and look.state == "ok":
             return GpusSnapshot()  # the driver has not listed its GPUs yet
         own = job_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
         shown = _with_parents(own.values(), look)
-        risen = self._faults.look(look, [state.gpu for state in shown])
-        board = self._context.board
-        board.gpus, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
+        risen = self._faults.update(look, [state.gpu for state in shown])
+        board = self._context.published
+        board.gpu_reading, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
         board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
         over = board.job_phase == "finished"
-        entries = tuple(self._entry(look.time, state, over=over) for state in shown)
+        entries = tuple(self._entry(look.time, state, is_job_over=over) for state in shown)
         self._totals.save()
-        judged = self._judge(now, look, entries)
-        health = judged.judgement
+        judged = self._evaluate_health(now, look, entries)
+        health = judged.health
         missing = tuple(sorted(self._positions - own.keys())) if look.state == "ok" else ()
-        if missing and missing != self._told_missing:
+        if missing and missing != self._reported_missing:
             words = f"GPU {', '.join(map(str, missing))} of the plan is not there: the driver shows {len(own)}"
-            self._event(now, "critical", "GPU missing", words)
-        self._told_missing = missing
-        self._note_lost(now, entries)
-        self._tell(now, look, entries, risen, health.health, health.reasons)
+            self._add_event(now, "critical", "GPU missing", words)
+        self._reported_missing = missing
+        self._publish_lost_gpus(now, entries)
+        self._log_events(now, look, entries, risen, health.health, health.reasons)
         return GpusSnapshot(
             state=look.state,
-            words=look.words,
+            message=look.message,
             driver=look.driver,
             allocated=len(self._positions),
             visible=len(own),
@@ -149,95 +149,95 @@ class GpusCollector:
             health=health.health,
             reasons=health.reasons,
             xids=judged.xids,
-            absent=look.absent,
+            unsupported_calls=look.unsupported_calls,
             events=tuple(self._events),
         )
 
-    def _tells_xids(self, look: GpuReading) -> bool:
+    def _can_detect_xids(self, reading: GpuReading) -> bool:
         """Whether Xids can be detected. If not, a count of 0 would be a guess."""
         kernel = self._context.kernel
-        if look.driver is None or look.driver.vendor != "nvidia":
+        if reading.driver is None or reading.driver.vendor != "nvidia":
             return False
-        return look.tells_events or (kernel is not None and kernel.unavailable is None)
+        return reading.reports_events or (kernel is not None and kernel.unavailable_reason is None)
 
-    def _judge(self, now: float, look: GpuReading, entries: Sequence[GpuEntry]) -> NodeGpuResult:
+    def _evaluate_health(self, now: float, reading: GpuReading, entries: Sequence[GpuEntry]) -> NodeGpuResult:
         """Health and error counts; the previous result if nothing changed."""
-        tells = self._tells_xids(look)
+        tells = self._can_detect_xids(reading)
         states = [entry.state for entry in entries]
-        parts = [(s.gpu.uuid, s.gpu.index, s.state, s.words, s.condition_time, s.condition) for s in states]
-        known = (look.state, look.words, tells, self._faults.changes, *parts)
-        last = self._judged
-        if last is not None and known == last.known and 0 <= now - last.time < JUDGED_S:
+        parts = [(s.gpu.uuid, s.gpu.index, s.state, s.message, s.condition_time, s.condition) for s in states]
+        known = (reading.state, reading.message, tells, self._faults.changes, *parts)
+        last = self._last_result
+        if last is not None and known == last.inputs and 0 <= now - last.time < HEALTH_INTERVAL_S:
             return last
-        judgement = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        judgement = self._health.update(now, reading.state, [_facts(entry) for entry in entries], reading.message)
         sums = dict.fromkeys(KNOWN_XIDS if tells else (), 0)
         for entry in entries:
             for code, xid in entry.xids.items():
                 sums[code] = sums.get(code, 0) + xid.count
-        self._judged = NodeGpuResult(known, now, judgement, dict(sorted(sums.items())))
-        return self._judged
+        self._last_result = NodeGpuResult(known, now, judgement, dict(sorted(sums.items())))
+        return self._last_result
 
-    def _entry(self, time: float, state: GpuState, *, over: bool) -> GpuEntry:
-        uuid, total = state.gpu.uuid, self._totals.update(time, state, over=over)
+    def _entry(self, time: float, state: GpuState, *, is_job_over: bool) -> GpuEntry:
+        uuid, total = state.gpu.uuid, self._totals.update(time, state, is_job_over=is_job_over)
         return GpuEntry(
             state=state,
-            job_errors=self._faults.job_errors(uuid),
+            job_memory_errors=self._faults.job_memory_errors(uuid),
             xids=self._faults.xids(uuid),
             utilization_mean_ratio=total.utilization_mean_ratio,
             memory_peak_bytes=total.memory_peak_bytes,
             energy_job_j=total.energy_j,
         )
 
-    def _note_lost(self, now: float, entries: Sequence[GpuEntry]) -> None:
+    def _publish_lost_gpus(self, now: float, entries: Sequence[GpuEntry]) -> None:
         """Publish the lost GPUs and when they were lost, for the search for exit reasons."""
-        before = self._context.board.gpus_lost
-        self._context.board.gpus_lost = {
-            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.words or entry.state.state))
+        before = self._context.published.gpus_lost
+        self._context.published.gpus_lost = {
+            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.message or entry.state.state))
             for entry in entries
             if entry.state.state in ("lost", "reset_required")
             or (entry.state.state == "hanging" and entry.state.gpu.uuid in before)
         }
 
-    def _tell(
+    def _log_events(
         self,
         now: float,
-        look: GpuReading,
+        reading: GpuReading,
         entries: Sequence[GpuEntry],
-        risen: Sequence[GpuEvent],
+        new_xids: Sequence[GpuEvent],
         health: str | None,
         reasons: Sequence[HealthReason],
     ) -> None:
         """Add events for changes."""
-        if look.state != self._told_driver:
-            if look.state == "ok":
-                self._event(now, "info", "GPU driver", "GPUs can be read again")
+        if reading.state != self._reported_driver:
+            if reading.state == "ok":
+                self._add_event(now, "info", "GPU driver", "GPUs can be read again")
             else:
-                words = f": {look.words}" if look.words else ""
-                self._event(now, "warning", "GPU driver", f"GPUs cannot be read: {look.state}{words}")
-            self._told_driver = look.state
+                words = f": {reading.message}" if reading.message else ""
+                self._add_event(now, "warning", "GPU driver", f"GPUs cannot be read: {reading.state}{words}")
+            self._reported_driver = reading.state
         for entry in entries:
             uuid, state = entry.state.gpu.uuid, entry.state.state
             before = self._states.get(uuid, "ok")
             if state != "ok" and state != before:
                 level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
-                self._event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.words or state}")
+                self._add_event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.message or state}")
             elif state == "ok" and before != "ok":
-                self._event(now, "info", "GPU works again", _name(entry.state.gpu))
+                self._add_event(now, "info", "GPU works again", _name(entry.state.gpu))
             self._states[uuid] = state
-        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if risen else {}
-        for seen in risen:
+        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if new_xids else {}
+        for seen in new_xids:
             level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
             who = f", process {seen.pid}" if seen.pid is not None else ""
-            self._event(
+            self._add_event(
                 seen.time, level, "GPU Xid", f"{names[seen.uuid]}: Xid {seen.xid}: {xid_meaning(seen.xid)}{who}"
             )
-        if health is not None and health != self._told_health:
+        if health is not None and health != self._reported_health:
             level = {"failure": "critical", "warning": "warning"}.get(health, "info")
-            words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.words}" for r in reasons)
-            self._event(now, level, "GPU health", f"{health}{': ' if words else ''}{words}")
-            self._told_health = health
+            words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.text}" for r in reasons)
+            self._add_event(now, level, "GPU health", f"{health}{': ' if words else ''}{words}")
+            self._reported_health = health
 
-    def _event(self, time: float, level: str, kind: str, detail: str) -> None:
+    def _add_event(self, time: float, level: str, kind: str, detail: str) -> None:
         self._events.append({"time": time, "level": level, "event": kind, "detail": detail})
 
     def render(self, snapshot: GpusSnapshot, out: Samples) -> None:
@@ -260,15 +260,15 @@ class GpusCollector:
         driver = snapshot.driver
         status.gpus.update(
             driver_state=snapshot.state,
-            words=snapshot.words,
+            words=snapshot.message,
             vendor=driver.vendor if driver else None,
             driver=driver.version if driver else None,
             cuda=driver.cuda_version if driver else None,
             allocated=snapshot.allocated,
             visible=snapshot.visible,
             health=snapshot.health,
-            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.words} for r in snapshot.reasons],
-            absent=dict(snapshot.absent or {}),
+            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.text} for r in snapshot.reasons],
+            absent=dict(snapshot.unsupported_calls or {}),
             gpus=[
                 {**page.describe_gpu(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
                 for entry in snapshot.gpus
@@ -287,7 +287,7 @@ def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) 
 
 
 def job_gpus(
-    look: GpuReading, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
+    reading: GpuReading, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
 ) -> dict[int, Gpu]:
     """GPUs of the job on this node by planned position, in order.
 
@@ -295,11 +295,11 @@ def job_gpus(
     Otherwise all GPUs in the list belong to the job, planned or not. A lost GPU leaves its position empty, so the other
     positions do not shift.
     """
-    units: list[Gpu | None] = [state.gpu for state in look.gpus if not state.gpu.mig]
+    units: list[Gpu | None] = [state.gpu for state in reading.gpus if not state.gpu.mig]
     if manifest.attached:
         by_index = {gpu.index: gpu for gpu in units if gpu is not None}
         return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
-    text = devices_given_to_job(environ, look.driver.vendor if look.driver is not None else None)
+    text = devices_given_to_job(environ, reading.driver.vendor if reading.driver is not None else None)
     if text is not None:
         listed = listed_gpu_positions(text, [gpu.uuid for gpu in units if gpu is not None])
         units = [None if at is None else units[at] for at in listed]
@@ -310,10 +310,10 @@ def job_gpus(
     return {at: gpu for at, gpu in enumerate(units) if gpu is not None}
 
 
-def _with_parents(own: Collection[Gpu], look: GpuReading) -> tuple[GpuState, ...]:
+def _with_parents(own: Collection[Gpu], reading: GpuReading) -> tuple[GpuState, ...]:
     """The job's GPUs and MIG instances, and the GPUs that contain these instances and share their faults."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
-    return tuple(state for state in look.gpus if state.gpu.uuid in uuids)
+    return tuple(state for state in reading.gpus if state.gpu.uuid in uuids)
 
 
 def _facts(entry: GpuEntry) -> GpuHealthFacts:
@@ -323,9 +323,9 @@ def _facts(entry: GpuEntry) -> GpuHealthFacts:
     return GpuHealthFacts(
         index=state.gpu.index,
         state=state.state,
-        words=state.words,
-        ecc_corrected=entry.job_errors.get("corrected"),
-        ecc_uncorrected=entry.job_errors.get("uncorrected"),
+        message=state.message,
+        ecc_corrected=entry.job_memory_errors.get("corrected"),
+        ecc_uncorrected=entry.job_memory_errors.get("uncorrected"),
         row_remap_pending=condition.row_remap_pending,
         row_remap_failure=condition.row_remap_failure,
         pages_pending=condition.pages_pending,

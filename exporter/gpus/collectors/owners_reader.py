@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from exporter.collecting.collector import CollectorContext
 from exporter.gpus.analysis.users import NodeGpuUsage, ProcessOnGpu, VisibleGpu, WorkerAssignment, gpu_usage
-from exporter.gpus.holder_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
+from exporter.gpus.process_info_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
 from exporter.gpus.records import GpuReading
 from exporter.machine.procfs import read_environment
 
@@ -21,17 +21,17 @@ class GpuProcessOwners:
         self._tasks = context.tasks
         # By rank: pid of the worker and the devices in its environment.
         self._devices: dict[int, tuple[int, str | None]] = {}
-        self._holders: dict[int, GpuProcessInfo | None] = {}  # by pid: GPU processes outside all worker trees
-        self._known: set[int] = set()  # pids that belonged to the job at the last reading
+        self._outside_processes: dict[int, GpuProcessInfo | None] = {}  # by pid: GPU processes outside all worker trees
+        self._job_pids: set[int] = set()  # pids that belonged to the job at the last reading
 
     @property
-    def holders(self) -> Mapping[int, GpuProcessInfo]:
+    def outside_processes(self) -> Mapping[int, GpuProcessInfo]:
         """Readable GPU processes outside all worker trees, by pid."""
-        return {pid: holder for pid, holder in self._holders.items() if holder is not None}
+        return {pid: holder for pid, holder in self._outside_processes.items() if holder is not None}
 
-    def usage(self, look: GpuReading) -> NodeGpuUsage:
+    def usage(self, reading: GpuReading) -> NodeGpuUsage:
         """Attribute the GPU processes of this reading."""
-        board, own = self._context.board, self._context.board.gpu_positions
+        board, own = self._context.published, self._context.published.gpu_positions
         gpus = [
             VisibleGpu(
                 state.gpu.uuid,
@@ -41,17 +41,17 @@ class GpuProcessOwners:
                 if state.processes is None
                 else tuple(ProcessOnGpu(p.pid, p.memory_bytes, p.sm_ratio, p.kind) for p in state.processes),
             )
-            for state in look.gpus
+            for state in reading.gpus
         ]
         positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
         told = {process.pid for gpu in gpus for process in gpu.processes or ()}
         owners = {pid: rank for rank, pids in board.pids.items() for pid in pids}
-        here = self._pids_here(told - owners.keys(), owners)
+        here = self._local_pids(told - owners.keys(), owners)
         strangers = {here.get(pid, pid) for pid in told} - owners.keys()
-        self._look_at(strangers)
+        self._read_outside_processes(strangers)
         pids = {task.rank: frozenset(board.pids.get(task.rank, ())) for task in self._tasks}
-        ignored = {os.getpid(), *self._left(strangers)}
-        for pid, holder in self.holders.items():
+        ignored = {os.getpid(), *self._former_job_pids(strangers)}
+        for pid, holder in self.outside_processes.items():
             if holder.name.startswith(MPS):
                 ignored.add(pid)
             elif holder.job_id == self._context.identity.job_id:
@@ -60,7 +60,7 @@ class GpuProcessOwners:
                     pids[holder.rank] |= {pid}
                 else:
                     ignored.add(pid)
-        self._known = (self._known & strangers).union(owners, *pids.values())
+        self._job_pids = (self._job_pids & strangers).union(owners, *pids.values())
         return gpu_usage(
             gpus,
             [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
@@ -69,25 +69,25 @@ class GpuProcessOwners:
                     rank=task.rank,
                     positions=task.gpus,
                     pids=pids[task.rank],
-                    devices=self._devices_of(task.rank),
-                    up=bool(pids[task.rank]),
+                    visible_devices=self._visible_devices(task.rank),
+                    is_running=bool(pids[task.rank]),
                 )
                 for task in self._tasks
             ],
-            visible={*owners, *self.holders},
-            pid_here=here,
+            visible_pids={*owners, *self.outside_processes},
+            local_pids=here,
             ignored=ignored,
         )
 
-    def _left(self, strangers: Collection[int]) -> set[int]:
+    def _former_job_pids(self, outside_pids: Collection[int]) -> set[int]:
         """Processes that belonged to the job and can no longer be identified.
 
         Most have ended: the driver's list is some seconds old. Others have left the tree.
         """
-        holders = {pid: self._holders[pid] for pid in self._known.intersection(strangers)}
+        holders = {pid: self._outside_processes[pid] for pid in self._job_pids.intersection(outside_pids)}
         return {pid for pid, holder in holders.items() if holder is None or holder.job_id is None}
 
-    def _pids_here(self, unknown: Collection[int], owners: Collection[int]) -> dict[int, int]:
+    def _local_pids(self, unknown: Collection[int], owners: Collection[int]) -> dict[int, int]:
         """Map unknown pids to workers' processes that have these pids in their own pid namespace."""
         proc = self._context.proc
         unknown = {pid for pid in unknown if not os.path.exists(f"{proc}/{pid}")}
@@ -99,16 +99,18 @@ class GpuProcessOwners:
                 inner.setdefault(pid, []).append(owner)
         return {pid: inner[pid][0] for pid in unknown if len(inner.get(pid, ())) == 1}
 
-    def _look_at(self, strangers: Collection[int]) -> None:
+    def _read_outside_processes(self, outside_pids: Collection[int]) -> None:
         """Read each GPU process outside all worker trees once."""
-        self._holders = {
-            pid: self._holders[pid] if self._holders.get(pid) is not None else read_gpu_process(pid, self._context.proc)
-            for pid in strangers
+        self._outside_processes = {
+            pid: self._outside_processes[pid]
+            if self._outside_processes.get(pid) is not None
+            else read_gpu_process(pid, self._context.proc)
+            for pid in outside_pids
         }
 
-    def _devices_of(self, rank: int) -> str | None:
+    def _visible_devices(self, rank: int) -> str | None:
         """Devices in the environment of a worker's process."""
-        pids = self._context.board.pids.get(rank)
+        pids = self._context.published.pids.get(rank)
         if not pids:
             return None
         first = min(pids)

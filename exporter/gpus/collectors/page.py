@@ -90,7 +90,7 @@ class GpuEntry:
     """One GPU, with values beyond the reading itself."""
 
     state: GpuState
-    job_errors: Mapping[str, int] = field(default_factory=dict)
+    job_memory_errors: Mapping[str, int] = field(default_factory=dict)
     xids: Mapping[int, XidCount] = field(default_factory=dict)
     utilization_mean_ratio: float | None = None
     memory_peak_bytes: int | None = None
@@ -111,7 +111,7 @@ def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, read
     if state.activity is not None:
         _add_activity(row, state.activity)
     if state.condition is not None:
-        _add_condition(row, state.condition, entry.job_errors)
+        _add_condition(row, state.condition, entry.job_memory_errors)
     for code, xid in entry.xids.items():
         row.add(XID_TIME, xid.last, xid=code)
 
@@ -155,11 +155,11 @@ def _add_activity(row: SeriesGroup, activity: GpuActivity) -> None:
     row.add(PCIE_RATE, activity.pcie_tx_bytes_per_s, direction="tx")
 
 
-def _add_condition(row: SeriesGroup, condition: GpuCondition, job_errors: Mapping[str, int]) -> None:
-    """Add the condition; ``job_errors``: memory errors since the start of the job, by type."""
+def _add_condition(row: SeriesGroup, condition: GpuCondition, job_memory_errors: Mapping[str, int]) -> None:
+    """Add the condition; ``job_memory_errors``: memory errors since the start of the job, by type."""
     row.add(ECC, condition.ecc_corrected, type="corrected")
     row.add(ECC, condition.ecc_uncorrected, type="uncorrected")
-    for kind, count in job_errors.items():
+    for kind, count in job_memory_errors.items():
         row.add(ECC_JOB, count, type=kind)
     row.add(REMAPPED, condition.rows_remapped_corrected, type="corrected")
     row.add(REMAPPED, condition.rows_remapped_uncorrected, type="uncorrected")
@@ -190,7 +190,7 @@ def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
         "name": gpu.name,
         "pci_bus_id": gpu.pci_bus_id,
         "state": entry.state.state,
-        "words": entry.state.words,
+        "words": entry.state.message,
         "utilization_ratio": activity.busy_ratio,
         "memory_used_bytes": activity.memory_used_bytes,
         "memory_total_bytes": memory,
@@ -216,8 +216,8 @@ def _flag(value: bool | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _share(value: int | None, most: int | None) -> float | None:
-    return value / most if value is not None and most else None
+def _share(value: int | None, maximum: int | None) -> float | None:
+    return value / maximum if value is not None and maximum else None
 
 
 def _on_off(value: bool | None) -> str:

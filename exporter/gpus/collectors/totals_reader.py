@@ -57,20 +57,20 @@ class GpuTotals:
     def __init__(self, context: CollectorContext) -> None:
         identity = context.identity
         self._clock = context.clock
-        self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._state_args = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         # None until loaded: not in the constructor, because the run directory may hang.
         self._totals: dict[str, GpuTotal] | None = None
         self._saved_at: float | None = None
-        self._unsaved: str | None = None
+        self._save_problem: str | None = None
 
-    def update(self, now: float, state: GpuState, *, over: bool = False) -> GpuTotal:
-        """Add a reading of one GPU and return its total, which no longer changes when the job is ``over``."""
+    def update(self, now: float, state: GpuState, *, is_job_over: bool = False) -> GpuTotal:
+        """Add a reading of one GPU and return its total, which no longer changes when the job is ``is_job_over``."""
         if self._totals is None:
             self._totals = self._restore()
         total = self._totals.get(state.gpu.uuid)
         if total is None:
             total = self._totals[state.gpu.uuid] = GpuTotal()
-        if not over:
+        if not is_job_over:
             total.update(now, state)
         return total
 
@@ -81,14 +81,14 @@ class GpuTotals:
             return
         self._saved_at = now
         body = {uuid: vars(total) for uuid, total in self._totals.items()}
-        problem = save_state(*self._place, body, kind=KIND)
-        if problem is not None and self._unsaved is None:
+        problem = save_state(*self._state_args, body, kind=KIND)
+        if problem is not None and self._save_problem is None:
             log.warning("totals of GPUs are not saved: %s", problem)
-        self._unsaved = problem
+        self._save_problem = problem
 
     def _restore(self) -> dict[str, GpuTotal]:
         found = {}
-        for uuid, body in (load_saved_state(*self._place, kind=KIND) or {}).items():
+        for uuid, body in (load_saved_state(*self._state_args, kind=KIND) or {}).items():
             try:
                 peak, energy, counter = body["memory_peak_bytes"], body["energy_j"], body["counter_j"]
                 found[uuid] = GpuTotal(

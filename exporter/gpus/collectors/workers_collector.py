@@ -11,7 +11,7 @@ from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
-from exporter.gpus.holder_reader import GpuProcessInfo
+from exporter.gpus.process_info_reader import GpuProcessInfo
 from exporter.gpus.records import GIB, GpuActivity, GpuState
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
@@ -47,7 +47,7 @@ WORKERS = Family("gpu_workers", "Workers of the job that use the GPU.", ("gpu",)
 
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0  # conditions need readings that are not too far apart
 STALE_S = 30.0  # an older GPU reading says nothing about the present
-LATELY_S = 60.0  # time for which a worker counts as a user of a GPU, because errors are attributed after its end
+RECENT_USER_S = 60.0  # time for which a worker counts as a user of a GPU, because errors are attributed after its end
 MOST_EVENTS = 50
 SETTLED_S = 30.0  # programs load before they use a GPU, and the driver's list is some seconds old
 
@@ -66,9 +66,9 @@ class GpuWorkersSnapshot:
     usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
     conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None  # by rank
     planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs by rank
-    holders: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
+    outside_processes: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
-    young: frozenset[int] = frozenset()  # ranks that have just started: not using a GPU yet means nothing
+    starting: frozenset[int] = frozenset()  # ranks that have just started: not using a GPU yet means nothing
     events: tuple[dict[str, Any], ...] = ()
 
 
@@ -82,21 +82,21 @@ class GpuWorkersCollector:
         manifest = context.manifest
         self._context = context
         self._tasks = {task.rank: task for task in context.tasks}
-        self._health = ConditionDetector(
+        self._detector = ConditionDetector(
             stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s
         )
         self._owners = GpuProcessOwners(context)
-        self._lately: dict[tuple[str, int], float] = {}  # last time of a worker on a GPU, by UUID and rank
+        self._recent_users: dict[tuple[str, int], float] = {}  # last time of a worker on a GPU, by UUID and rank
         self._last_uses: dict[int, LastGpuUse] = {}  # by rank
         # By UUID and pid: time of the list that first showed a foreign process.
-        self._foreign: dict[tuple[str, int], float | None] = {}
+        self._foreign_since: dict[tuple[str, int], float | None] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
-        self._told: set[tuple[str, ...]] = set()
+        self._reported: set[tuple[str, ...]] = set()
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
 
     def read(self) -> GpuWorkersSnapshot:
-        board, now = self._context.board, self._context.clock.time()
-        look, own = board.gpus, board.gpu_positions
+        board, now = self._context.published, self._context.clock.time()
+        look, own = board.gpu_reading, board.gpu_positions
         if look is None or not own or now - look.time > STALE_S:
             board.gpus_busy = {}
             return GpuWorkersSnapshot(events=tuple(self._events))
@@ -109,38 +109,46 @@ class GpuWorkersCollector:
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
         standings = {standing.rank: standing for standing in usage.workers}
         for task in self._tasks.values():
-            gpus = [states[uuid] for uuid in self._gpus_of(task, uses.get(task.rank, ())) if uuid in states]
+            gpus = [states[uuid] for uuid in self._worker_gpus(task, uses.get(task.rank, ())) if uuid in states]
             samples = tuple(
                 _gpu_sample(
                     state,
-                    self._held(task, state, held, standings),
-                    alone=state.gpu.uuid not in shared,
+                    self._uses_gpu(task, state, held, standings),
+                    is_exclusive=state.gpu.uuid not in shared,
                     use=held.get((task.rank, state.gpu.uuid)),
                 )
                 for state in gpus
             )
-            self._health.update(now, self._worker_sample(task, samples))
-        conditions = self._health.conditions(now)
-        board.gpu_users = self._users(now, usage, {uuid: state.gpu.parent for uuid, state in states.items()})
+            self._detector.update(now, self._worker_sample(task, samples))
+        conditions = self._detector.conditions(now)
+        board.gpu_users = self._recent_users_by_gpu(
+            now, usage, {uuid: state.gpu.parent for uuid, state in states.items()}
+        )
         board.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
-        board.gpus_busy = {rank: busy for rank in self._tasks if (busy := self._health.busy(rank, now)) is not None}
-        self._tell(now, usage, states, conditions)
+        board.gpus_busy = {
+            rank: busy for rank in self._tasks if (busy := self._detector.is_busy(rank, now)) is not None
+        }
+        self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
-        young = frozenset(rank for rank, start in board.starts.items() if now - start < SETTLED_S)
+        young = frozenset(rank for rank, start in board.start_times.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if rank in uses:
-                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.words if standing.misplaced else None)
+                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
-        return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, young, tuple(self._events))
+        return GpuWorkersSnapshot(
+            usage, conditions, planned, self._owners.outside_processes, ended, young, tuple(self._events)
+        )
 
-    def _users(self, now: float, usage: NodeGpuUsage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
+    def _recent_users_by_gpu(
+        self, now: float, usage: NodeGpuUsage, parents: Mapping[str, str | None]
+    ) -> dict[str, frozenset[int]]:
         """Ranks of recent users of each GPU, by UUID. Users of a MIG instance count for its GPU too."""
-        self._lately |= {(gpu.uuid, rank): now for gpu in usage.gpus for rank in gpu.workers}
-        self._lately = {key: seen for key, seen in self._lately.items() if now - seen <= LATELY_S}
+        self._recent_users |= {(gpu.uuid, rank): now for gpu in usage.gpus for rank in gpu.workers}
+        self._recent_users = {key: seen for key, seen in self._recent_users.items() if now - seen <= RECENT_USER_S}
         users: dict[str, set[int]] = {gpu.uuid: set() for gpu in usage.gpus}
-        for uuid, rank in self._lately:
+        for uuid, rank in self._recent_users:
             for place in (uuid, parents.get(uuid)):
                 if place is not None:
                     users.setdefault(place, set()).add(rank)
@@ -148,37 +156,37 @@ class GpuWorkersCollector:
 
     # -- conditions --------------------------------------------------------------------------------
 
-    def _gpus_of(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
+    def _worker_gpus(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
         """UUIDs of the GPUs that a worker uses or that the plan gives to it."""
-        own = self._context.board.gpu_positions
+        own = self._context.published.gpu_positions
         return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
 
     @staticmethod
-    def _held(
-        task: Task, state: GpuState, held: Collection[tuple[int, str]], standings: Mapping[int, WorkerPlacement]
+    def _uses_gpu(
+        task: Task, state: GpuState, uses: Collection[tuple[int, str]], placements: Mapping[int, WorkerPlacement]
     ) -> bool | None:
         """Whether a worker has a process on a GPU; None if unknown."""
-        if (task.rank, state.gpu.uuid) in held:
+        if (task.rank, state.gpu.uuid) in uses:
             return True
-        standing = standings.get(task.rank)
+        standing = placements.get(task.rank)
         return False if standing and standing.unused and state.gpu.index in standing.unused else None
 
     def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...]) -> WorkerSample:
-        board = self._context.board
+        board = self._context.published
         progress = board.progress.get(task.rank, WorkerProgress())
         return WorkerSample(
             rank=task.rank,
             role=task.role,
-            start=board.starts.get(task.rank) if board.pids.get(task.rank) else None,
+            start=board.start_times.get(task.rank) if board.pids.get(task.rank) else None,
             phase=board.job_phase,
             last_rise=progress.last_rise,
             stalled=progress.stalled,
             done=progress.done,
-            waits=progress.waits,
+            waits_for_requests=progress.waits_for_requests,
             gpus=gpus,
         )
 
-    def _tell(
+    def _log_events(
         self,
         now: float,
         usage: NodeGpuUsage,
@@ -190,34 +198,36 @@ class GpuWorkersCollector:
         for standing in usage.workers:
             if standing.misplaced:
                 task = self._tasks[standing.rank]
-                present["misplaced", task.worker, standing.words] = ("GPU misplaced", standing.words, task)
-        for gpu, process in self._lasting(usage, states):
-            words = f"GPU {gpu.index} ({gpu.uuid}) is also used by {self._who(process)}"
+                present["misplaced", task.worker, standing.text] = ("GPU misplaced", standing.text, task)
+        for gpu, process in self._confirmed_foreign(usage, states):
+            words = f"GPU {gpu.index} ({gpu.uuid}) is also used by {self._process_text(process)}"
             present["foreign", gpu.uuid, str(process.pid)] = ("GPU foreign process", words, None)
         for rank, found in conditions.items():
             task = self._tasks[rank]
             for condition in found:
                 if condition.state:
-                    words = f"{condition.name}: {condition.words}"
+                    words = f"{condition.name}: {condition.text}"
                     present["condition", task.worker, condition.name] = ("GPU signature", words, task)
         for key, (kind, detail, whose) in present.items():
-            if key in self._told:
+            if key in self._reported:
                 continue
             event: dict[str, Any] = {"time": now, "level": "warning", "event": kind, "detail": detail}
             if whose is not None:
                 event.update(worker=whose.worker, rank=whose.rank)
             self._events.append(event)
-        self._told = set(present)
+        self._reported = set(present)
 
-    def _lasting(self, usage: NodeGpuUsage, states: Mapping[str, GpuState]) -> list[tuple[GpuUsers, ProcessOnGpu]]:
+    def _confirmed_foreign(
+        self, usage: NodeGpuUsage, states: Mapping[str, GpuState]
+    ) -> list[tuple[GpuUsers, ProcessOnGpu]]:
         """Foreign processes on two of the driver's lists. A child that a worker just started or lost is on one only."""
         found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
         times = {key: states[key[0]].processes_time for key in found}
-        self._foreign = {key: self._foreign.get(key, times[key]) for key in found}
-        return [whose for key, whose in found.items() if times[key] != self._foreign[key]]
+        self._foreign_since = {key: self._foreign_since.get(key, times[key]) for key in found}
+        return [whose for key, whose in found.items() if times[key] != self._foreign_since[key]]
 
-    def _who(self, process: ProcessOnGpu) -> str:
-        holder = self._owners.holders.get(process.pid)
+    def _process_text(self, process: ProcessOnGpu) -> str:
+        holder = self._owners.outside_processes.get(process.pid)
         memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
         return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
 
@@ -237,7 +247,7 @@ class GpuWorkersCollector:
             for condition in conditions:
                 if condition.state is not None:
                     row.add(CONDITION, int(condition.state), condition=condition.name)
-                row.add(FULL, condition.moment)
+                row.add(FULL, condition.full_time)
         for gpu in snapshot.usage.gpus:
             row = out.row(gpu=gpu.index)
             row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
@@ -259,7 +269,7 @@ class GpuWorkersCollector:
 
     @staticmethod
     def _describe_foreign(process: ProcessOnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
-        holder = (snapshot.holders or {}).get(process.pid)
+        holder = (snapshot.outside_processes or {}).get(process.pid)
         return {
             "pid": process.pid,
             "memory_bytes": process.memory_bytes,
@@ -272,17 +282,17 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
-    if not uses and (standing is None or standing.unused is None or rank in snapshot.young):
+    if not uses and (standing is None or standing.unused is None or rank in snapshot.starting):
         uses = None  # unknown
-    misplaced = standing.words if standing is not None and standing.misplaced else None
+    misplaced = standing.text if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
     return {
         "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
         "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
         "gpu_misplaced": misplaced,
-        "gpu_conditions": {condition.name: condition.words for condition in conditions if condition.state},
-        "gpu_memory_full": next((c.moment for c in conditions if c.moment is not None), None),
+        "gpu_conditions": {condition.name: condition.text for condition in conditions if condition.state},
+        "gpu_memory_full": next((c.full_time for c in conditions if c.full_time is not None), None),
     }
 
 
@@ -296,13 +306,13 @@ def _describe_use(use: GpuUse) -> dict[str, Any]:
     }
 
 
-def _gpu_sample(state: GpuState, used: bool | None, *, alone: bool, use: GpuUse | None) -> GpuSample:
+def _gpu_sample(state: GpuState, used: bool | None, *, is_exclusive: bool, use: GpuUse | None) -> GpuSample:
     """Reading of one GPU of a worker.
 
-    If the worker is not ``alone`` on the GPU, only values of its own processes are used.
+    If the worker is not ``is_exclusive`` on the GPU, only values of its own processes are used.
     """
     activity = state.activity or GpuActivity()
-    if alone:
+    if is_exclusive:
         utilization, power = activity.utilization_ratio, activity.power_average_w
         power = activity.power_instant_w if power is None else power
     else:

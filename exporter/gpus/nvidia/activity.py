@@ -19,7 +19,7 @@ CLOCK_SM, CLOCK_MEMORY = 1, 2
 SENSOR_GPU = 0
 # Longest time between readings of temperature, memory clock and performance monitors. Each needs extra calls.
 SLOW_EVERY_S = 5.0
-UNEVEN_S = 0.3  # tolerance for readings that come late
+LATE_TOLERANCE_S = 0.3  # tolerance for readings that come late
 LIMIT_EVERY_S = 60.0  # the limit changes only by hand
 LONGEST_GAP_S = 10.0  # longest gap between readings that is counted with the state at its end
 
@@ -56,18 +56,18 @@ class GpuActivityReader:
         self._device = device
         self._memory = GpuMemoryReader(device)
         self._utilization = NvmlUtilization()
-        self._utilization_at = byref(self._utilization)
+        self._utilization_ref = byref(self._utilization)
         self._temperature = NvmlTemperature(NvmlTemperature.VERSION, SENSOR_GPU)
         self._fields = NvmlFieldReader(device, FIELDS)
-        self._begun = False
-        self._tells_power = False
+        self._is_set_up = False
+        self._has_power_fields = False
         self._counters: list[tuple[ThrottleReason, str]] = []  # reasons with a time counter, and its field
         self._states: list[ThrottleReason] = []  # reasons with only a state
         self._capability: tuple[int, int] | None = None
         self._limit_w: float | None = None
         self._limit_due = float("-inf")
         self._throttle_s: dict[ThrottleReason, float] = {}
-        self._looked: float | None = None
+        self._reasons_read_at: float | None = None
         self._read_at: float | None = None
         self._slow_at: float | None = None  # last complete reading of the slow values; None if the last was incomplete
         self._slow: dict[str, Any] = {}
@@ -76,24 +76,24 @@ class GpuActivityReader:
     def read(self, now: float) -> GpuActivity:
         """Return the activity; ``now`` in monotonic seconds. Raises GpuFailed if no call succeeds."""
         device = self._device
-        answers, refusals = device.answers, device.refusals
+        answers, refusals = device.answers, device.failures
         found = self._read(now)
-        if device.answers == answers and device.refusals > refusals:
-            raise GpuFailed("lost", device.library.words(device.refusal))
+        if device.answers == answers and device.failures > refusals:
+            raise GpuFailed("lost", device.library.error_text(device.last_failure_code))
         return found
 
     def _read(self, now: float) -> GpuActivity:
         device = self._device
         utilization = self._utilization
-        used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_at)
+        used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_ref)
         memory_used, memory_total = self._memory.read()
-        if not self._begun:
-            self._begin()
+        if not self._is_set_up:
+            self._find_supported_fields()
         fields = self._fields.read()
-        if self._tells_power:
+        if self._has_power_fields:
             average, instant = _thousandth(fields.get("power_average")), _thousandth(fields.get("power_instant"))
         else:
-            average, instant = self._power()
+            average, instant = self._read_power()
         energy = fields.get("energy")
         if energy is None:
             energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
@@ -104,32 +104,32 @@ class GpuActivityReader:
             memory_total_bytes=memory_total,
             power_average_w=average,
             power_instant_w=instant,
-            power_limit_w=self._limit_w if now < self._limit_due else self._limit(now),
+            power_limit_w=self._limit_w if now < self._limit_due else self._read_power_limit(now),
             energy_j=_thousandth(energy),
             memory_temperature_c=fields.get("memory_temperature") or None,  # a GPU in use is never at 0
             sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
-            throttle_s=self._throttled(fields, now),
-            **self._changing_slowly(now, used=used),
+            throttle_s=self._throttle_times(fields, now),
+            **self._slow_values(now, used=used),
         )
 
-    def _changing_slowly(self, now: float, *, used: bool) -> dict[str, Any]:
+    def _slow_values(self, now: float, *, used: bool) -> dict[str, Any]:
         """Slow values. If utilization is unavailable (not ``used``), SM activity replaces it and is read each time."""
         before, self._read_at = self._read_at, now
         if before is not None and self._slow_at is not None and used:
-            next_look = now + (now - before) - UNEVEN_S
+            next_look = now + (now - before) - LATE_TOLERANCE_S
             if next_look <= self._slow_at + SLOW_EVERY_S:
                 return self._slow
         self._slow, self._slow_at = {}, None
         self._slow = {
-            "temperature_c": self._degrees(),
+            "temperature_c": self._read_temperature(),
             "memory_clock_hz": _millions(self._device.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
             **self.gpm.read(now),
         }
-        if not self.gpm.begins:
+        if not self.gpm.is_warming_up:
             self._slow_at = now
         return self._slow
 
-    def _power(self) -> tuple[float | None, float | None]:
+    def _read_power(self) -> tuple[float | None, float | None]:
         """Average and instant power, for a driver without these fields."""
         watts = _thousandth(self._device.number("nvmlDeviceGetPowerUsage"))
         if watts is None:
@@ -140,12 +140,12 @@ class GpuActivityReader:
             self._capability = major.value, minor.value
         return (watts, None) if self._capability >= AVERAGES_POWER else (None, watts)
 
-    def _limit(self, now: float) -> float | None:
+    def _read_power_limit(self, now: float) -> float | None:
         self._limit_w = _thousandth(self._device.number("nvmlDeviceGetEnforcedPowerLimit"))
         self._limit_due = now + LIMIT_EVERY_S
         return self._limit_w
 
-    def _degrees(self) -> float | None:
+    def _read_temperature(self) -> float | None:
         device = self._device
         if device.library.function("nvmlDeviceGetTemperature") is not None:
             return device.number("nvmlDeviceGetTemperature", SENSOR_GPU)
@@ -154,21 +154,21 @@ class GpuActivityReader:
         degrees: int = self._temperature.temperature
         return degrees
 
-    def _begin(self) -> None:
+    def _find_supported_fields(self) -> None:
         """Find out which fields the device supports."""
-        told = self._fields.known()
+        told = self._fields.readable_fields()
         if "thermal" in told:
             self._fields.drop(THERMAL_POLICY)
-        self._tells_power = not told.isdisjoint(("power_average", "power_instant"))
+        self._has_power_fields = not told.isdisjoint(("power_average", "power_instant"))
         for reason in THROTTLE_REASONS:
             name = THERMAL_POLICY if reason == "thermal" and reason not in told else reason
             if name in told:
                 self._counters.append((reason, name))
             else:
                 self._states.append(reason)
-        self._begun = True
+        self._is_set_up = True
 
-    def _throttled(self, fields: dict[str, float], now: float) -> dict[ThrottleReason, float]:
+    def _throttle_times(self, fields: dict[str, float], now: float) -> dict[ThrottleReason, float]:
         found = {reason: fields[name] / 1e9 for reason, name in self._counters if name in fields}
         if self._states:
             self._accumulate(self._states, now)
@@ -182,7 +182,7 @@ class GpuActivityReader:
         mask = device.long(
             "nvmlDeviceGetCurrentClocksEventReasons" if newer else "nvmlDeviceGetCurrentClocksThrottleReasons"
         )
-        looked, self._looked = self._looked, now
+        looked, self._reasons_read_at = self._reasons_read_at, now
         if mask is None:
             return
         elapsed_s = 0.0 if looked is None else min(now - looked, LONGEST_GAP_S)
@@ -218,11 +218,11 @@ class GpuMemoryReader:
         newer = device.library.function("nvmlDeviceGetMemoryInfo_v2") is not None
         self._name = "nvmlDeviceGetMemoryInfo_v2" if newer else "nvmlDeviceGetMemoryInfo"
         self._memory: ctypes.Structure = NvmlMemoryV2(NvmlMemoryV2.VERSION) if newer else NvmlMemory()
-        self._memory_at = byref(self._memory)
+        self._memory_ref = byref(self._memory)
 
     def read(self) -> tuple[int | None, int | None]:
         """Used and total bytes; None for a device without its own memory."""
-        if self._device.call(self._name, self._device.handle, self._memory_at):
+        if self._device.call(self._name, self._device.handle, self._memory_ref):
             return None, None
         return self._memory.used, self._memory.total
 

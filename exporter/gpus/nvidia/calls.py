@@ -36,7 +36,7 @@ DEPRECATED = 26
 GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
-FOR_GOOD = frozenset(
+PERMANENT = frozenset(
     {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH, DEPRECATED}
 )  # permanent while the driver is loaded; calls with other errors are repeated
 # Answers after a driver update; a single call may also return them for other reasons.
@@ -148,26 +148,26 @@ class NvmlLibrary:
 
     def call(self, name: str, *arguments: Any) -> int:
         """Return code of a call that is not about a device."""
-        self.check_turn()
+        self.check_thread()
         function = self.function(name)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code in REPLACED:
-            self.confirm()
+            self.check_driver()
         return code
 
-    def confirm(self) -> None:
+    def check_driver(self) -> None:
         """Raise GpuDriverReplaced if the whole driver was replaced. Any thread may call this."""
         function, count = self.function("nvmlDeviceGetCount_v2"), c_uint()
         code = SUCCESS if function is None else function(byref(count))
         if code in REPLACED:
-            raise GpuDriverReplaced(self.words(code))
+            raise GpuDriverReplaced(self.error_text(code))
 
-    def check_turn(self) -> None:
+    def check_thread(self) -> None:
         """Raise CallTooLate in a thread that was replaced."""
         if self.thread != get_ident():
             raise CallTooLate
 
-    def words(self, code: int) -> str:
+    def error_text(self, code: int) -> str:
         """Message for a return code."""
         return str(self._binding.NVMLError(code))
 
@@ -181,70 +181,70 @@ class NvmlDevice:
     def __init__(self, library: NvmlLibrary, handle: c_void_p) -> None:
         self.library = library
         self.handle = handle
-        self.inside: str | None = None  # call in progress; seen by another thread, one that may hang
-        self.absent: dict[Key, int] = {}  # unsupported calls and their return codes
+        self.call_in_progress: str | None = None  # call in progress; seen by another thread, one that may hang
+        self.unsupported_calls: dict[Key, int] = {}  # unsupported calls and their return codes
         self.answers = 0  # values returned
-        self.refusals = 0  # calls that failed, though not permanently
-        self.refusal = SUCCESS  # code of the last of those
+        self.failures = 0  # calls that failed, though not permanently
+        self.last_failure_code = SUCCESS  # code of the last of those
         self._uint, self._long = c_uint(), c_ulonglong()
-        self._uint_at, self._long_at = byref(self._uint), byref(self._long)
+        self._uint_ref, self._long_ref = byref(self._uint), byref(self._long)
 
     def call(self, name: str, *arguments: Any, key: Key | None = None) -> int:
         """Return code of a call. Known unsupported calls are not made. Raises if the whole device failed.
 
         ``key`` identifies the call among unsupported ones; default is the name.
         """
-        if self.absent:
-            known = self.absent.get(key or name)
+        if self.unsupported_calls:
+            known = self.unsupported_calls.get(key or name)
             if known is not None:
                 return known
         library = self.library
         if library.thread != get_ident():
-            library.check_turn()
+            library.check_thread()
         function = library.functions.get(name) or library.function(name)
         if function is None:
             code = FUNCTION_NOT_FOUND
         else:
-            self.inside = name
+            self.call_in_progress = name
             code = function(*arguments)
-            self.inside = None
+            self.call_in_progress = None
             if not code:
                 self.answers += name != FIELD_VALUES  # that call succeeds even if each field fails
                 return code
             if code in REPLACED:
-                library.confirm()
-        if code in FOR_GOOD:
-            self.absent[key or name] = code
+                library.check_driver()
+        if code in PERMANENT:
+            self.unsupported_calls[key or name] = code
         else:
-            self.judge(code)
+            self.record_failure(code)
         return code
 
-    def judge(self, code: int) -> None:
+    def record_failure(self, code: int) -> None:
         """Count a failure that is not permanent; raise GpuFailed if it affects the whole device."""
-        self.refusals += 1
-        self.refusal = code
+        self.failures += 1
+        self.last_failure_code = code
         if code in LOST:
-            raise GpuFailed("lost", self.library.words(code))
+            raise GpuFailed("lost", self.library.error_text(code))
         if code == RESET_REQUIRED:
-            raise GpuFailed("reset_required", self.library.words(code))
+            raise GpuFailed("reset_required", self.library.error_text(code))
 
     def number(self, name: str, *selectors: int) -> int | None:
         """Value of a call that returns an ``unsigned int``; None if it failed."""
-        if self.call(name, self.handle, *selectors, self._uint_at, key=(name, *selectors)):
+        if self.call(name, self.handle, *selectors, self._uint_ref, key=(name, *selectors)):
             return None
         return self._uint.value
 
     def long(self, name: str, *selectors: int) -> int | None:
         """Value of a call that returns an ``unsigned long long``; None if it failed."""
-        if self.call(name, self.handle, *selectors, self._long_at, key=(name, *selectors)):
+        if self.call(name, self.handle, *selectors, self._long_ref, key=(name, *selectors)):
             return None
         return self._long.value
 
     def text(self, name: str) -> str | None:
         """Text of a call; None if it failed."""
-        return self.told(name)[0]
+        return self.text_and_code(name)[0]
 
-    def told(self, name: str) -> tuple[str | None, int]:
+    def text_and_code(self, name: str) -> tuple[str | None, int]:
         """Text of a call, or None, and the return code."""
         buffer = ctypes.create_string_buffer(TEXT_BYTES)
         code = self.call(name, self.handle, buffer, c_uint(TEXT_BYTES))
@@ -257,86 +257,88 @@ class NvmlFieldReader:
     Each field is first tried alone, so that one that the driver does not know cannot spoil the call for the others.
     """
 
-    def __init__(self, device: NvmlDevice, wanted: Mapping[str, tuple[int, int]], *, noted: bool = True) -> None:
-        """``wanted``: field and scope by our name. ``noted``: whether to report fields that are absent."""
+    def __init__(
+        self, device: NvmlDevice, wanted: Mapping[str, tuple[int, int]], *, report_unsupported: bool = True
+    ) -> None:
+        """``wanted``: field and scope by our name. ``report_unsupported``: whether to report fields that are absent."""
         self._device = device
-        self._noted = noted
+        self._report_unsupported = report_unsupported
         self._untried = dict(wanted)
-        self._asked: list[tuple[str, int, int]] = []
-        self._lay_out()
+        self._fields: list[tuple[str, int, int]] = []
+        self._prepare_buffer()
 
-    def known(self) -> set[str]:
+    def readable_fields(self) -> set[str]:
         """Names of the fields that can be read."""
         if self._untried:
-            self._try()
-        return {name for name, _, _ in self._asked}
+            self._try_fields()
+        return {name for name, _, _ in self._fields}
 
     def drop(self, name: str) -> None:
         """Stop reading a field."""
-        self._asked = [field for field in self._asked if field[0] != name]
-        self._lay_out()
+        self._fields = [field for field in self._fields if field[0] != name]
+        self._prepare_buffer()
 
     def read(self) -> dict[str, float]:
         """Present values by name."""
         if self._untried:
-            self._try()
-        device, count = self._device, len(self._asked)
+            self._try_fields()
+        device, count = self._device, len(self._fields)
         if not count or device.call(FIELD_VALUES, device.handle, count, self._values):
             return {}
         flat = self._layout.unpack(self._values)
         if flat[::3] != self._kinds:
-            self._expect(flat[::3])
+            self._set_layout(flat[::3])
             flat = self._layout.unpack(self._values)
         codes, values = flat[1::3], flat[2::3]
         if any(codes):
-            return self._those_told(codes, values)
+            return self._successful_values(codes, values)
         device.answers += count
         return dict(zip(self._names, values, strict=True))
 
-    def _those_told(self, codes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
+    def _successful_values(self, codes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
         """Values, if some fields failed."""
         found: dict[str, float] = {}
         gone = []
-        for (name, field, scope), code, value in zip(self._asked, codes, values, strict=True):
+        for (name, field, scope), code, value in zip(self._fields, codes, values, strict=True):
             if not code:
                 found[name] = value
                 self._device.answers += 1
-            elif self._fails_for_good(field, scope, code):
+            elif self._is_permanent_failure(field, scope, code):
                 gone.append(name)
         for name in gone:
             self.drop(name)
         return found
 
-    def _try(self) -> None:
+    def _try_fields(self) -> None:
         device, alone = self._device, (NvmlFieldValue * 1)()
         for name, (field, scope) in list(self._untried.items()):
             alone[0].field, alone[0].scope, alone[0].code = field, scope, SUCCESS
             code = device.call(FIELD_VALUES, device.handle, 1, alone, key=_field_key(field, scope))
-            if not self._fails_for_good(field, scope, code or alone[0].code):
-                self._asked.append((name, field, scope))
+            if not self._is_permanent_failure(field, scope, code or alone[0].code):
+                self._fields.append((name, field, scope))
             del self._untried[name]
-        self._lay_out()
+        self._prepare_buffer()
 
-    def _fails_for_good(self, field: int, scope: int, code: int) -> bool:
+    def _is_permanent_failure(self, field: int, scope: int, code: int) -> bool:
         device = self._device
         key = _field_key(field, scope)
-        if code in FOR_GOOD or code == INVALID_ARGUMENT:
-            device.absent[key] = code
-            if not self._noted:
-                del device.absent[key]
+        if code in PERMANENT or code == INVALID_ARGUMENT:
+            device.unsupported_calls[key] = code
+            if not self._report_unsupported:
+                del device.unsupported_calls[key]
             return True
         if code:
-            device.judge(code)
+            device.record_failure(code)
         return False
 
-    def _lay_out(self) -> None:
-        self._names = [name for name, _, _ in self._asked]
-        self._values = (NvmlFieldValue * len(self._asked))()
-        for told, (_, field, scope) in zip(self._values, self._asked, strict=True):
+    def _prepare_buffer(self) -> None:
+        self._names = [name for name, _, _ in self._fields]
+        self._values = (NvmlFieldValue * len(self._fields))()
+        for told, (_, field, scope) in zip(self._values, self._fields, strict=True):
             told.field, told.scope = field, scope
-        self._expect((0,) * len(self._asked))
+        self._set_layout((0,) * len(self._fields))
 
-    def _expect(self, kinds: tuple[int, ...]) -> None:
+    def _set_layout(self, kinds: tuple[int, ...]) -> None:
         """Expect values of these types. A driver returns a field in the same type each time."""
         self._kinds = kinds
         self._layout = _layout(kinds)

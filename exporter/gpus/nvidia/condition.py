@@ -48,7 +48,7 @@ class GpuConditionReader:
         rows_told = not device.call("nvmlDeviceGetRemappedRows", device.handle, *map(byref, self._rows))
         corrected, uncorrected, pending, failure = (row.value if rows_told else None for row in self._rows)
         # Ampere and later remap rows; earlier GPUs retire pages.
-        retires = "nvmlDeviceGetRemappedRows" in device.absent
+        retires = "nvmlDeviceGetRemappedRows" in device.unsupported_calls
         fan = number("nvmlDeviceGetFanSpeed")
         received, sent = self._links.traffic()
         return GpuCondition(
@@ -58,8 +58,8 @@ class GpuConditionReader:
             rows_remapped_uncorrected=uncorrected,
             row_remap_pending=_flag(pending),
             row_remap_failure=_flag(failure),
-            pages_retired_corrected=self._pages(SINGLE_BIT) if retires else None,
-            pages_retired_uncorrected=self._pages(DOUBLE_BIT) if retires else None,
+            pages_retired_corrected=self._retired_pages(SINGLE_BIT) if retires else None,
+            pages_retired_uncorrected=self._retired_pages(DOUBLE_BIT) if retires else None,
             pages_pending=_flag(number("nvmlDeviceGetRetiredPagesPendingStatus")) if retires else None,
             recovery_action=RECOVERY_ACTIONS.get(int(self._fields.read().get(RECOVERY, -1))),
             pcie_replays=number("nvmlDeviceGetPcieReplayCounter"),
@@ -73,7 +73,7 @@ class GpuConditionReader:
             fan_ratio=None if fan is None else fan / 100,
         )
 
-    def _pages(self, cause: int) -> int | None:
+    def _retired_pages(self, cause: int) -> int | None:
         """Number of retired pages, from a call without room for the list."""
         self._count.value = 0
         name, device = "nvmlDeviceGetRetiredPages", self._device
@@ -93,12 +93,12 @@ class _NvlinkReader:
     def traffic(self) -> tuple[int | None, int | None]:
         """Bytes received and sent since the driver was loaded."""
         if self._links is None:
-            self._find()
+            self._find_fields()
         if self._traffic is None:
             return None, None
         fields, unit = self._traffic
         told = fields.read()
-        if len(told) < len(fields.known()):
+        if len(told) < len(fields.readable_fields()):
             return None, None  # a sum without some links would look like a reset counter
         received, sent = (sum(value for name, value in told.items() if name.startswith(way)) for way in ("rx", "tx"))
         return int(received) * unit, int(sent) * unit
@@ -108,10 +108,10 @@ class _NvlinkReader:
         if self._errors is None:
             return None
         told = self._errors.read()
-        return int(sum(told.values())) if len(told) == len(self._errors.known()) else None
+        return int(sum(told.values())) if len(told) == len(self._errors.readable_fields()) else None
 
-    def _find(self) -> None:
-        count = NvmlFieldReader(self._device, LINK_COUNT, noted=False)
+    def _find_fields(self) -> None:
+        count = NvmlFieldReader(self._device, LINK_COUNT, report_unsupported=False)
         told = count.read().get("links")
         links = MOST_LINKS if told is None else int(told)
         each = range(links)
@@ -133,8 +133,8 @@ class _NvlinkReader:
     def _fields(self, links: Iterable[int], **numbers: int) -> NvmlFieldReader | None:
         """Reader for fields of these links; None if the device supports none of them."""
         wanted = {f"{name} {link}": (number, link) for name, number in numbers.items() for link in links}
-        fields = NvmlFieldReader(self._device, wanted, noted=False)
-        return fields if fields.known() else None
+        fields = NvmlFieldReader(self._device, wanted, report_unsupported=False)
+        return fields if fields.readable_fields() else None
 
 
 def _flag(value: float | None) -> bool | None:

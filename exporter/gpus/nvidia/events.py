@@ -8,9 +8,9 @@ from ctypes import byref, c_uint, c_ulonglong, c_void_p
 
 from exporter.contract.clock import Clock
 from exporter.gpus.nvidia.calls import (
-    FOR_GOOD,
     FUNCTION_NOT_FOUND,
     NOT_SUPPORTED,
+    PERMANENT,
     REPLACED,
     SUCCESS,
     TIMEOUT,
@@ -48,12 +48,14 @@ class XidEventSet:
         self._handles = handles
         self._set: c_void_p | None = None
         self._registered: dict[int, str] = {}  # UUIDs by handle value
-        self.absent: dict[str, tuple[str, int]] = {}  # GPUs without events by UUID: the failed call and its return code
+        self.gpus_without_events: dict[
+            str, tuple[str, int]
+        ] = {}  # GPUs without events by UUID: the failed call and its return code
         self.unsupported: tuple[str, int] | None = None  # the same, if it concerns all GPUs
-        self.tells = True  # whether the set contained a GPU at the last check; True before that
-        self._later: set[str] = set()  # UUIDs of GPUs whose registration failed, to be tried again
-        self._spoiled: Counter[str] = Counter()
-        self._listed = True  # whether GPUs were listed since the last registration
+        self.reports_events = True  # whether the set contained a GPU at the last check; True before that
+        self._retry_later: set[str] = set()  # UUIDs of GPUs whose registration failed, to be tried again
+        self._spoiled_sets: Counter[str] = Counter()
+        self._registration_due = True  # whether GPUs were listed since the last registration
         self._pause = threading.Event()
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
@@ -61,10 +63,10 @@ class XidEventSet:
 
         Events before the first call are not reported.
         """
-        if self._listed or not self._registered:
-            self._listed = False
-            self.tells = self.unsupported is None and self._register()
-        if not self.tells:
+        if self._registration_due or not self._registered:
+            self._registration_due = False
+            self.reports_events = self.unsupported is None and self._register()
+        if not self.reports_events:
             self._pause.wait(timeout_s)
             return ()
         found: list[GpuEvent] = []
@@ -84,10 +86,10 @@ class XidEventSet:
             found.append(GpuEvent(uuid, event.data, self._clock.time(), gpu_instance=instance))
         return tuple(found)
 
-    def try_again(self) -> None:
+    def retry_registration(self) -> None:
         """Register failed and new GPUs at the next wait. Any thread may call this."""
-        self._later = set()
-        self._listed = True
+        self._retry_later = set()
+        self._registration_due = True
 
     def free(self) -> None:
         """Release the set."""
@@ -104,14 +106,14 @@ class XidEventSet:
 
     def _register(self) -> bool:
         """Add new GPUs to the set; return whether it contains any."""
-        known = {*self._registered.values(), *self.absent, *self._later}
+        known = {*self._registered.values(), *self.gpus_without_events, *self._retry_later}
         new = {uuid: handle for uuid, handle in self._handles().items() if uuid not in known}
         if self._set is None and (new or self._registered):
             made = c_void_p()
             name = "nvmlEventSetCreate"
             code = self._call(name, byref(made))
             if code:
-                self.unsupported = (name, code) if code in FOR_GOOD else None
+                self.unsupported = (name, code) if code in PERMANENT else None
                 return False
             self._set = made
         for uuid, handle in new.items():
@@ -134,11 +136,11 @@ class XidEventSet:
                 return True
         # The set may now contain anything: make a new one without this GPU.
         spoils = code == UNKNOWN and name == "nvmlDeviceRegisterEvents"
-        self._spoiled[uuid] += spoils
-        if code in FOR_GOOD or self._spoiled[uuid] == MOST_SPOILED:
-            self.absent[uuid] = name, code
+        self._spoiled_sets[uuid] += spoils
+        if code in PERMANENT or self._spoiled_sets[uuid] == MOST_SPOILED:
+            self.gpus_without_events[uuid] = name, code
         else:
-            self._later.add(uuid)
+            self._retry_later.add(uuid)
         if spoils:
             self.free()
         return not spoils
@@ -147,5 +149,5 @@ class XidEventSet:
         function = self._library.function(name)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code in REPLACED:
-            self._library.confirm()
+            self._library.check_driver()
         return code

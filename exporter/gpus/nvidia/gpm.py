@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import byref, c_char_p, c_double, c_uint, c_void_p
 
-from exporter.gpus.nvidia.calls import FOR_GOOD, NOT_SUPPORTED, SUCCESS, NvmlDevice
+from exporter.gpus.nvidia.calls import NOT_SUPPORTED, PERMANENT, SUCCESS, NvmlDevice
 
 LEAST_APART_S = 0.1  # between two samples
 PERCENT, MIB = 100.0, 1 / (1 << 20)
@@ -58,24 +58,24 @@ class GpmReader:
         self._gpu_handle = gpu_handle or device.handle
         self._instance = instance
         self._samples: list[c_void_p] = []
-        self._taken: float | None = None
+        self._sampled_at: float | None = None
         self._values: dict[str, float] = {}
         self._metrics: tuple[tuple[int, str, float], ...] = METRICS
         self._request = _NvmlGpmMetricsGet(version=1)
         self._supported: bool | None = None
 
     @property
-    def begins(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Whether there are no values yet, but may be at the next reading."""
         return self._supported is not False and bool(self._metrics) and not self._values
 
     def read(self, now: float) -> dict[str, float]:
         """Ratios and bytes per second by name; ``now`` in monotonic seconds. Empty at the first reading."""
         if self._supported is None:
-            self._begin()
+            self._set_up()
         if not self._supported:
             return {}
-        if self._taken is not None and now - self._taken < LEAST_APART_S:
+        if self._sampled_at is not None and now - self._sampled_at < LEAST_APART_S:
             return self._values
         before, latest = self._samples
         if self._instance is None:
@@ -84,16 +84,16 @@ class GpmReader:
             failed = self._device.call("nvmlGpmMigSampleGet", self._gpu_handle, self._instance, before)
         if failed:
             self._values = {}
-            if failed in FOR_GOOD:
+            if failed in PERMANENT:
                 self._supported = False
             return {}
         self._samples = [latest, before]
-        known = self._taken is not None
-        self._taken = now
-        self._values = self._between(latest, before) if known else {}
+        known = self._sampled_at is not None
+        self._sampled_at = now
+        self._values = self._activity_between(latest, before) if known else {}
         return self._values
 
-    def _between(self, sample1: c_void_p, sample2: c_void_p) -> dict[str, float]:
+    def _activity_between(self, sample1: c_void_p, sample2: c_void_p) -> dict[str, float]:
         request = self._request
         request.sample1, request.sample2, request.count = sample1, sample2, len(self._metrics)
         for metric, (number, _, _) in zip(request.metrics, self._metrics, strict=False):
@@ -106,27 +106,27 @@ class GpmReader:
                 value = metric.value / divisor
                 if 0 <= value < float("inf"):  # a sleeping GPU may return NaN
                     found[name] = min(value, 1.0) if divisor == PERCENT else value
-            elif metric.code in FOR_GOOD:
+            elif metric.code in PERMANENT:
                 self._metrics = tuple(other for other in self._metrics if other[0] != number)
-                self._device.absent["nvmlGpmMetricsGet", number] = metric.code
+                self._device.unsupported_calls["nvmlGpmMetricsGet", number] = metric.code
             else:
-                self._device.judge(metric.code)
+                self._device.record_failure(metric.code)
         return found
 
-    def _begin(self) -> None:
+    def _set_up(self) -> None:
         device, support = self._device, _NvmlGpmSupport(version=1)
         code = device.call("nvmlGpmQueryDeviceSupport", self._gpu_handle, byref(support))
-        if code and code not in FOR_GOOD:
+        if code and code not in PERMANENT:
             return  # try again at the next reading
         if code or not support.supported:
-            device.absent["nvmlGpmQueryDeviceSupport"] = code or NOT_SUPPORTED
+            device.unsupported_calls["nvmlGpmQueryDeviceSupport"] = code or NOT_SUPPORTED
             self._supported = False
             return
         while len(self._samples) < 2:
             sample = c_void_p()
             code = device.call("nvmlGpmSampleAlloc", byref(sample))
             if code:
-                self._supported = False if code in FOR_GOOD else None
+                self._supported = False if code in PERMANENT else None
                 return
             self._samples.append(sample)
         self._supported = True

@@ -74,7 +74,7 @@ class _NvmlUnit:
 
     def free(self) -> None:
         """Free its resources in the library."""
-        if self.activity.gpm is not None and self.device.inside is None:
+        if self.activity.gpm is not None and self.device.call_in_progress is None:
             self.activity.gpm.free()
 
 
@@ -91,8 +91,8 @@ class NvmlReader:
         self._ordinals: dict[int, _NvmlUnit] = {}
         self._units: dict[str, _NvmlUnit] = {}
         self._failed: dict[int, tuple[DeviceState, str]] = {}  # by ordinal: GPUs without a readable UUID
-        self._asking: set[int] = set()
-        self._unseen: dict[int, int] = {}  # by ordinal: return codes of hidden GPUs
+        self._identifying: set[int] = set()
+        self._hidden: dict[int, int] = {}  # by ordinal: return codes of hidden GPUs
 
     def open(self) -> GpuDriver:
         try:
@@ -117,21 +117,21 @@ class NvmlReader:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID."""
-        library = self._turn()
+        library = self._claim_library()
         count = c_uint()
         if library.call("nvmlDeviceGetCount_v2", byref(count)) == SUCCESS:
             for ordinal in range(count.value):
                 if ordinal not in self._ordinals:
-                    self._meet(library, ordinal)
+                    self._identify(library, ordinal)
         if self._events is not None:
-            self._events.try_again()
+            self._events.retry_registration()
         found: list[Gpu] = []
         for ordinal in sorted({*self._ordinals, *self._failed}):
             unit = self._ordinals.get(ordinal)
             if unit is None:
                 found.append(Gpu(_placeholder_uuid(ordinal), str(ordinal), self.vendor))
                 continue
-            self._divide(unit)
+            self._update_instances(unit)
             found += [unit.gpu, *(instance.gpu for instance in unit.instances.values())]
         self._units = {unit.gpu.uuid: unit for unit in self._ordinals.values()}
         self._units |= {u.gpu.uuid: u for unit in self._ordinals.values() for u in unit.instances.values()}
@@ -153,29 +153,29 @@ class NvmlReader:
     def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         return () if self._events is None else self._events.wait(timeout_s)
 
-    def tells_events(self) -> bool:
-        return self._events is not None and self._events.tells
+    def reports_events(self) -> bool:
+        return self._events is not None and self._events.reports_events
 
-    def absent(self) -> Mapping[str, str]:
-        """See ``GpuReader.absent``: by call, the answer and its GPUs."""
+    def unsupported_calls(self) -> Mapping[str, str]:
+        """See ``GpuReader.unsupported_calls``: by call, the answer and its GPUs."""
         if self._library is None:
             return {}
         places: dict[tuple[str, int], list[str]] = {}
         for unit in list(self._units.values()):
-            for key, code in list(unit.device.absent.items()):
-                places.setdefault((_name(key), code), []).append(unit.gpu.index)
+            for key, code in list(unit.device.unsupported_calls.items()):
+                places.setdefault((_call_name(key), code), []).append(unit.gpu.index)
         if self._events is not None:
-            refused = dict(self._events.absent)
+            refused = dict(self._events.gpus_without_events)
             if self._events.unsupported is not None:
                 refused = dict.fromkeys(self._handles(), self._events.unsupported)
             for uuid, refusal in refused.items():
                 if uuid in self._units:
                     places.setdefault(refusal, []).append(self._units[uuid].gpu.index)
-        for ordinal, code in list(self._unseen.items()):
+        for ordinal, code in list(self._hidden.items()):
             places.setdefault(("nvmlDeviceGetHandleByIndex_v2", code), []).append(str(ordinal))
         told: dict[str, str] = {}
         for (name, code), indices in sorted(places.items()):
-            words = f"{self._library.words(code)} (GPU {', '.join(indices)})"
+            words = f"{self._library.error_text(code)} (GPU {', '.join(indices)})"
             told[name] = f"{told[name]}; {words}" if name in told else words
         return told
 
@@ -183,7 +183,7 @@ class NvmlReader:
         """Close the library. No other thread may be in a call."""
         if self._library is None:
             return
-        self._turn()
+        self._claim_library()
         with contextlib.suppress(GpuDriverReplaced, GpuFailed):  # the driver has already released everything
             if self._events is not None:
                 self._events.free()
@@ -193,7 +193,7 @@ class NvmlReader:
             self._binding.nvmlShutdown()
         self._library = self._events = None
 
-    def _turn(self) -> NvmlLibrary:
+    def _claim_library(self) -> NvmlLibrary:
         """Make this the thread that may call; a thread still hanging in a call can no longer make others."""
         if self._library is None:
             raise RuntimeError("NVML is not open")
@@ -202,7 +202,7 @@ class NvmlReader:
 
     def _unit(self, gpu: Gpu) -> _NvmlUnit:
         """Return the unit of a GPU; raises GpuFailed if it does not answer."""
-        self._turn()
+        self._claim_library()
         unit = self._units.get(gpu.uuid)
         if unit is not None:
             return unit
@@ -215,34 +215,34 @@ class NvmlReader:
         """Handles of whole GPUs by UUID, for the event thread."""
         return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
 
-    def _meet(self, library: NvmlLibrary, ordinal: int) -> None:
+    def _identify(self, library: NvmlLibrary, ordinal: int) -> None:
         """Identify a GPU. The first call to it can take seconds or never return."""
-        if ordinal in self._asking:
+        if ordinal in self._identifying:
             self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not come back")
             return
-        self._asking.add(ordinal)
+        self._identifying.add(ordinal)
         try:
             handle = c_void_p()
             code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
             device, uuid = NvmlDevice(library, handle), None
             if code and code not in HIDDEN:
-                device.judge(code)
+                device.record_failure(code)
             if not code:
-                uuid, code = device.told("nvmlDeviceGetUUID")
+                uuid, code = device.text_and_code("nvmlDeviceGetUUID")
             if uuid is not None:
-                self._ordinals[ordinal] = _NvmlUnit(device, self._described(device, uuid, ordinal))
+                self._ordinals[ordinal] = _NvmlUnit(device, self._read_gpu(device, uuid, ordinal))
             self._failed.pop(ordinal, None)
-            self._unseen.pop(ordinal, None)
+            self._hidden.pop(ordinal, None)
             if code in HIDDEN:
-                self._unseen[ordinal] = code
+                self._hidden[ordinal] = code
             elif code:
-                self._failed[ordinal] = ("lost", library.words(code))
+                self._failed[ordinal] = ("lost", library.error_text(code))
         except GpuFailed as error:
             self._failed[ordinal] = (error.state, str(error))
         finally:
-            self._asking.discard(ordinal)
+            self._identifying.discard(ordinal)
 
-    def _described(self, device: NvmlDevice, uuid: str, ordinal: int) -> Gpu:
+    def _read_gpu(self, device: NvmlDevice, uuid: str, ordinal: int) -> Gpu:
         gpu = Gpu(uuid, str(ordinal), self.vendor)
         try:
             persistence = device.number("nvmlDeviceGetPersistenceMode")
@@ -256,10 +256,10 @@ class NvmlReader:
         except GpuFailed:
             return gpu  # the UUID is enough to identify it
 
-    def _divide(self, unit: _NvmlUnit) -> None:
+    def _update_instances(self, unit: _NvmlUnit) -> None:
         """Update its MIG instances."""
         device = unit.device
-        if device.inside is not None:
+        if device.call_in_progress is not None:
             return  # a call to it hangs
         try:
             current, pending = c_uint(), c_uint()
@@ -305,13 +305,13 @@ class NvmlReader:
 
     def _driver_version(self) -> str | None:
         buffer = ctypes.create_string_buffer(TEXT_BYTES)
-        if self._turn().call("nvmlSystemGetDriverVersion", buffer, c_uint(TEXT_BYTES)):
+        if self._claim_library().call("nvmlSystemGetDriverVersion", buffer, c_uint(TEXT_BYTES)):
             return None
         return buffer.value.decode("utf-8", "replace")
 
     def _cuda_version(self) -> str | None:
         version = c_int()
-        if self._turn().call("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
+        if self._claim_library().call("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
             return None
         return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
@@ -328,7 +328,7 @@ def _placeholder_uuid(ordinal: int) -> str:
     return f"GPU-unknown-{ordinal}"
 
 
-def _name(key: Key) -> str:
+def _call_name(key: Key) -> str:
     """Readable name of a call, with its arguments if any."""
     if isinstance(key, str):
         return key

@@ -9,15 +9,15 @@ from typing import Any
 import ahocorasick_rs
 
 from exporter.logs.records import Buffer
-from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, plan_search
+from exporter.logs.search.pieces import PIECE_BYTES, SLIM_PIECES, WIDTH, Pieces, plan_search
 from exporter.logs.search.literals import bytes_after_match
 from exporter.logs.search.units import SearchUnit
 
-OFTEN_IN_VAIN = 500  # useless hits of a piece that justify an expression of its own
+MANY_USELESS_HITS = 500  # useless hits of a piece that justify an expression of its own
 # texts that justify lengthening a short one to join their pass; fewer are cheaper in a short pass each
 LEAST_OTHERS = 3
 
-_Behind = tuple[int, re.Pattern[bytes] | None]  # pattern that must match at this many bytes before the end of a literal
+_Following = tuple[int, re.Pattern[bytes] | None]  # pattern that must match at this many bytes before the end of a literal
 # Literals around a piece (None if the piece contains them): their begin relative to the piece, units, end, and the
 # pattern required from there
 _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
@@ -26,26 +26,26 @@ _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, i
 class AutomatonGroup:
     """An automaton over pieces of literals; ``asking`` gives each literal's units, by what must follow it."""
 
-    def __init__(self, order: list[bytes], pieces: Pieces, asking: Mapping[bytes, Mapping[_Behind, int]]) -> None:
-        self.shared = 0  # units that have literals in other groups too
-        self.mask = reduce(or_, (mask for of in pieces.values() for text, _ in of for mask in asking[text].values()), 0)
+    def __init__(self, order: list[bytes], pieces: Pieces, units_by_literal: Mapping[bytes, Mapping[_Following, int]]) -> None:
+        self.shared_units = 0  # units that have literals in other groups too
+        self.mask = reduce(or_, (mask for of in pieces.values() for text, _ in of for mask in units_by_literal[text].values()), 0)
         automaton = ahocorasick_rs.BytesAhoCorasick(order, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst)
         # (number of the piece, start, end) of each hit; hits do not overlap
         self.find: Callable[[Buffer], list[tuple[int, int, int]]] = automaton.find_matches_as_indexes
-        self.sure: list[int] = []  # per piece: units with a literal inside it and no further condition
+        self.certain_units: list[int] = []  # per piece: units with a literal inside it and no further condition
         self.checks: list[tuple[_Check, ...]] = []  # per piece: checks of its surroundings
         # per piece: a quick test that rejects hits without a match, if built
         self.tests: list[Callable[[Buffer, int, int], Any] | None] = [None] * len(order)
         self._order = order
-        self._asked: list[list[tuple[int, bytes, _Behind]]] = []  # per piece: sources of the checks
-        self._in_vain = [0] * len(order)
+        self._conditions: list[list[tuple[int, bytes, _Following]]] = []  # per piece: sources of the checks
+        self._useless_hits = [0] * len(order)
         beginning: dict[int, list[tuple[bytes, list[tuple[bytes, int]]]]] = {}
         for other, members in pieces.items():
             beginning.setdefault(other[0], []).append((other, members))
         for piece in order:
             sure = 0
             checks: list[_Check] = []
-            asked: list[tuple[int, bytes, _Behind]] = []
+            asked: list[tuple[int, bytes, _Following]] = []
             alike: dict[tuple[int, int, int, re.Pattern[bytes] | None], list[bytes]] = {}
             # a hit hides those that begin inside it
             for place, code in enumerate(piece):
@@ -57,31 +57,31 @@ class AutomatonGroup:
                         if not _texts_agree(piece, literal, begin):
                             continue
                         is_within = 0 <= begin <= len(piece) - len(literal)
-                        for (back, behind), mask in asking[literal].items():
+                        for (back, behind), mask in units_by_literal[literal].items():
                             if is_within and behind is None:
                                 sure |= mask
                                 continue
                             asked.append((begin, literal, (back, behind)))
                             if is_within:
-                                checks.append((begin, None, mask, begin + len(literal) - back, _match_of(behind)))
+                                checks.append((begin, None, mask, begin + len(literal) - back, _matcher(behind)))
                             else:
                                 after = 0 if behind is None else begin + len(literal) - back
                                 alike.setdefault((begin, mask, after, behind), []).append(literal)
-            self.sure.append(sure)
-            self._asked.append(asked)
+            self.certain_units.append(sure)
+            self._conditions.append(asked)
             checks += [
-                (begin, tuple(texts), mask, after, _match_of(behind))
+                (begin, tuple(texts), mask, after, _matcher(behind))
                 for (begin, mask, after, behind), texts in alike.items()
             ]
             self.checks.append(tuple(check for check in checks if check[2] & ~sure))
 
-    def note_in_vain(self, number: int) -> None:
+    def record_useless_hit(self, number: int) -> None:
         """Count a useless hit of a piece; if these are frequent, build one expression that rejects them."""
-        self._in_vain[number] += 1
-        if self._in_vain[number] == OFTEN_IN_VAIN and not self.sure[number] and self._asked[number]:
+        self._useless_hits[number] += 1
+        if self._useless_hits[number] == MANY_USELESS_HITS and not self.certain_units[number] and self._conditions[number]:
             piece = self._order[number]
             leads: dict[bytes, dict[bytes, None]] = {}
-            for begin, literal, (back, behind) in self._asked[number]:
+            for begin, literal, (back, behind) in self._conditions[number]:
                 if len(literal) - back < max(0, -begin):
                     return
                 lead = b"(?<=%s)" % re.escape(literal[:-begin]) if begin < 0 else re.escape(piece[:begin])
@@ -92,8 +92,8 @@ class AutomatonGroup:
             self.tests[number] = re.compile(b"|".join(texts)).match
 
 
-def _match_of(behind: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], Any] | None:
-    return None if behind is None else behind.match
+def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], Any] | None:
+    return None if following is None else following.match
 
 
 def _texts_agree(piece: bytes, other: bytes, place: int) -> bool:
@@ -110,28 +110,28 @@ def build_automata(units: Iterable[SearchUnit], sample: bytes = b"") -> tuple[Au
     units = tuple(units)
     masks = _texts(units)
     if 0 < sum(len(text) < WIDTH for text in masks) <= len(masks) - LEAST_OTHERS:
-        longer = _texts(units, told_by_previous=True)
+        longer = _texts(units, with_previous_bytes=True)
         if len(longer) <= SLIM_PIECES and min(map(len, longer)) >= WIDTH:
             masks = longer
     groups = tuple(AutomatonGroup(plan.order, plan.pieces, masks) for plan in plan_search(sorted(masks), sample))
     for group in groups:
-        group.shared = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
+        group.shared_units = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
     return groups
 
 
-def _texts(units: Iterable[SearchUnit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
+def _texts(units: Iterable[SearchUnit], *, with_previous_bytes: bool = False) -> dict[bytes, dict[_Following, int]]:
     """Texts to search for, and the units of each by what must follow it.
 
-    A literal too short to join the others takes a pass of its own. ``told_by_previous`` lengthens it by each byte that
+    A literal too short to join the others takes a pass of its own. ``with_previous_bytes`` lengthens it by each byte that
     may precede it.
     """
-    masks: dict[bytes, dict[_Behind, int]] = {}
+    masks: dict[bytes, dict[_Following, int]] = {}
     for unit in units:
         for literal in unit.literals:
-            behind = unit.behind.get(literal)
+            behind = unit.after_literal.get(literal)
             # a further byte excludes words that contain the literal
-            following = b"" if behind is None or len(literal) < PIECE else bytes_after_match(behind)
-            previous = unit.previous if told_by_previous and len(literal) < WIDTH else b""
+            following = b"" if behind is None or len(literal) < PIECE_BYTES else bytes_after_match(behind)
+            previous = unit.previous_bytes if with_previous_bytes and len(literal) < WIDTH else b""
             texts = [bytes((code,)) + literal for code in previous]
             for text in texts or [literal + bytes((code,)) for code in following] or [literal]:
                 asking = masks.setdefault(text, {})

@@ -17,9 +17,9 @@ from exporter.logs.records import Buffer, LogChunk, record_ends
 from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import LogFindings
-from exporter.logs.search.matches import FEW, MatchResults, SupportsTimestamps
+from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
 from exporter.logs.search.literals import safe_length
-from exporter.logs.search.time_budget import MOST_GIVEN_UP, RECORD_TIMEOUT_S, TimeBudget
+from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
@@ -42,50 +42,50 @@ class SearchEngine:
     """
 
     def __init__(self, patterns: Sequence[Pattern], clock: Callable[[], float] | None = None) -> None:
-        self.patience = TimeBudget(clock)
+        self.time_budget = TimeBudget(clock)
         self.timeouts: dict[str, int] = {}  # searches that timed out, by pattern
-        self._notes = [note for pattern in patterns if pattern.own for note in _unbounded_notes(pattern)]
-        self.forward: list[SearchUnit] = []  # units for which each match counts
-        self.late: list[SearchUnit] = []  # units for which the last match counts
-        self.in_chunks: list[SearchUnit] = []  # as `late`, but with one unit for each key of a pattern of pairs
+        self._notes = [note for pattern in patterns if pattern.is_user_defined for note in _unbounded_notes(pattern)]
+        self.forward_units: list[SearchUnit] = []  # units for which each match counts
+        self.last_match_units: list[SearchUnit] = []  # units for which the last match counts
+        self.chunk_units: list[SearchUnit] = []  # as `last_match_units`, but with one unit for each key of a pattern of pairs
         self._units: list[SearchUnit] = []
         for order, pattern in enumerate(patterns):
             extractor = NumberExtractor(pattern)
-            unit = self._add(order, pattern, extractor)
+            unit = self._add_unit(order, pattern, extractor)
             if pattern.kind in (PatternKind.ERROR, PatternKind.RESUME):
-                self.forward.append(unit)
+                self.forward_units.append(unit)
                 continue
-            self.late.append(unit)
+            self.last_match_units.append(unit)
             if pattern.kind is PatternKind.PAIRS:
-                self.in_chunks += [self._add(order, pattern, extractor, key) for key in range(len(pattern.keys))]
+                self.chunk_units += [self._add_unit(order, pattern, extractor, key) for key in range(len(pattern.keys))]
             else:
-                self.in_chunks.append(unit)
-        shared = Counter(unit.literals for unit in self.forward)
-        for unit in self.forward:
+                self.chunk_units.append(unit)
+        shared = Counter(unit.literals for unit in self.forward_units)
+        for unit in self.forward_units:
             # if patterns share a first word, like ERROR, the second literal distinguishes them
-            if unit.also and shared[unit.literals] > 1:
-                unit.literals, unit.also = unit.also, unit.literals
+            if unit.second_literals and shared[unit.literals] > 1:
+                unit.literals, unit.second_literals = unit.second_literals, unit.literals
         self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
-        self._joined: int | None = None  # mask of the last-match units whose literals are in the automata for backlogs
+        self._backlog_mask: int | None = None  # mask of the last-match units whose literals are in the automata for backlogs
         # Microseconds that better automata for backlogs would have saved, and those that justify a rebuild
-        self._wasted, self._enough = 0.0, BUILD_US
-        self.of_masks: dict[int, tuple[SearchUnit, ...]] = {}
-        self._sum_up()
+        self._wasted_us, self._rebuild_us = 0.0, BUILD_US
+        self.units_by_mask: dict[int, tuple[SearchUnit, ...]] = {}
+        self._update_masks()
 
-    def _sum_up(self) -> None:
-        self.bare = [unit for unit in (*self.forward, *self.late) if not unit.literals]
+    def _update_masks(self) -> None:
+        self.literal_free_units = [unit for unit in (*self.forward_units, *self.last_match_units) if not unit.literals]
         # units of which only the last match is ever kept
-        self.values = [unit for unit in self.late if unit.is_value and unit.literals]
-        self.value_mask = sum(unit.bit for unit in self.values)
-        self.forward_mask = sum(unit.bit for unit in self.forward)
-        self.every_mask = self.forward_mask | sum(unit.bit for unit in self.late)
+        self.value_units = [unit for unit in self.last_match_units if unit.is_value and unit.literals]
+        self.value_mask = sum(unit.bit for unit in self.value_units)
+        self.forward_mask = sum(unit.bit for unit in self.forward_units)
+        self.every_mask = self.forward_mask | sum(unit.bit for unit in self.last_match_units)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages to the user about the patterns; grows when one is dropped."""
         return tuple(self._notes)
 
-    def _add(self, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> SearchUnit:
+    def _add_unit(self, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> SearchUnit:
         unit = SearchUnit(len(self._units), order, pattern, extractor, key)
         self._units.append(unit)
         return unit
@@ -93,10 +93,10 @@ class SearchEngine:
     def scan(self, text: bytes, stamps: SupportsTimestamps | None = None) -> LogFindings:
         """Find everything in whole records; the last one may lack its end."""
         scan = FileSearch(self, stamps)
-        scan.take_all(LogChunk(text, len(text), 0))
+        scan.search_all(LogChunk(text, len(text), 0))
         return scan.finish(lambda offset, size: text[offset : offset + size])
 
-    def begin(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
+    def begin_file(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
         """Start one read of one file."""
         return FileSearch(self, stamps)
 
@@ -115,51 +115,51 @@ class SearchEngine:
         They are built for the first chunk of a backlog and kept: unneeded hits are ignored, missing units get further
         automata.
         """
-        if self._joined is None or self._wasted > self._enough:
+        if self._backlog_mask is None or self._wasted_us > self._rebuild_us:
             # the log has changed; each further rebuild must save more
-            self._enough *= 1 if self._joined is None else 4
-            self._joined, self._wasted = mask, 0.0
+            self._rebuild_us *= 1 if self._backlog_mask is None else 4
+            self._backlog_mask, self._wasted_us = mask, 0.0
             self._groups.pop(self.forward_mask | mask, None)
-        found = self.groups(self.forward_mask | self._joined, chunk)
-        if more := mask & ~self._joined:
+        found = self.groups(self.forward_mask | self._backlog_mask, chunk)
+        if more := mask & ~self._backlog_mask:
             further = self.groups(more, chunk)
-            self.waste(PASS_US * len(further))
+            self.add_waste(PASS_US * len(further))
             found += further
         wanted = self.forward_mask | mask
         return tuple(group for group in found if group.mask & wanted)
 
-    def waste(self, microseconds: float) -> None:
+    def add_waste(self, microseconds: float) -> None:
         """Add to the time that better automata for backlogs would have saved."""
-        self._wasted += microseconds
+        self._wasted_us += microseconds
 
     def units(self, mask: int) -> tuple[SearchUnit, ...]:
         """Units in a mask, in the order of their patterns."""
-        found = self.of_masks.get(mask)
+        found = self.units_by_mask.get(mask)
         if found is None:
-            if len(self.of_masks) >= 4096:
-                self.of_masks.clear()
-            found = self.of_masks[mask] = tuple(unit for unit in self._units if unit.bit & mask)
+            if len(self.units_by_mask) >= 4096:
+                self.units_by_mask.clear()
+            found = self.units_by_mask[mask] = tuple(unit for unit in self._units if unit.bit & mask)
         return found
 
-    def careful(self, pattern: Pattern) -> Any:
+    def compile_with_timeout(self, pattern: Pattern) -> Any:
         """Return the expression compiled for searches with a timeout; None if that fails."""
-        return self.patience.careful(pattern)
+        return self.time_budget.compile_with_timeout(pattern)
 
-    def give_up(self, pattern: Pattern) -> None:
+    def record_timeout(self, pattern: Pattern) -> None:
         """Note that a search timed out; drop the pattern if that happens too often."""
-        if not self.patience.is_lost(pattern):
+        if not self.time_budget.record_timeout(pattern):
             return
         self._notes.append(
-            f'pattern "{pattern.name}" was given up {MOST_GIVEN_UP} times and is left out from now on: '
+            f'pattern "{pattern.name}" was given up {MOST_TIMEOUTS} times and is left out from now on: '
             f"each time a search took over {RECORD_TIMEOUT_S} s"
         )
         for unit in self._units:
             if unit.pattern == pattern:
-                unit.leave_out()  # for scans under way
-        self.forward, self.late, self.in_chunks = (
-            [unit for unit in units if unit.pattern != pattern] for units in (self.forward, self.late, self.in_chunks)
+                unit.disable()  # for scans under way
+        self.forward_units, self.last_match_units, self.chunk_units = (
+            [unit for unit in units if unit.pattern != pattern] for units in (self.forward_units, self.last_match_units, self.chunk_units)
         )
-        self._sum_up()
+        self._update_masks()
 
 
 def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
@@ -177,39 +177,39 @@ class FileSearch:
 
     def __init__(self, engine: SearchEngine, stamps: SupportsTimestamps | None = None) -> None:
         self._engine = engine
-        self._gathering = MatchResults(engine, stamps)
-        self._evaluate, self._settle = self._gathering.evaluate, self._gathering.settle
-        self._fed = 0
+        self._results = MatchResults(engine, stamps)
+        self._evaluate, self._find_last = self._results.evaluate, self._results.find_last
+        self._fed_bytes = 0
         # By unit: (offset, size) of the chunks since its last match that are postponed to the end
         self._unsearched: dict[int, list[tuple[int, int]]] = {}
         # Units with few candidates in the previous chunk: their literals are searched forwards
-        self._rare: set[int] = set()
-        self._often: dict[int, int] = {}  # chunks still to postpone, by unit
+        self._rare_units: set[int] = set()
+        self._chunks_to_skip: dict[int, int] = {}  # chunks still to postpone, by unit
 
     def feed(self, buffer: Buffer, end: int, offset: int) -> None:
         """Take the whole records in ``buffer[:end]``, at ``offset`` of the file; keeps no reference."""
         if end <= 0:
             return
-        self._fed += end
+        self._fed_bytes += end
         chunk = LogChunk(buffer, end, offset)
-        if self._fed <= SMALL_BYTES:
-            self.take_all(chunk)
+        if self._fed_bytes <= SMALL_BYTES:
+            self.search_all(chunk)
         else:
-            self._take_last(chunk, end)
+            self._search_backlog_chunk(chunk, end)
 
     def finish(self, reread: Callable[[int, int], bytes]) -> LogFindings:
         """Return the findings. ``reread(offset, size)`` reads a part of the file again, or less if it is gone."""
         if not self._unsearched:
-            return self._gathering.findings()
+            return self._results.findings()
         waiting: dict[tuple[int, int], list[SearchUnit]] = {}
-        for unit in self._engine.in_chunks:
+        for unit in self._engine.chunk_units:
             for span in self._unsearched.get(unit.number, ()):
                 waiting.setdefault(span, []).append(unit)
         settled: set[int] = set()
         for turn, (offset, size) in enumerate(sorted(waiting, reverse=True)):
             units = [unit for unit in waiting[offset, size] if unit.number not in settled]
             if units and not turn:
-                units, size = self._settle_end(units, offset, size, reread, settled)
+                units, size = self._find_last_in_end(units, offset, size, reread, settled)
             if not units:
                 continue
             text = reread(offset, size)
@@ -218,15 +218,15 @@ class FileSearch:
             if turn:  # what is not in the last chunk may be in none
                 followed = {unit.number: [] for unit in units if unit.literals}
                 mask = sum(unit.bit for unit in units if unit.literals)
-                self._follow(chunk, self._engine.groups(mask, chunk), mask, mask, followed)
+                self._search_forward(chunk, self._engine.groups(mask, chunk), mask, mask, followed)
             for unit in units:
                 places = followed.get(unit.number)
-                if self._settle(unit, chunk, chunk.backwards(unit.literals, 0) if places is None else places, None):
+                if self._find_last(unit, chunk, chunk.records_backwards(unit.literals, 0) if places is None else places, None):
                     settled.add(unit.number)
         self._unsearched.clear()
-        return self._gathering.findings()
+        return self._results.findings()
 
-    def _settle_end(
+    def _find_last_in_end(
         self, units: list[SearchUnit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
     ) -> tuple[list[SearchUnit], int]:
         """Search only the end of a chunk, where most values are, to avoid reading the rest.
@@ -242,7 +242,7 @@ class FileSearch:
         chunk = LogChunk(end[begin:], len(end) - begin, offset + before)
         left: list[SearchUnit] = []
         for unit in units:
-            found = self._settle(unit, chunk, chunk.backwards(unit.literals, 0), None, goes_on=True)
+            found = self._find_last(unit, chunk, chunk.records_backwards(unit.literals, 0), None, has_more_before=True)
             if found is not False:
                 settled.add(unit.number)
             if not found:
@@ -251,7 +251,7 @@ class FileSearch:
 
     # -- a few records: everything counts --------------------------------------------------------
 
-    def take_all(self, chunk: LogChunk) -> None:
+    def search_all(self, chunk: LogChunk) -> None:
         """Search every record for everything."""
         engine = self._engine
         noted: dict[int, list[tuple[int, int]]] = {}
@@ -259,110 +259,110 @@ class FileSearch:
         taken: dict[int, int] = {}
         for group in groups:
             if hits := group.find(chunk.view()):
-                self._take_hits(chunk, group, hits, engine.every_mask, engine.value_mask, noted, taken)
+                self._evaluate_hits(chunk, group, hits, engine.every_mask, engine.value_mask, noted, taken)
         if noted:
-            for unit in engine.values:
+            for unit in engine.value_units:
                 if places := noted.get(unit.number):
                     if len(groups) > 1:
                         places.sort()
-                    self._settle(unit, chunk, reversed(places), None)
-        for unit in engine.bare:
+                    self._find_last(unit, chunk, reversed(places), None)
+        for unit in engine.literal_free_units:
             if unit.is_value:
-                self._settle(unit, chunk, chunk.backwards((), 0), None)
+                self._find_last(unit, chunk, chunk.records_backwards((), 0), None)
                 continue
-            for start, stop in chunk.all():
+            for start, stop in chunk.records():
                 self._evaluate(unit, chunk, start, stop)
 
     # -- a chunk of a backlog ----------------------------------------------------------------------
 
-    def _take_last(self, chunk: LogChunk, size: int) -> None:
+    def _search_backlog_chunk(self, chunk: LogChunk, size: int) -> None:
         """Search all records for errors, and the end of the chunk for the rest."""
         engine = self._engine
         begin = max(0, chunk.end - WINDOW_BYTES)
         mask = 0
         followed: dict[int, list[tuple[int, int]]] = {}
-        for unit in engine.in_chunks:
+        for unit in engine.chunk_units:
             number = unit.number
-            if number in self._rare and begin:
+            if number in self._rare_units and begin:
                 followed[number] = []
                 mask |= unit.bit
                 continue
-            if self._often.get(number, 0) > 0:
-                self._often[number] -= 1
-                self._put_off(unit, chunk.offset, size)
+            if self._chunks_to_skip.get(number, 0) > 0:
+                self._chunks_to_skip[number] -= 1
+                self._postpone(unit, chunk.offset, size)
                 continue
-            settled = self._settle(unit, chunk, chunk.backwards(unit.literals, begin), MOST_TRIES)
+            settled = self._find_last(unit, chunk, chunk.records_backwards(unit.literals, begin), MOST_TRIES)
             if settled:
                 self._unsearched.pop(number, None)
                 if not unit.has_history:
-                    self._often[number] = MOST_CHUNKS
-            elif not unit.literals or (settled is None and not (unit.behind and begin)):
-                self._put_off(unit, chunk.offset, size)
-                self._often[number] = MOST_CHUNKS
+                    self._chunks_to_skip[number] = MOST_CHUNKS
+            elif not unit.literals or (settled is None and not (unit.after_literal and begin)):
+                self._postpone(unit, chunk.offset, size)
+                self._chunks_to_skip[number] = MOST_CHUNKS
             elif begin:
                 followed[number] = []
                 mask |= unit.bit
-        self._follow(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
-        self._rare = {number for number, places in followed.items() if len(places) <= MOST_TRIES}
-        for unit in engine.in_chunks:
+        self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
+        self._rare_units = {number for number, places in followed.items() if len(places) <= MOST_TRIES}
+        for unit in engine.chunk_units:
             if places := followed.get(unit.number):
                 if unit.has_history and len(places) <= MOST_TRIES:
                     settled = sum(bool(self._evaluate(unit, chunk, *place)) for place in places) > 0
                 else:
-                    settled = self._settle(unit, chunk, places, MOST_TRIES)
+                    settled = self._find_last(unit, chunk, places, MOST_TRIES)
                 if settled:
                     self._unsearched.pop(unit.number, None)
-                    if not unit.has_history and len(places) > FEW:
-                        self._often[unit.number] = MOST_CHUNKS
-                        self._rare.discard(unit.number)
+                    if not unit.has_history and len(places) > FEW_RECORDS:
+                        self._chunks_to_skip[unit.number] = MOST_CHUNKS
+                        self._rare_units.discard(unit.number)
                 elif settled is None:
-                    self._put_off(unit, chunk.offset, size)
-        for unit in engine.forward:
+                    self._postpone(unit, chunk.offset, size)
+        for unit in engine.forward_units:
             if not unit.literals:
-                for start, stop in chunk.all():
+                for start, stop in chunk.records():
                     self._evaluate(unit, chunk, start, stop)
 
-    def _follow(
+    def _search_forward(
         self,
         chunk: LogChunk,
         groups: Sequence[AutomatonGroup],
-        wanted: int,
+        wanted_mask: int,
         mask: int,
-        followed: dict[int, list[tuple[int, int]]],
+        records_by_unit: dict[int, list[tuple[int, int]]],
     ) -> None:
-        """Search for ``wanted``; for units in ``mask`` only note the records in ``followed``, last first."""
+        """Search for ``wanted_mask``; for units in ``mask`` only note the records in ``records_by_unit``, last first."""
         taken: dict[int, int] = {}
         for group in groups:
             if hits := group.find(chunk.view()):
-                self._engine.waste(HIT_US * self._take_hits(chunk, group, hits, wanted, mask, followed, taken))
-        for places in followed.values():
+                self._engine.add_waste(HIT_US * self._evaluate_hits(chunk, group, hits, wanted_mask, mask, records_by_unit, taken))
+        for places in records_by_unit.values():
             if len(groups) > 1:
                 places.sort()
             places.reverse()
 
-    def _put_off(self, unit: SearchUnit, offset: int, size: int) -> None:
+    def _postpone(self, unit: SearchUnit, offset: int, size: int) -> None:
         """Postpone a chunk to the end of the read; it is needed only if no later chunk has a match."""
         self._unsearched.setdefault(unit.number, []).append((offset, size))
 
-    def _take_hits(
+    def _evaluate_hits(
         self,
         chunk: LogChunk,
         group: AutomatonGroup,
         hits: Iterable[tuple[int, int, int]],
-        wanted: int,
-        later: int,
-        noted: dict[int, list[tuple[int, int]]],
-        taken: dict[int, int],
+        wanted_mask: int,
+        deferred_mask: int,
+        records_by_unit: dict[int, list[tuple[int, int]]],
+        processed_units: dict[int, int],
     ) -> int:
         """Evaluate the hits of an automaton, each unit once per record. Return how many were useless.
 
-        Units in ``later`` are not tried: ``noted`` receives their records by unit number. If several automata share a
-        unit, ``taken`` holds the units already processed, by the end of their record.
+        Units in ``deferred_mask`` are not tried: ``records_by_unit`` receives their records by unit number. If several automata share a
+        unit, ``processed_units`` holds the units already processed, by the end of their record.
         """
         text, end, has_returns = chunk.text, chunk.end, chunk.has_returns
-        find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._gathering.errors
-        of_masks = self._engine.of_masks
-        sure, checks, tests, shared_units, rfind = group.sure, group.checks, group.tests, group.shared, text.rfind
+        find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._results.errors
+        of_masks = self._engine.units_by_mask
+        sure, checks, tests, shared_units, rfind = group.certain_units, group.checks, group.tests, group.shared_units, text.rfind
         stop, begin, seen, in_vain = -1, -1, 0, 0
         for number, place, behind in hits:
             if (test := tests[number]) is not None and test(text, place, end) is None:
@@ -373,10 +373,10 @@ class FileSearch:
                     follows is None or follows(text, place + after, end)
                 ):
                     mask |= others
-            mask &= wanted
+            mask &= wanted_mask
             if not mask:
                 in_vain += 1
-                group.note_in_vain(number)
+                group.record_useless_hit(number)
                 continue
             if place >= stop:
                 stop = find(b"\n", behind, end)
@@ -391,8 +391,8 @@ class FileSearch:
                     continue
                 seen |= mask
             if shared_units and (shared := mask & shared_units):
-                before = taken.get(stop, 0)
-                taken[stop] = before | shared
+                before = processed_units.get(stop, 0)
+                processed_units[stop] = before | shared
                 mask &= ~before
             for unit in of_masks.get(mask) or units(mask):
                 if unit.is_counted:
@@ -403,19 +403,19 @@ class FileSearch:
                     begin = rfind(b"\n", 0, place) + 1
                     if has_returns:
                         begin = max(begin, rfind(b"\r", begin, place) + 1)
-                if unit.is_error and stop - begin <= unit.safe:
+                if unit.is_error and stop - begin <= unit.safe_bytes:
                     # MatchResults.evaluate, inlined: logs of failing loops are full of these
                     record = text[begin:stop]
-                    for literal in unit.also:
+                    for literal in unit.second_literals:
                         if literal in record:
                             break
                     else:
-                        if unit.also:
+                        if unit.second_literals:
                             continue
                     if unit.search(record) is not None:
                         errors[unit.name] = errors.get(unit.name, 0) + 1
-                elif unit.bit & later:
-                    noted.setdefault(unit.number, []).append((begin, stop))
+                elif unit.bit & deferred_mask:
+                    records_by_unit.setdefault(unit.number, []).append((begin, stop))
                 else:
                     self._evaluate(unit, chunk, begin, stop)
         return in_vain

@@ -101,8 +101,8 @@ class NumberExtractor:
             done, total = epoch, epochs
         return None if done is None else (done, total, epoch, epochs)
 
-    def values(self, match: RegexMatch, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
-        """Extract each value of a record, or only that of key number ``only``."""
+    def values(self, match: RegexMatch, record: bytes, only_key: int | None = None) -> list[tuple[str, float]]:
+        """Extract each value of a record, or only that of key number ``only_key``."""
         told: list[tuple[str, float]] = []
         if not self._is_pairs:
             told += self._sets
@@ -113,7 +113,7 @@ class NumberExtractor:
             return told
         if self._skip and match.group(self._skip) is not None:
             return told
-        for name, regex in self._pairs if only is None else self._pairs[only : only + 1]:
+        for name, regex in self._pairs if only_key is None else self._pairs[only_key : only_key + 1]:
             pair = regex.search(record)
             found = None if pair is None else parse_number(pair[1])
             if found is not None:

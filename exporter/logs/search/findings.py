@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")  # possible units of a position
 # each data-parallel rank does its own share of these; other units advance together
-ADDED_UP = ("items", "requests", "tokens")
+SUMMED_UNITS = ("items", "requests", "tokens")
 # activities instead of work; they announce a pause before the rate shows it
 MARKS = ("evaluating", "checkpointing", "compiling", "loading", "completing")
 

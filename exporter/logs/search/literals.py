@@ -15,7 +15,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 MOST_TEXTS = 64  # alternatives that are worth searching for
-MOST_ALSO = 8
+MOST_SECOND_TEXTS = 8
 MOST_SPELLINGS = 16  # texts to which small classes and optional parts are expanded: `[Rr]esum(?:ed|ing)` gives four
 MOST_CLASS = 4
 MOST_LENGTH = 48
@@ -30,8 +30,8 @@ class RequiredLiterals:
     """Texts of which every match contains at least one."""
 
     texts: Texts
-    only: bool  # whether containing one is sufficient for a match
-    also: Texts = ()  # a second set, of which every match contains one too
+    is_sufficient: bool  # whether containing one is sufficient for a match
+    second_texts: Texts = ()  # a second set, of which every match contains one too
 
 
 def required_literals(regex: re.Pattern[bytes]) -> Texts:
@@ -44,7 +44,7 @@ def required_literals(regex: re.Pattern[bytes]) -> Texts:
 
 def is_literal_only(regex: re.Pattern[bytes]) -> bool:
     """Whether a record matches exactly if it contains a required literal."""
-    return find_literals(regex).only
+    return find_literals(regex).is_sufficient
 
 
 @lru_cache(maxsize=2)
@@ -54,20 +54,20 @@ def _tree(regex: re.Pattern[bytes]) -> Any:
 
 def needs_line_end(regex: re.Pattern[bytes]) -> bool:
     """Whether every match crosses a record end, so that no single record can match."""
-    return not regex.flags & re.LOCALE and _needs(_tree(regex), regex.flags, _LINE_ENDS)
+    return not regex.flags & re.LOCALE and _requires_any(_tree(regex), regex.flags, _LINE_ENDS)
 
 
-def _needs(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
+def _requires_any(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
     """Whether each match of a sequence contains one of these characters, or requires one next to it."""
     for op, argument, own_flags in _flat(nodes, flags):
         if op in (sre.LITERAL, sre.IN) and not _characters(op, argument, own_flags) & ~wanted:
             return True
-        if op is sre.ASSERT and _needs(argument[1], own_flags, wanted):
+        if op is sre.ASSERT and _requires_any(argument[1], own_flags, wanted):
             return True
-        if op is sre.BRANCH and all(_needs(branch, own_flags, wanted) for branch in argument[1]):
+        if op is sre.BRANCH and all(_requires_any(branch, own_flags, wanted) for branch in argument[1]):
             return True
         is_repeat = op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
-        if is_repeat and argument[0] > 0 and _needs(argument[2], own_flags, wanted):
+        if is_repeat and argument[0] > 0 and _requires_any(argument[2], own_flags, wanted):
             return True
     return False
 
@@ -85,12 +85,12 @@ def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
     best = _in_one_line(part.best()) or ()
     if _least_bits(best) < LEAST_BITS:
         return RequiredLiterals((), False)
-    others = [texts for texts in map(_in_one_line, part.all) if texts and not _share(texts, best)]
+    others = [texts for texts in map(_in_one_line, part.all_sets) if texts and not _overlap(texts, best)]
     second = max(others, key=_bits, default=())
     return RequiredLiterals(
         _shortest(best),
         False,
-        second if len(second) <= MOST_ALSO and _least_bits(second) >= LEAST_BITS else (),
+        second if len(second) <= MOST_SECOND_TEXTS and _least_bits(second) >= LEAST_BITS else (),
     )
 
 
@@ -102,7 +102,7 @@ class _PatternPart:
     needed: Texts | None = None  # each match, or its surroundings, contains one of these
     start: Texts | None = None  # each match begins with one of these and ends with one of these
     pure: bool = True  # whether each exact text matches in any context
-    all: tuple[Texts, ...] = ()  # every set of which each match contains a member
+    all_sets: tuple[Texts, ...] = ()  # every set of which each match contains a member
 
     def best(self) -> Texts | None:
         return _better(self.exact, self.needed)
@@ -139,9 +139,9 @@ def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
                 run.append(part.start)
             known += [part.needed, _best_window(run)]
             run = [part.start] if part.start is not None else []
-    texts = _written_out(run) if whole else None
+    texts = _expand(run) if whole else None
     sets = tuple(found for found in (*known, _best_window(run)) if found is not None)
-    return _PatternPart(texts, reduce(_better, sets, None), pure=pure, all=sets)
+    return _PatternPart(texts, reduce(_better, sets, None), pure=pure, all_sets=sets)
 
 
 def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
@@ -176,7 +176,7 @@ def _part(op: Any, argument: Any, flags: int) -> _PatternPart:
         copies = max(
             count for count in range(1, min(int(least), 8) + 1) if count == 1 or _is_small([part.exact] * count)
         )
-        texts = _written_out([part.exact] * copies)
+        texts = _expand([part.exact] * copies)
         return (
             _PatternPart(texts, pure=pure)
             if least == most == copies
@@ -230,7 +230,7 @@ def _is_small(run: Sequence[Texts]) -> bool:
     return length <= MOST_LENGTH and ways <= (MOST_TEXTS if choices <= 1 else MOST_SPELLINGS)
 
 
-def _written_out(run: Sequence[Texts]) -> Texts:
+def _expand(run: Sequence[Texts]) -> Texts:
     return tuple(dict.fromkeys(b"".join(texts) for texts in product(*run)))
 
 
@@ -246,7 +246,7 @@ def _best_window(run: Sequence[Texts]) -> Texts | None:
     for start in range(len(merged)):
         for end in range(start + 1, len(merged) + 1):
             if _is_small(merged[start:end]):
-                best = _better(best, _written_out(merged[start:end]))
+                best = _better(best, _expand(merged[start:end]))
     return best
 
 
@@ -266,7 +266,7 @@ def _least_bits(texts: Texts | None) -> float:
     return min((sum(map(_BITS.__getitem__, text)) for text in texts), default=0.0) if texts else 0.0
 
 
-def _bits_of_a_byte(code: int) -> float:
+def _byte_bits(code: int) -> float:
     character = chr(code)
     common = "etaoinsrldcumhgpfybvwkxqjz".find(character)
     if common >= 0:
@@ -276,10 +276,10 @@ def _bits_of_a_byte(code: int) -> float:
     return 7 if character.isupper() else 4.5 if character.isdigit() else 5 if character in ".,:-_/=[]()\"'" else 8
 
 
-_BITS = [_bits_of_a_byte(code) for code in range(256)]  # approximate rarity of each byte in a log
+_BITS = [_byte_bits(code) for code in range(256)]  # approximate rarity of each byte in a log
 
 
-def _share(texts: Texts, others: Texts) -> bool:
+def _overlap(texts: Texts, others: Texts) -> bool:
     """Whether two sets may refer to the same part of a match."""
     return any(text in other or other in text for text in texts for other in others)
 
@@ -298,15 +298,15 @@ def _shortest(texts: Texts) -> Texts:
 
 # -- context of a literal ------------------------------------------------------------------------
 
-MOST_BEHIND = 64  # most repetitions, and parts, in a pattern for the text after a literal
+MOST_FOLLOWING = 64  # most repetitions, and parts, in a pattern for the text after a literal
 MOST_WAYS = 5000
 MOST_BEFORE = 10  # bytes before a literal that are worth searching for: digits
 MOST_KINDS_BEFORE = 40  # distinct bytes before a literal; enough for any number format
 
 
-def bytes_after_match(behind: re.Pattern[bytes]) -> bytes:
+def bytes_after_match(following: re.Pattern[bytes]) -> bytes:
     """The few possible first bytes of a match of this pattern; empty if there are many."""
-    begins = _begins(list(_flat(_tree(behind), behind.flags)), _ALL)
+    begins = _first_characters(list(_flat(_tree(following), following.flags)), _ALL)
     return _bytes_of(begins) if begins.bit_count() <= MOST_CLASS else b""
 
 
@@ -321,7 +321,7 @@ def patterns_after_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Patte
     It requires less than the full pattern, and nothing about the end of the record.
     """
     found = _window(regex)
-    return {} if found is None else _behind(required_literals(regex), found.spellings, found.after)
+    return {} if found is None else _patterns_after(required_literals(regex), found.spellings, found.after)
 
 
 @lru_cache(maxsize=1024)
@@ -382,16 +382,16 @@ def _window(regex: re.Pattern[bytes]) -> _LiteralWindow | None:
             if exact is None or not _is_small([*run, exact]):
                 break
             run.append(exact)
-            if {*_shortest(_written_out(run))} == texts:
-                return _LiteralWindow(nodes[:first], _written_out(run), nodes[last + 1 :])
+            if {*_shortest(_expand(run))} == texts:
+                return _LiteralWindow(nodes[:first], _expand(run), nodes[last + 1 :])
     return None
 
 
-def _behind(
+def _patterns_after(
     texts: Iterable[bytes], spellings: Texts, nodes: Sequence[tuple[Any, Any, int]]
 ) -> dict[bytes, re.Pattern[bytes]]:
     found: dict[bytes, re.Pattern[bytes]] = {}
-    tail, _ = _loosely(nodes)
+    tail, _ = _loose_pattern(nodes)
     for text in texts:
         rests = [spelling[len(text) :] for spelling in spellings if spelling.startswith(text)]
         if any(text in spelling[1:] for spelling in spellings):
@@ -403,7 +403,7 @@ def _behind(
     return found
 
 
-def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
+def _loose_pattern(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
     """Build a pattern that matches wherever these parts do, but may end early. Return it, and whether it covers all of
     them.
     """
@@ -418,10 +418,10 @@ def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
             least, most = int(argument[0]), int(argument[1])
             inner = list(_flat(argument[2], flags))
-        text = _one_loosely(inner)
+        text = _loose_part(inner)
         ways *= most - least + 1
-        if text is None or most > MOST_BEHIND or ways > MOST_WAYS or len(written) >= MOST_BEHIND:
-            if text is not None and 0 < least <= MOST_BEHIND:
+        if text is None or most > MOST_FOLLOWING or ways > MOST_WAYS or len(written) >= MOST_FOLLOWING:
+            if text is not None and 0 < least <= MOST_FOLLOWING:
                 written.append((b"%s{%d}" % (text, least), True))
             whole = False
             break
@@ -431,18 +431,18 @@ def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
     return b"".join(text for text, _ in written), whole
 
 
-def _one_loosely(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
+def _loose_part(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
     """Same for a repeated part; None if it would have to end early."""
     if len(nodes) == 1:
         op, argument, flags = nodes[0]
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
             return _class(_characters(op, argument, flags))
         if op is sre.BRANCH:
-            branches = [_loosely(list(_flat(branch, flags))) for branch in argument[1]]
+            branches = [_loose_pattern(list(_flat(branch, flags))) for branch in argument[1]]
             return b"(?:%s)" % b"|".join(text for text, _ in branches) if all(whole for _, whole in branches) else None
         if op not in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
             return None
-    text, whole = _loosely(nodes)
+    text, whole = _loose_pattern(nodes)
     return b"(?:%s)" % text if whole else None
 
 
@@ -568,7 +568,7 @@ def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None)
     cost, ways = 0.0, 1.0
     following = [after]
     for op, argument, flags in reversed(nodes):
-        following.append(_begins_with(op, argument, flags, following[-1]))
+        following.append(_part_first_characters(op, argument, flags, following[-1]))
     following.reverse()
     for place, (op, argument, flags) in enumerate(nodes):
         steps, choices = _walk_part(op, argument, flags, length, following[place + 1])
@@ -595,7 +595,7 @@ def _walk_part(op: Any, argument: Any, flags: int, length: int, after: int | Non
         least, most, inner = argument
         most = min(int(most), length)
         nodes = list(_flat(inner, flags))
-        begin = _begins(nodes, 0)
+        begin = _first_characters(nodes, 0)
         cost, ways = _walk(nodes, length, _ALL if after is None else begin | after)
         lengths = max(1.0, most - int(least) + 1)
         if ways > 1:
@@ -606,7 +606,7 @@ def _walk_part(op: Any, argument: Any, flags: int, length: int, after: int | Non
     return _FOREVER, _FOREVER
 
 
-def _begins_with(op: Any, argument: Any, flags: int, after: int | None) -> int | None:
+def _part_first_characters(op: Any, argument: Any, flags: int, after: int | None) -> int | None:
     """Characters with which a part can begin; if it may be empty, those after it too."""
     if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
         return _characters(op, argument, flags)
@@ -614,21 +614,21 @@ def _begins_with(op: Any, argument: Any, flags: int, after: int | None) -> int |
         return 1 << 10 if argument in (sre.AT_END, sre.AT_END_STRING) and after is None else _ALL
     if op is sre.BRANCH:
         return reduce(
-            or_, (_begins(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1])
+            or_, (_first_characters(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1])
         )
     if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
         least, _, inner = argument
         nodes = list(_flat(inner, flags))
         if least > 0:
-            return _begins(nodes, _ALL if after is None else after)
-        return None if after is None else _begins(nodes, after) | after
+            return _first_characters(nodes, _ALL if after is None else after)
+        return None if after is None else _first_characters(nodes, after) | after
     return _ALL
 
 
-def _begins(nodes: Sequence[tuple[Any, Any, int]], after: int) -> int:
+def _first_characters(nodes: Sequence[tuple[Any, Any, int]], after: int) -> int:
     found: int | None = after
     for op, argument, flags in reversed(nodes):
-        found = _begins_with(op, argument, flags, found)
+        found = _part_first_characters(op, argument, flags, found)
     return _ALL if found is None else found
 
 

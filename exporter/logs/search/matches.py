@@ -7,11 +7,11 @@ from typing import Any, Protocol
 from exporter.logs.records import LogChunk
 from exporter.logs.search.extraction import RegexMatch
 from exporter.logs.search.findings import LogFindings, ActivityMark, LogPosition, LogValue
-from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, TimeBudget
+from exporter.logs.search.time_budget import READ_TIMEOUT_S, RECORD_TIMEOUT_S, TimeBudget
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
-FEW = 8  # records of a chunk with a value up to which it is still searched forwards
+FEW_RECORDS = 8  # records of a chunk with a value up to which it is still searched forwards
 HEAD_BYTES = 80  # head of a record that contains its time
 
 Key = tuple[str | None, int | None]
@@ -27,13 +27,13 @@ class SupportsTimestamps(Protocol):
 class PatternSearcher(Protocol):
     """Part of the search engine that evaluation needs."""
 
-    patience: TimeBudget
+    time_budget: TimeBudget
     timeouts: dict[str, int]
 
-    def careful(self, pattern: Pattern) -> Any:
+    def compile_with_timeout(self, pattern: Pattern) -> Any:
         """Return the expression compiled for searches with a timeout; None if that fails."""
 
-    def give_up(self, pattern: Pattern) -> None:
+    def record_timeout(self, pattern: Pattern) -> None:
         """Note that a search timed out."""
 
 
@@ -45,29 +45,29 @@ class MatchResults:
         self._stamps = stamps
         self.errors: dict[str, int] = {}
         # (offset, order, match, head of the record) of each position and mark
-        self._places: list[tuple[int, int, Any, bytes]] = []
+        self._positions_and_marks: list[tuple[int, int, Any, bytes]] = []
         # (offset, -order, number, head of the record), the greatest for each name and rank
         self._values: dict[tuple[str, int | None], tuple[int, int, float, bytes]] = {}
-        self._spent: dict[str, float] = {}
+        self._spent_s: dict[str, float] = {}
 
-    def settle(
+    def find_last(
         self,
         unit: SearchUnit,
         chunk: LogChunk,
-        places: Iterable[tuple[int, int]],
+        records: Iterable[tuple[int, int]],
         most_tries: int | None,
         *,
-        goes_on: bool = False,
+        has_more_before: bool = False,
     ) -> bool | None:
         """Find a unit's last finding among records given last first. Return whether there is one.
 
         None after ``most_tries`` records in a row without one. A pattern that names ranks has a last finding per rank,
-        and continues until no new rank comes. If the chunk ``goes_on`` before these records, also None when findings
+        and continues until no new rank comes. If the chunk ``has_more_before`` before these records, also None when findings
         may be incomplete.
         """
         tries = 0
-        if unit.wanted == 1 and not unit.extractor.has_ranks:
-            for start, stop in places:
+        if unit.wanted_findings == 1 and not unit.extractor.has_ranks:
+            for start, stop in records:
                 if self.evaluate(unit, chunk, start, stop):
                     return True
                 tries += 1
@@ -75,39 +75,39 @@ class MatchResults:
                     return None
             return False
         found: set[Key] = set()
-        for start, stop in places:
+        for start, stop in records:
             keys = self.evaluate(unit, chunk, start, stop)
             if keys - found:
                 found |= keys
                 tries = 0
-                if len(found) >= unit.wanted and not unit.extractor.has_ranks:
+                if len(found) >= unit.wanted_findings and not unit.extractor.has_ranks:
                     return True
             else:
                 tries += 1
-                if most_tries is not None and (tries >= most_tries or (tries >= FEW and found == _WITHOUT_RANKS)):
+                if most_tries is not None and (tries >= most_tries or (tries >= FEW_RECORDS and found == _WITHOUT_RANKS)):
                     return True if found else None
-        return None if goes_on and found else bool(found)
+        return None if has_more_before and found else bool(found)
 
     def evaluate(self, unit: SearchUnit, chunk: LogChunk, start: int, stop: int) -> set[Key]:
         """Search one record for a unit and note the findings. Return their names and ranks."""
         record = chunk.text[start:stop]
         if type(record) is not bytes:
             record = bytes(record)
-        if unit.also:
-            for text in unit.also:
+        if unit.second_literals:
+            for text in unit.second_literals:
                 if text in record:
                     break
             else:
                 return _NOTHING
-        if stop - start > unit.safe:
-            match = self._search_carefully(unit, record)
-        elif unit.before:
+        if stop - start > unit.safe_bytes:
+            match = self._search_with_timeout(unit, record)
+        elif unit.prefix_bytes:
             # a search from the head of the record would try each digit of its time as the number
             if len(unit.literals) == 1:
                 first = max(0, record.find(unit.literals[0]))
             else:
                 first = min([place for literal in unit.literals if (place := record.find(literal)) >= 0], default=0)
-            match = unit.search(record, len(record[:first].rstrip(unit.before)))
+            match = unit.search(record, len(record[:first].rstrip(unit.prefix_bytes)))
         else:
             match = unit.search(record)
         if match is None:
@@ -115,10 +115,10 @@ class MatchResults:
         if unit.is_error:
             self.errors[unit.name] = self.errors.get(unit.name, 0) + 1
             return _NOTHING
-        where = chunk.offset + start if chunk.is_plain else chunk.where(start)
+        where = chunk.offset + start if chunk.is_plain else chunk.file_offset(start)
         head, extractor = record[:HEAD_BYTES], unit.extractor
         if unit.is_mark:
-            self._places.append((where, unit.order, unit.pattern, head))
+            self._positions_and_marks.append((where, unit.order, unit.pattern, head))
             return _WITHOUT_RANKS
         rank = extractor.rank(match) if extractor.has_ranks else None
         if unit.is_value:
@@ -132,31 +132,31 @@ class MatchResults:
         counts = extractor.counts(match)
         if counts is None:
             return _NOTHING
-        self._places.append((where, unit.order, (unit.pattern, counts, rank), head))
+        self._positions_and_marks.append((where, unit.order, (unit.pattern, counts, rank), head))
         return _WITHOUT_RANKS if rank is None else {(None, rank)}
 
-    def _search_carefully(self, unit: SearchUnit, record: bytes) -> RegexMatch | None:
+    def _search_with_timeout(self, unit: SearchUnit, record: bytes) -> RegexMatch | None:
         """Search a record with a timeout; None also after a timeout."""
         engine, name = self._engine, unit.name
-        spent, begun = self._spent.get(name, 0.0), engine.patience.now()
+        spent, begun = self._spent_s.get(name, 0.0), engine.time_budget.now()
         if (
-            spent < LOOK_TIMEOUT_S
-            and engine.patience.has_time(begun)
-            and (expression := engine.careful(unit.pattern)) is not None
+            spent < READ_TIMEOUT_S
+            and engine.time_budget.has_time(begun)
+            and (expression := engine.compile_with_timeout(unit.pattern)) is not None
         ):
-            begun = engine.patience.now()  # the first use compiles it, which takes long
+            begun = engine.time_budget.now()  # the first use compiles it, which takes long
             least = 0.0
             try:
                 found: RegexMatch | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
                 return found
             except TimeoutError:
                 least = RECORD_TIMEOUT_S
-                engine.give_up(unit.pattern)
+                engine.record_timeout(unit.pattern)
             finally:
-                now = engine.patience.now()
+                now = engine.time_budget.now()
                 taken = max(least, now - begun)
-                self._spent[name] = spent + taken
-                engine.patience.took(now, taken)
+                self._spent_s[name] = spent + taken
+                engine.time_budget.add(now, taken)
         engine.timeouts[name] = engine.timeouts.get(name, 0) + 1
         return None
 
@@ -165,9 +165,9 @@ class MatchResults:
         marks: list[ActivityMark] = []
         values: dict[str, dict[int | None, LogValue]] = {}
         read = None if self._stamps is None else self._stamps.read
-        self._places.sort(key=_OFFSET_AND_ORDER)
+        self._positions_and_marks.sort(key=_OFFSET_AND_ORDER)
         before, stamp, resume = -1, None, PatternKind.RESUME
-        for offset, _, what, head in self._places:
+        for offset, _, what, head in self._positions_and_marks:
             if read is not None and offset != before:
                 before, stamp = offset, read(head)
             if isinstance(what, Pattern):

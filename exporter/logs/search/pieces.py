@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from exporter.logs.search.ordinary_text import LINES, WORDS
 
-PIECE = 4  # minimum bytes of a piece, unless its literal is shorter
+PIECE_BYTES = 4  # minimum bytes of a piece, unless its literal is shorter
 # Most pieces in one automaton; up to the first number it has half of the buckets and is nearly twice as fast
 SLIM_PIECES, MOST_PIECES = 31, 63
 SLIM_BUCKETS, FAT_BUCKETS = 8, 16
@@ -21,7 +21,7 @@ _MEBIBYTE = float(1 << 20)
 # cost of a pass over 1 MiB by width (bytes compared)
 _SLIM_US, _FAT_US = {2: 31.0, 3: 49.0, 4: 67.0}, {2: 53.0, 3: 79.0, 4: 109.0}
 _ALONE_US = 20.0  # cost of a search for a single text
-_HIT_US, _DOUBT_US = 0.35, 0.02  # cost of a hit, and of verifying a possible match
+_HIT_US, _FALSE_HIT_US = 0.35, 0.02  # cost of a hit, and of verifying a possible match
 WIDTH = 3  # usual number of bytes compared
 _WIDEN_US = 25.0  # cost of verifications from which comparing one byte more is tried
 _FEW = 16  # pieces up to which comparing one byte less is tried
@@ -35,7 +35,7 @@ _MOST_CHOICES = 4  # candidate pieces tried for the same literals
 # exists
 _LINE_HITS, _WORD_HITS, _ORDINARY_SHARE = 60.0, 40.0, 0.1
 _ROUNDS = 3  # times that each piece may move to a better bucket
-_DOUBT_SLICE = 256  # part of each slice of a sample in which lookalikes are counted
+_FALSE_HIT_SLICE = 256  # part of each slice of a sample in which lookalikes are counted
 
 Pieces = dict[bytes, list[tuple[bytes, int]]]  # pieces, each with its literals and its place in them
 # Bit masks of the sample positions that have the lower and the upper half of each of a piece's first bytes
@@ -56,33 +56,33 @@ class _TextSample:
     """Text in which pieces and their lookalikes are counted."""
 
     def __init__(self, text: bytes) -> None:
-        short = b"".join(text[start : start + _DOUBT_SLICE] for start in range(0, len(text), SLICE_BYTES))
+        short = b"".join(text[start : start + _FALSE_HIT_SLICE] for start in range(0, len(text), SLICE_BYTES))
         short = short if len(text) > SAMPLE_BYTES // 4 else text + LINES
-        self._lows = [_places(short, table) for table in _LOWS]
-        self._highs = [_places(short, table) for table in _HIGHS]
-        self.doubt_us = _DOUBT_US * _MEBIBYTE / len(short)  # cost per MiB of one lookalike in the sample
+        self._lows = [_bit_positions(short, table) for table in _LOWS]
+        self._highs = [_bit_positions(short, table) for table in _HIGHS]
+        self.false_hit_us = _FALSE_HIT_US * _MEBIBYTE / len(short)  # cost per MiB of one lookalike in the sample
         self._text = text
-        self.is_whole = len(text) >= SAMPLE_BYTES  # whether the sample is large enough to justify a closer choice
+        self.is_large = len(text) >= SAMPLE_BYTES  # whether the sample is large enough to justify a closer choice
 
     def prices(self, texts: Iterable[bytes]) -> dict[bytes, float]:
-        """Approximate cost per MiB of each text of at most ``PIECE`` bytes: its hits and those of its head."""
+        """Approximate cost per MiB of each text of at most ``PIECE_BYTES`` bytes: its hits and those of its head."""
         usual = _ORDINARY_SHARE if self._text else 1.0
         counts = dict.fromkeys(texts, 0.0)
         heads = dict.fromkeys((text[:WIDTH] for text in counts), 0.0)
-        short = [text for text in counts if len(text) < PIECE]
+        short = [text for text in counts if len(text) < PIECE_BYTES]
         for text, weight in (
             (self._text, _MEBIBYTE / max(1, len(self._text))),
             (LINES, usual * _LINE_HITS),
             (WORDS, usual * _WORD_HITS),
         ):
-            for place in range(len(text) - PIECE + 1):
+            for place in range(len(text) - PIECE_BYTES + 1):
                 if (head := text[place : place + WIDTH]) in heads:
                     heads[head] += weight
-                    if (piece := text[place : place + PIECE]) in counts:
+                    if (piece := text[place : place + PIECE_BYTES]) in counts:
                         counts[piece] += weight
             for piece in short:
                 counts[piece] += weight * text.count(piece)
-        return {text: _HIT_US * count + _DOUBT_US * heads[text[:WIDTH]] for text, count in counts.items()}
+        return {text: _HIT_US * count + _FALSE_HIT_US * heads[text[:WIDTH]] for text, count in counts.items()}
 
     def halves(self, piece: bytes, width: int) -> _Halves:
         """Sample positions where a piece may begin, by each half byte of its first ``width`` bytes."""
@@ -101,12 +101,12 @@ _HIGHS = [bytes(b"01"[code >> 4 == half] for code in range(256)) for half in ran
 _LOWER_HALF = bytes(code & 15 for code in range(256))
 
 
-def _places(text: bytes, table: bytes) -> int:
+def _bit_positions(text: bytes, table: bytes) -> int:
     """One bit per byte of a text that ``table`` maps to 1."""
     return int(text.translate(table), 2)
 
 
-def _bitwise_and(one: _Halves, other: _Halves) -> _Halves:
+def _bitwise_or(one: _Halves, other: _Halves) -> _Halves:
     a, b, c, d, e, f, g, h = one
     i, j, k, l, m, n, o, p = other  # noqa: E741
     return a | i, b | j, c | k, d | l, e | m, f | n, g | o, h | p
@@ -125,7 +125,7 @@ class SearchPlan:
 
     order: list[bytes]
     pieces: Pieces
-    us: float  # approximate microseconds per MiB, without hits
+    cost_us: float  # approximate microseconds per MiB, without hits
 
 
 def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan]:
@@ -139,15 +139,15 @@ def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan
     sample = _TextSample(text)
     places: dict[bytes, dict[int, int]] = {}
     for number, literal in enumerate(literals):
-        for place in range(len(literal) - PIECE + 1):
-            places.setdefault(literal[place : place + PIECE], {}).setdefault(number, place)
-    for short in (literal for literal in literals if len(literal) < PIECE):
+        for place in range(len(literal) - PIECE_BYTES + 1):
+            places.setdefault(literal[place : place + PIECE_BYTES], {}).setdefault(number, place)
+    for short in (literal for literal in literals if len(literal) < PIECE_BYTES):
         places[short] = {number: literal.find(short) for number, literal in enumerate(literals) if short in literal}
     prices = sample.prices(places)
     chosen: dict[bytes, list[int]] = {}
     least = 0.0
     for worth in _WORTH:
-        found = _chosen(places, prices, worth)
+        found = _choose_pieces(places, prices, worth)
         cost = _pass_cost_us(len(found)) + sum(map(prices.__getitem__, found))
         if not chosen or cost < least:
             chosen, least = found, cost
@@ -157,7 +157,7 @@ def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan
     members = {name: [literals[number] for number in chosen[name]] for name in names}
     plans: list[SearchPlan] = []
     for start in range(0, len(names), MOST_PIECES):
-        plans += _planned({name: members[name] for name in names[start : start + MOST_PIECES]}, sample, prices)
+        plans += _cheapest_plans({name: members[name] for name in names[start : start + MOST_PIECES]}, sample, prices)
     return plans
 
 
@@ -167,7 +167,7 @@ def _pass_cost_us(pieces: int) -> float:
     return full * _FAT_US[WIDTH] + (0 if not rest else _SLIM_US[WIDTH] if rest <= SLIM_PIECES else _FAT_US[WIDTH])
 
 
-def _planned(
+def _cheapest_plans(
     members: Mapping[bytes, Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float]
 ) -> list[SearchPlan]:
     """Find the cheapest automaton for these pieces, with separate ones for pieces that would slow it down."""
@@ -177,14 +177,14 @@ def _planned(
         plans = [_search_alone(piece, of) for piece, of in members.items() if len(piece) < width]
         others = [of for piece, of in members.items() if len(piece) >= width]
         if len(others) * _ALONE_US <= _SLIM_US[width]:
-            plans += [_search_alone(_longest(piece, of), of) for piece, of in members.items() if len(piece) >= width]
+            plans += [_search_alone(_extend_piece(piece, of), of) for piece, of in members.items() if len(piece) >= width]
         elif others:
-            plans.append(_arranged(others, sample, prices, width))
+            plans.append(_arrange(others, sample, prices, width))
             if width == WIDTH:
                 plain_us = (_SLIM_US if len(others) <= SLIM_PIECES else _FAT_US)[width]
                 widths += [width - 1] if len(members) <= _FEW else []
-                widths += [width + 1] if sample.is_whole and plans[-1].us > plain_us + _WIDEN_US else []
-        if not best or sum(plan.us for plan in plans) < sum(plan.us for plan in best):
+                widths += [width + 1] if sample.is_large and plans[-1].cost_us > plain_us + _WIDEN_US else []
+        if not best or sum(plan.cost_us for plan in plans) < sum(plan.cost_us for plan in best):
             best = plans
     return best
 
@@ -193,7 +193,7 @@ def _search_alone(piece: bytes, literals: Sequence[bytes]) -> SearchPlan:
     return SearchPlan([piece], {piece: [(literal, literal.index(piece)) for literal in literals]}, _ALONE_US)
 
 
-def _chosen(
+def _choose_pieces(
     places: Mapping[bytes, Mapping[int, int]], prices: Mapping[bytes, float], worth: float
 ) -> dict[bytes, list[int]]:
     """Choose pieces that cover all literals, greedily by cost per uncovered literal."""
@@ -229,32 +229,32 @@ class _LookalikeBucket:
     def __init__(self) -> None:
         self.pieces: dict[int, _PieceCandidate] = {}
         self.halves = _NOWHERE
-        self.doubts = 0
+        self.false_hits = 0
 
     def add(self, number: int, choice: "_PieceCandidate") -> None:
         self.pieces[number] = choice
-        self.halves = _bitwise_and(self.halves, choice.halves)
-        self.doubts = _false_hits(self.halves)
+        self.halves = _bitwise_or(self.halves, choice.halves)
+        self.false_hits = _false_hits(self.halves)
 
     def remove(self, number: int) -> None:
         del self.pieces[number]
         self.halves = _NOWHERE
         for choice in self.pieces.values():
-            self.halves = _bitwise_and(self.halves, choice.halves)
-        self.doubts = _false_hits(self.halves)
+            self.halves = _bitwise_or(self.halves, choice.halves)
+        self.false_hits = _false_hits(self.halves)
 
 
 class _PieceCandidate:
     """A candidate for the piece of some literals."""
 
     def __init__(self, start: bytes, literals: Sequence[bytes], halves: _Halves, width: int, price: float) -> None:
-        self.text = _longest(start, literals)
+        self.text = _extend_piece(start, literals)
         self.halves = halves
-        self.low = start[:width].translate(_LOWER_HALF)
-        self.us = price
+        self.lower_halves = start[:width].translate(_LOWER_HALF)
+        self.cost_us = price
 
 
-def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
+def _extend_piece(start: bytes, literals: Sequence[bytes]) -> bytes:
     """Extend a piece as long as all its literals agree: longer pieces have fewer hits."""
     text, *others = (literal[literal.index(start) :] for literal in literals)
     for other in others:
@@ -263,12 +263,12 @@ def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
     return text
 
 
-def _choices(
+def _piece_candidates(
     literals: Sequence[bytes], sample: _TextSample, prices: Mapping[bytes, float], width: int
 ) -> list[_PieceCandidate]:
     """Rarest texts common to these literals, each as long as possible."""
     shortest = min(literals, key=len)
-    size = min(PIECE, len(shortest))
+    size = min(PIECE_BYTES, len(shortest))
     starts = {shortest[place : place + size] for place in range(len(shortest) - size + 1)}
     common = [start for start in starts if all(start in literal for literal in literals)]
     common.sort(key=lambda start: (prices[start], start))
@@ -278,7 +278,7 @@ def _choices(
     ]
 
 
-def _arranged(
+def _arrange(
     members: Sequence[Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float], width: int
 ) -> SearchPlan:
     """Choose a piece for each set of literals, and the order that costs the vector search least.
@@ -289,7 +289,7 @@ def _arranged(
     is_slim = len(members) <= SLIM_PIECES
     buckets = [_LookalikeBucket() for _ in range(SLIM_BUCKETS if is_slim else FAT_BUCKETS)]
     most = (SLIM_PIECES if is_slim else MOST_PIECES) // len(buckets) + 1
-    choices = [_choices(literals, sample, prices, width) for literals in members]
+    choices = [_piece_candidates(literals, sample, prices, width) for literals in members]
     where: list[_LookalikeBucket | None] = [None] * len(members)
     # bucket by the lower halves of its pieces: Teddy groups equal ones, whatever their order
     homes: dict[bytes, _LookalikeBucket] = {}
@@ -299,14 +299,14 @@ def _arranged(
         for number in numbers:
             old = where[number]
             if old is not None:
-                was = old.doubts
+                was = old.false_hits
                 held = old.pieces[number]
                 old.remove(number)
-                if all(choice.low != held.low for choice in old.pieces.values()):
-                    del homes[held.low]
-                if was == old.doubts and held is choices[number][0]:
+                if all(choice.lower_halves != held.lower_halves for choice in old.pieces.values()):
+                    del homes[held.lower_halves]
+                if was == old.false_hits and held is choices[number][0]:
                     old.add(number, held)  # it costs nothing where it is
-                    homes[held.low] = old
+                    homes[held.lower_halves] = old
                     continue
             best: tuple[float, int, _LookalikeBucket, _PieceCandidate] | None = None
             is_new = False
@@ -314,19 +314,19 @@ def _arranged(
                 if is_new and not bucket.pieces:
                     continue
                 is_new = is_new or not bucket.pieces
-                lows = {choice.low for choice in bucket.pieces.values()}
+                lows = {choice.lower_halves for choice in bucket.pieces.values()}
                 for choice in choices[number]:
-                    if homes.get(choice.low, bucket) is not bucket or (len(lows) == most and choice.low not in lows):
+                    if homes.get(choice.lower_halves, bucket) is not bucket or (len(lows) == most and choice.lower_halves not in lows):
                         continue
-                    more = _false_hits(bucket.halves, choice.halves) - bucket.doubts
-                    cost = choice.us + more * sample.doubt_us
+                    more = _false_hits(bucket.halves, choice.halves) - bucket.false_hits
+                    cost = choice.cost_us + more * sample.false_hit_us
                     if best is None or (cost, len(bucket.pieces)) < best[:2]:
                         best = (cost, len(bucket.pieces), bucket, choice)
             if best is None:  # impossible: there are more places than pieces
                 raise AssertionError(members[number])
             _, _, home, held = best
             home.add(number, held)
-            homes[held.low] = home
+            homes[held.lower_halves] = home
             moved = moved or home is not old
             where[number] = home
         if not moved:
@@ -336,13 +336,13 @@ def _arranged(
     us = (_SLIM_US if is_slim else _FAT_US)[width]
     for bucket in buckets:
         columns.append([choice.text for choice in bucket.pieces.values()])
-        us += bucket.doubts * sample.doubt_us
+        us += bucket.false_hits * sample.false_hit_us
         for number, choice in bucket.pieces.items():
             found.setdefault(choice.text, []).extend((text, text.index(choice.text)) for text in members[number])
-    return SearchPlan(_in_order(columns, width), found, us)
+    return SearchPlan(_bucket_order(columns, width), found, us)
 
 
-def _in_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:
+def _bucket_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:
     """Order texts so that each column goes into one bucket."""
     texts = [text for column in reversed(columns) for text in column]
     if len(texts) < _LEAST_TEXTS:

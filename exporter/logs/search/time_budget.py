@@ -8,10 +8,10 @@ from typing import Any
 from exporter.logs.patterns import Pattern
 
 RECORD_TIMEOUT_S = 0.1
-LOOK_TIMEOUT_S = 0.5  # time for one pattern's unbounded searches in one read
-# In this window all such searches together, in all logs, may take `LOOK_TIMEOUT_S`; time is recorded in slots
+READ_TIMEOUT_S = 0.5  # time for one pattern's unbounded searches in one read
+# In this window all such searches together, in all logs, may take `READ_TIMEOUT_S`; time is recorded in slots
 WINDOW_S, SLOT_S = 5.0, 0.1
-MOST_GIVEN_UP = 20  # timeouts of a pattern before it is dropped
+MOST_TIMEOUTS = 20  # timeouts of a pattern before it is dropped
 
 
 class TimeBudget:
@@ -19,22 +19,22 @@ class TimeBudget:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock
-        self._given_up: Counter[Pattern] = Counter()
-        self._taken: deque[tuple[float, float]] = deque()  # start and duration of possibly slow searches, by time slot
-        self._careful: dict[str, Any] = {}
+        self._timeouts: Counter[Pattern] = Counter()
+        self._spent: deque[tuple[float, float]] = deque()  # start and duration of possibly slow searches, by time slot
+        self._compiled: dict[str, Any] = {}
 
-    def careful(self, pattern: Pattern) -> Any:
+    def compile_with_timeout(self, pattern: Pattern) -> Any:
         """Return the expression compiled for searches with a timeout; None if that fails."""
         key = f"{pattern.regex.flags} {pattern.regex.pattern!r}"
-        if key not in self._careful:
+        if key not in self._compiled:
             import regex  # type: ignore[import-untyped]  # lazy: costs memory, and few logs need it
 
             flags = pattern.regex.flags & (re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE)
             try:
-                self._careful[key] = regex.compile(pattern.regex.pattern, int(flags) | regex.VERSION0)
+                self._compiled[key] = regex.compile(pattern.regex.pattern, int(flags) | regex.VERSION0)
             except regex.error:
-                self._careful[key] = None
-        return self._careful[key]
+                self._compiled[key] = None
+        return self._compiled[key]
 
     def now(self) -> float:
         """Seconds of the clock; 0 without one."""
@@ -42,21 +42,21 @@ class TimeBudget:
 
     def has_time(self, now: float) -> bool:
         """Whether slow searches have time left; always without a clock."""
-        while self._taken and self._taken[0][0] <= now - WINDOW_S:
-            self._taken.popleft()
-        return sum(taken for _, taken in self._taken) < LOOK_TIMEOUT_S
+        while self._spent and self._spent[0][0] <= now - WINDOW_S:
+            self._spent.popleft()
+        return sum(taken for _, taken in self._spent) < READ_TIMEOUT_S
 
-    def took(self, now: float, taken: float) -> None:
+    def add(self, now: float, duration_s: float) -> None:
         """Record the duration of a search that just ended."""
         if self._clock is None:
             return
-        if self._taken and now - self._taken[-1][0] < SLOT_S:
-            begun, before = self._taken.pop()
-            self._taken.append((begun, before + taken))
+        if self._spent and now - self._spent[-1][0] < SLOT_S:
+            begun, before = self._spent.pop()
+            self._spent.append((begun, before + duration_s))
         else:
-            self._taken.append((now, taken))
+            self._spent.append((now, duration_s))
 
-    def is_lost(self, pattern: Pattern) -> bool:
+    def record_timeout(self, pattern: Pattern) -> bool:
         """Note that a search of a pattern timed out. Return whether the pattern has just reached its limit."""
-        self._given_up[pattern] += 1
-        return self._given_up[pattern] == MOST_GIVEN_UP
+        self._timeouts[pattern] += 1
+        return self._timeouts[pattern] == MOST_TIMEOUTS

@@ -33,23 +33,23 @@ class SearchUnit:
         self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
         self.name = pattern.name
         self.search: Callable[..., RegexMatch | None] = pattern.regex.search
-        self.also = find_literals(pattern.regex).also  # a match contains one of these too; empty if unknown
+        self.second_literals = find_literals(pattern.regex).second_texts  # a match contains one of these too; empty if unknown
         self.is_error = pattern.kind is PatternKind.ERROR
         self.is_mark = pattern.kind is PatternKind.MARK
         self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
         self.has_history = pattern.kind in (PatternKind.POSITION, PatternKind.MARK)
-        self.behind: Mapping[bytes, re.Pattern[bytes]] = {}  # pattern for the text after a literal, where known
-        # `previous`: one of these bytes precedes the literal in every match. `before`: all text before it consists of
+        self.after_literal: Mapping[bytes, re.Pattern[bytes]] = {}  # pattern for the text after a literal, where known
+        # `previous_bytes`: one of these bytes precedes the literal in every match. `before`: all text before it consists of
         # these, such as digits. Empty if unknown.
-        self.previous = self.before = b""
+        self.previous_bytes = self.prefix_bytes = b""
         if key is not None:
-            self.behind = {pattern.keys[key][0]: PAIR}
+            self.after_literal = {pattern.keys[key][0]: PAIR}
         elif not self.is_error and set(pattern.literals) == set(required_literals(pattern.regex)):
-            self.behind = patterns_after_literals(pattern.regex)
+            self.after_literal = patterns_after_literals(pattern.regex)
             if self.is_value or self.has_history:
-                self.previous = bytes_before_literal(pattern.regex)
+                self.previous_bytes = bytes_before_literal(pattern.regex)
             if self.is_value:
-                self.before = prefix_byte_mask(pattern.regex)
+                self.prefix_bytes = prefix_byte_mask(pattern.regex)
         # Whether containing a literal is sufficient, so that a match only needs counting
         self.is_counted = (
             self.is_error
@@ -58,17 +58,17 @@ class SearchUnit:
             and is_literal_only(pattern.regex)
         )
         # findings after which nothing earlier counts
-        self.wanted = 1 if key is not None or self.has_history else max(1, len(extractor.names))
+        self.wanted_findings = 1 if key is not None or self.has_history else max(1, len(extractor.names))
 
     @cached_property
-    def safe(self) -> int:
+    def safe_bytes(self) -> int:
         """Bytes of a record up to which any search ends soon."""
         return safe_length(self.pattern.regex)
 
-    def leave_out(self) -> None:
+    def disable(self) -> None:
         """Match nothing from now on."""
         self.search = _match_nothing
-        self.safe = sys.maxsize
+        self.safe_bytes = sys.maxsize
 
 
 def _match_nothing(_: bytes | bytearray, begin: int = 0) -> None:

@@ -19,12 +19,12 @@ from exporter.progress.eta.experts import (
     linear_work,
 )
 
-SPACING = 200  # parts of the total between checkpoints
+CHECKPOINTS_PER_RUN = 200  # parts of the total between checkpoints
 MOST_CHECKPOINTS = 64
 MOST_LOSS = 1.0
 MOST_TREND = 3.0  # a trend this far (of the logarithm) from the recent mean is ignored
-RECENT = 1 / 3  # part of the work in the recent mean
-NEARNESS = 1.0  # scale (in logarithms) on which a past horizon is near the requested one
+RECENT_SHARE = 1 / 3  # part of the work in the recent mean
+DISTANCE_SCALE = 1.0  # scale (in logarithms) on which a past horizon is near the requested one
 FAR_WEIGHT = 0.02  # weight of a distant horizon
 OLD_SPEED = 0.02  # factor for forecasts at another speed
 PRIOR_LOSSES = (0.10, 0.05, 0.07, 0.09, 0.09, 0.12)
@@ -42,10 +42,10 @@ class BacktestPoint(NamedTuple):
 
     items: float  # items counted in work so far
     seconds: float  # seconds of work so far
-    at: float  # time with pauses, without time lost by restarts
-    left: float  # items left at the time
+    elapsed: float  # time with pauses, without time lost by restarts
+    items_left: float  # items left at the time
     eta: float  # estimated seconds left at the time
-    outlook: ExpertSpeeds
+    speeds: ExpertSpeeds
 
 
 class ExpertTrust(NamedTuple):
@@ -71,10 +71,10 @@ class BacktestColumns:
 
     items: "array[float]" = field(default_factory=compact_array)
     seconds: "array[float]" = field(default_factory=compact_array)
-    at: "array[float]" = field(default_factory=compact_array)
-    left: "array[float]" = field(default_factory=compact_array)
+    elapsed: "array[float]" = field(default_factory=compact_array)
+    items_left: "array[float]" = field(default_factory=compact_array)
     eta: "array[float]" = field(default_factory=compact_array)
-    outlook: "tuple[array[float], ...]" = field(
+    speeds: "tuple[array[float], ...]" = field(
         default_factory=lambda: tuple(compact_array() for _ in ExpertSpeeds._fields)
     )
 
@@ -82,15 +82,15 @@ class BacktestColumns:
         """Append a checkpoint."""
         self.items.append(point.items)
         self.seconds.append(point.seconds)
-        self.at.append(point.at)
-        self.left.append(point.left)
+        self.elapsed.append(point.elapsed)
+        self.items_left.append(point.items_left)
         self.eta.append(point.eta)
-        for numbers, number in zip(self.outlook, point.outlook, strict=True):
+        for numbers, number in zip(self.speeds, point.speeds, strict=True):
             numbers.append(number)
 
     def thin(self) -> None:
         """Drop every second checkpoint, keeping the first."""
-        for numbers in (self.items, self.seconds, self.at, self.left, self.eta, *self.outlook):
+        for numbers in (self.items, self.seconds, self.elapsed, self.items_left, self.eta, *self.speeds):
             del numbers[1::2]
 
     def __len__(self) -> int:
@@ -98,8 +98,8 @@ class BacktestColumns:
 
     def rows(self) -> list[BacktestPoint]:
         """The checkpoints by row."""
-        outlooks = zip(*self.outlook, strict=True)
-        rows = zip(self.items, self.seconds, self.at, self.left, self.eta, outlooks, strict=True)
+        outlooks = zip(*self.speeds, strict=True)
+        rows = zip(self.items, self.seconds, self.elapsed, self.items_left, self.eta, outlooks, strict=True)
         return [
             BacktestPoint(items, seconds, at, left, eta, ExpertSpeeds(*outlook))
             for items, seconds, at, left, eta, outlook in rows
@@ -137,7 +137,7 @@ class BacktestHistory:
         return [self.checkpoints, self.linear, self.exponential]
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "BacktestHistory":
+    def from_state(cls, state: list[Any]) -> "BacktestHistory":
         """Restore from the state."""
         checkpoints, linear, exponential = state
         history = cls(
@@ -148,18 +148,18 @@ class BacktestHistory:
             history._points.add(BacktestPoint._make([*rest, ExpertSpeeds(*outlook)]))
         return history
 
-    def add(self, checkpoint: BacktestPoint, warm_up_items: float, change: float) -> None:
+    def add(self, checkpoint: BacktestPoint, warm_up_items: float, speed_start: float) -> None:
         """Add a checkpoint; drop every second one if there are too many.
 
-        ``change`` is the count at which the current speed began.
+        ``speed_start`` is the count at which the current speed began.
         """
-        outlook = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.outlook))
-        self._points.add(checkpoint._replace(eta=round_to_seven_digits(checkpoint.eta), outlook=outlook))
+        speeds = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.speeds))
+        self._points.add(checkpoint._replace(eta=round_to_seven_digits(checkpoint.eta), speeds=speeds))
         if len(self._points) > MOST_CHECKPOINTS:
             self._points.thin()
             self._segments = []
         if len(self._points) % 2 == 0:  # trends change slowly, and fitting is costly
-            self.linear, self.exponential = fit_trends(self.segments(warm_up_items), change)
+            self.linear, self.exponential = fit_trends(self.segments(warm_up_items), speed_start)
 
     def segments(self, warm_up_items: float) -> list[WorkSegment]:
         """The last part of the work, between checkpoints."""
@@ -174,45 +174,47 @@ class BacktestHistory:
             found.append(part)
         return [part for part in found[first:] if part is not None]
 
-    def since(self, seconds: float) -> tuple[float, float] | None:
+    def last_point_until(self, seconds: float) -> tuple[float, float] | None:
         """Items and seconds of work at the last checkpoint up to ``seconds``; None without one."""
         after = bisect.bisect_right(self._points.seconds, seconds)
         return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
 
-    def outlook(self, blocks: WorkBlocks, speed: Speed) -> ExpertSpeeds:
+    def expert_speeds(self, blocks: WorkBlocks, speed: Speed) -> ExpertSpeeds:
         """Seconds per item according to each expert, now and at this speed."""
-        items, cold = blocks.items, blocks.cold
+        items, cold = blocks.items, blocks.warm_up_work
         warm = items - cold.items
         whole = (blocks.seconds - cold.seconds) / warm if warm > 0 else blocks.seconds / items
         present = (speed.seconds + blocks.open_seconds) / (speed.items + blocks.open_items)
         recent = whole
-        point = self.since((1 - RECENT) * blocks.seconds)
+        point = self.last_point_until((1 - RECENT_SHARE) * blocks.seconds)
         if point is not None and cold.items <= point[0] < items:
             recent = (blocks.seconds - point[1]) / (items - point[0])
-        linear = self.linear_here(items, recent)
-        exponential = self.exponential_here(items, recent)
-        return ExpertSpeeds(whole, present, recent, blocks.mean, *linear, *exponential)
+        linear = self.linear_speed(items, recent)
+        exponential = self.exponential_speed(items, recent)
+        return ExpertSpeeds(whole, present, recent, blocks.moving_mean, *linear, *exponential)
 
-    def linear_here(self, items: float, otherwise: float) -> tuple[float, float]:
-        """Seconds per item by the linear trend, and their slope; ``otherwise`` and 0 without a trend."""
+    def linear_speed(self, items: float, default: float) -> tuple[float, float]:
+        """Seconds per item by the linear trend, and their slope; ``default`` and 0 without a trend."""
         if self.linear is not None:
             level = self.linear.level + self.linear.slope * (items - self.linear.items)
-            if level > 0.1 * otherwise:
+            if level > 0.1 * default:
                 return level, self.linear.slope
-        return otherwise, 0.0
+        return default, 0.0
 
-    def exponential_here(self, items: float, otherwise: float) -> tuple[float, float]:
+    def exponential_speed(self, items: float, default: float) -> tuple[float, float]:
         """Seconds per item by the exponential trend, and the slope of their logarithm."""
         if self.exponential is not None:
             log_pace = self.exponential.level + self.exponential.slope * (items - self.exponential.items)
-            if abs(log_pace - math.log(otherwise)) < MOST_TREND:
+            if abs(log_pace - math.log(default)) < MOST_TREND:
                 return math.exp(log_pace), self.exponential.slope
-        return otherwise, 0.0
+        return default, 0.0
 
-    def judge(self, items: float, seconds: float, at: float, left: float, speed_items: float) -> ExpertTrust:
+    def rate_experts(
+        self, items: float, seconds: float, elapsed: float, left: float, speed_start: float
+    ) -> ExpertTrust:
         """Accuracy of the experts' forecasts from each checkpoint until now.
 
-        Forecasts over the same relative distance as the requested one count most. ``speed_items`` is the count at which
+        Forecasts over the same relative distance as the requested one count most. ``speed_start`` is the count at which
         the current speed began.
         """
         whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum = PRIOR_SUMS
@@ -221,9 +223,11 @@ class BacktestHistory:
         distance = math.log(max(left, 1e-9) / items) if items > 0 else 0.0
         tested = False
         log, exp = math.log, math.exp
-        nearness = 2 * NEARNESS * NEARNESS
+        nearness = 2 * DISTANCE_SCALE * DISTANCE_SCALE
         points = self._points
-        then = zip(points.items, points.seconds, points.at, points.left, points.eta, *points.outlook, strict=True)
+        then = zip(
+            points.items, points.seconds, points.elapsed, points.items_left, points.eta, *points.speeds, strict=True
+        )
         # Unrolled instead of a loop over expert_forecasts(): this is most of the cost of an estimate.
         for done, work, moment, rest, eta, whole, speed, recent, moving, level, slope, base, growth in then:
             since = items - done
@@ -233,7 +237,7 @@ class BacktestHistory:
             log_truth = log(truth)
             u = log(since / done) - distance
             weight = exp(-u * u / nearness) + FAR_WEIGHT
-            if done < speed_items:
+            if done < speed_start:
                 weight *= OLD_SPEED
             most = weight * MOST_LOSS
             weight_sum += weight
@@ -258,8 +262,8 @@ class BacktestHistory:
                 curved = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
             exponential_sum += curved
 
-            if eta > 0 and rest > 0 and at > moment:
-                loss = abs(log(eta * since / rest / (at - moment)))
+            if eta > 0 and rest > 0 and elapsed > moment:
+                loss = abs(log(eta * since / rest / (elapsed - moment)))
                 error_sum += weight * loss if loss < MOST_LOSS else most
                 error_weight += weight
         sums = (whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum)
@@ -276,10 +280,10 @@ def expert_weights(losses: list[float]) -> tuple[float, ...]:
     return tuple(weight / whole for weight in raw)
 
 
-def mix_forecasts(outlook: ExpertSpeeds, items: float, weights: tuple[float, ...]) -> float:
+def mix_forecasts(speeds: ExpertSpeeds, items: float, weights: tuple[float, ...]) -> float:
     """Seconds of work for the next items: the logarithms of all forecasts, averaged by trust."""
     log_sum = weight_sum = 0.0
-    for forecast, weight in zip(expert_forecasts(outlook, items), weights, strict=True):
+    for forecast, weight in zip(expert_forecasts(speeds, items), weights, strict=True):
         if forecast > 0:
             log_sum += weight * math.log(forecast)
             weight_sum += weight

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 # A block closes when it has this part of all work, so their number grows with the logarithm of the run.
-BLOCKS_OF_ALL = 300
+BLOCK_SHARE_DIVISOR = 300
 SINGLE_LINES = 12  # the first lines are separate blocks
-LEAST_S = 1e-6  # closer lines came at the same time
+SAME_TIME_S = 1e-6  # closer lines came at the same time
 WARM_UP_BLOCKS = 16  # blocks that may contain the warm-up
 WARM_UP_FACTOR = 1.4  # first blocks this much slower than later ones are warm-up
 
@@ -31,17 +31,21 @@ class WorkBlocks:
     count: int = 0  # closed blocks
     open_seconds: float = 0.0
     open_items: float = 0.0
-    mean: float = 0.0  # seconds per item, weighted towards recent blocks
-    head: list[WorkBlock] = field(default_factory=list)  # the first blocks
-    warm_up: int = 0  # how many of them are warm-up
-    cold: WorkBlock = NO_WORK  # the warm-up as one block
+    moving_mean: float = 0.0  # seconds per item, weighted towards recent blocks
+    first_blocks: list[WorkBlock] = field(default_factory=list)  # the first blocks
+    warm_up_count: int = 0  # how many of them are warm-up
+    warm_up_work: WorkBlock = NO_WORK  # the warm-up as one block
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "WorkBlocks":
+    def from_state(cls, state: list[Any]) -> "WorkBlocks":
         """Restore from the state."""
         *numbers, head, warm_up, cold = state
         blocks = cls(*numbers)
-        blocks.head, blocks.warm_up, blocks.cold = [WorkBlock(*block) for block in head], warm_up, WorkBlock(*cold)
+        blocks.first_blocks, blocks.warm_up_count, blocks.warm_up_work = (
+            [WorkBlock(*block) for block in head],
+            warm_up,
+            WorkBlock(*cold),
+        )
         return blocks
 
     def add(self, seconds: float, items: float) -> WorkBlock | None:
@@ -50,33 +54,33 @@ class WorkBlocks:
         self.items += items
         self.open_seconds += seconds
         self.open_items += items
-        if self.count < SINGLE_LINES or self.open_seconds * BLOCKS_OF_ALL >= self.seconds:
+        if self.count < SINGLE_LINES or self.open_seconds * BLOCK_SHARE_DIVISOR >= self.seconds:
             return self.close()
         return None
 
     def close(self) -> WorkBlock | None:
         """Close the open block and return it; None if it has no time."""
-        if self.open_seconds < LEAST_S:
+        if self.open_seconds < SAME_TIME_S:
             return None
         block = WorkBlock(self.open_seconds, self.open_items)
         self.open_seconds = self.open_items = 0.0
         self.count += 1
-        self.mean += max(0.1, 1 / self.count) * (block.seconds / block.items - self.mean)
-        if len(self.head) < WARM_UP_BLOCKS:
-            self.head.append(block)
+        self.moving_mean += max(0.1, 1 / self.count) * (block.seconds / block.items - self.moving_mean)
+        if len(self.first_blocks) < WARM_UP_BLOCKS:
+            self.first_blocks.append(block)
         return block
 
-    def warmed_up(self) -> list[WorkBlock] | None:
+    def update_warm_up(self) -> list[WorkBlock] | None:
         """The blocks after a newly found or longer warm-up, else None."""
         if not 3 <= self.count <= WARM_UP_BLOCKS:
             return None
-        found = count_warmup_blocks(self.head)
-        if found <= self.warm_up:
+        found = count_warmup_blocks(self.first_blocks)
+        if found <= self.warm_up_count:
             return None
-        self.warm_up = found
-        slow = self.head[:found]
-        self.cold = WorkBlock(sum(block.seconds for block in slow), sum(block.items for block in slow))
-        return self.head[found:]
+        self.warm_up_count = found
+        slow = self.first_blocks[:found]
+        self.warm_up_work = WorkBlock(sum(block.seconds for block in slow), sum(block.items for block in slow))
+        return self.first_blocks[found:]
 
 
 def count_warmup_blocks(blocks: list[WorkBlock]) -> int:
@@ -100,13 +104,13 @@ class RecentThroughput:
     seconds: float = 0.0
     items: float = 0.0
     lines: int = 0
-    before_seconds: float = 0.0  # the previous window
-    before_items: float = 0.0
+    previous_seconds: float = 0.0  # the previous window
+    previous_items: float = 0.0
 
     def add(self, seconds: float, items: float) -> None:
         """Add work between two lines."""
         if self.seconds >= WINDOW_S and self.lines >= WINDOW_LINES:
-            self.before_seconds, self.before_items = self.seconds, self.items
+            self.previous_seconds, self.previous_items = self.seconds, self.items
             self.seconds, self.items, self.lines = 0.0, 0.0, 0
         self.seconds += seconds
         self.items += items
@@ -115,5 +119,5 @@ class RecentThroughput:
     @property
     def rate(self) -> float | None:
         """Items per second of work; None before any."""
-        seconds = self.seconds + self.before_seconds
-        return (self.items + self.before_items) / seconds if seconds > 0 else None
+        seconds = self.seconds + self.previous_seconds
+        return (self.items + self.previous_items) / seconds if seconds > 0 else None

@@ -16,11 +16,11 @@ class LineClock:
     """Time of lines in seconds since the first one, which never falls."""
 
     last: float = 0.0  # time of the latest line
-    zero: float | None = None  # time of the first line on the clock of `now`
+    start: float | None = None  # time of the first line on the clock of `now`
     offset: float = 0.0  # added to a stamp to get seconds since the first line
-    stamp: float = 0.0  # first stamp
-    arrival: float = 0.0  # when the latest line was read
-    corrected: bool = False  # whether stamps have jumped, so that the first one says nothing about later ones
+    first_stamp: float = 0.0  # first stamp
+    last_arrival: float = 0.0  # when the latest line was read
+    has_jumped: bool = False  # whether stamps have jumped, so that the first one says nothing about later ones
 
     def read(self, t: float, arrival: float | None) -> float:
         """Time of a line with the stamp ``t``, read at ``arrival`` (None: when written).
@@ -29,33 +29,33 @@ class LineClock:
         only late are right, since their lines were buffered.
         """
         seen = t if arrival is None else arrival
-        if self.zero is None:
-            self.zero = t if seen - SAME_CLOCK_S <= t <= seen + TOLERANCE_S else seen
-            self.stamp, self.offset, self.arrival = t, -t, seen
+        if self.start is None:
+            self.start = t if seen - SAME_CLOCK_S <= t <= seen + TOLERANCE_S else seen
+            self.first_stamp, self.offset, self.last_arrival = t, -t, seen
             return self.last
         at = t + self.offset
-        if at + self.zero > seen + TOLERANCE_S and not self.corrected:
+        if at + self.start > seen + TOLERANCE_S and not self.has_jumped:
             # A backlog from before the first read: its first line is older than its read.
-            self.zero = min(self.zero, max(self.stamp, seen - at))
-        if at + self.zero > seen + TOLERANCE_S or at < self.last - TOLERANCE_S:
-            at = self.last + (0.0 if arrival is None else max(0.0, seen - self.arrival))
+            self.start = min(self.start, max(self.first_stamp, seen - at))
+        if at + self.start > seen + TOLERANCE_S or at < self.last - TOLERANCE_S:
+            at = self.last + (0.0 if arrival is None else max(0.0, seen - self.last_arrival))
             self.offset = at - t
-            self.corrected = True
+            self.has_jumped = True
             if arrival is None:
-                self.zero = seen - at
+                self.start = seen - at
         elif at < self.last:
             at = self.last
-        self.arrival = seen
+        self.last_arrival = seen
         self.last = at
         return at
 
-    def at(self, now: float) -> float:
+    def elapsed(self, now: float) -> float:
         """``now`` in seconds since the first line, at least the time of the latest line; infinite without lines."""
-        return math.inf if self.zero is None else max(self.last, now - self.zero)
+        return math.inf if self.start is None else max(self.last, now - self.start)
 
-    def age(self, at: float) -> float:
+    def age(self, line_time: float) -> float:
         """Age that a line of this time had when the latest was read."""
-        return 0.0 if self.zero is None else self.arrival - self.zero - at
+        return 0.0 if self.start is None else self.last_arrival - self.start - line_time
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class LineRhythm:
     wait: float = 0.0  # mean age of the newest line at the next read
     latest_wait: float = 0.0
 
-    def line(self, gap: float, step: float, wait: float) -> None:
+    def add(self, gap: float, step: float, wait: float) -> None:
         """Take a line ``gap`` seconds after the previous one, which was then ``wait`` seconds old."""
         if not self.step:
             self.gap, self.step, self.wait = gap, step, wait

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from exporter.progress.eta.backtest import (
+    CHECKPOINTS_PER_RUN,
     FIRST_WEIGHTS,
     PRIOR_ERROR,
-    SPACING,
     BacktestHistory,
     BacktestPoint,
     ExpertTrust,
     mix_forecasts,
 )
-from exporter.progress.eta.blocks import LEAST_S, RecentThroughput, WorkBlock, WorkBlocks
+from exporter.progress.eta.blocks import SAME_TIME_S, RecentThroughput, WorkBlock, WorkBlocks
 from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
 from exporter.progress.eta.interval import (
@@ -45,10 +45,10 @@ from exporter.progress.eta.projection import (
 from exporter.progress.eta.tail import TAIL_SD, BatchTail
 
 VERSION = 1
-UNSEEN = 0.1  # added doubt about the back-test if as much is left as is done
+BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
 MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
-OUT_OF_ORDER = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
+OUT_OF_ORDER_STEPS = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
 
 
 class EstimatorWarnings(TypedDict):
@@ -72,26 +72,26 @@ class EtaEstimator:
         self._blocks = WorkBlocks()
         self._throughput = RecentThroughput()
         self._changes = SpeedChanges()
-        self._pauses = Pauses(usual=() if prior is None else prior.pauses)
+        self._pauses = Pauses(prior_pauses=() if prior is None else prior.pauses)
         self._announced = AnnouncedPauses()
         self._tail = BatchTail()
         self._curve = WorkCurve()
         self._history = BacktestHistory()
-        self._verdict = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
-        self._judged = True
+        self._trust = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
+        self._is_trust_current = True
         self._done: float | None = None
         self._total: float | None = None
-        self._at = 0.0  # time of the last line with progress
-        self._began = 0.0
-        self._lost = 0.0  # seconds between the last line before the count fell and the line where it fell, in total
-        self._place_seconds = 0.0  # seconds of work when the count started, or fell to its new start
+        self._last_progress_time = 0.0  # time of the last line with progress
+        self._first_time = 0.0
+        self._lost_s = 0.0  # seconds between the last line before the count fell and the line where it fell, in total
+        self._work_at_start_s = 0.0  # seconds of work when the count started, or fell to its new start
         self._rises = 0
-        self._pending = 0.0  # items of lines without a later time
-        self._factor = pause_factor(0.0)
-        self._next = 0.0  # count at which the next checkpoint is due
-        self._standing: EtaOutlook | None = None
-        self._forecast: EtaForecast | None = None  # cached, like `_standing`; None also without a forecast
-        self._leaning = 1.0  # factor by which peers have moved the forecast
+        self._pending_items = 0.0  # items of lines without a later time
+        self._pause_factor = pause_factor(0.0)
+        self._next_checkpoint = 0.0  # count at which the next checkpoint is due
+        self._outlook: EtaOutlook | None = None
+        self._forecast: EtaForecast | None = None  # cached, like `_outlook`; None also without a forecast
+        self._peer_factor = 1.0  # factor by which peers have moved the forecast
 
     # Input
 
@@ -103,20 +103,20 @@ class EtaEstimator:
         """
         if not (-MOST_S <= t <= MOST_S and 0 <= done <= MOST_ITEMS):
             return
-        self._forget()
+        self._drop_cached()
         self._total = total if total is not None and 0 < total <= MOST_ITEMS else None
-        at = self._read(t, arrival)
+        at = self._to_line_time(t, arrival)
         if self._done is None:
-            self._began = at
-            self._place(done, at)
+            self._first_time = at
+            self._set_position(done, at)
             return
         rise = done - self._done
         if rise == 0:
             return
         if rise > 0:
-            self._rise(done, rise, at)
-        elif rise < -OUT_OF_ORDER * self._rhythm.step or at - self._at > self._rhythm.gap:
-            self._fall(done, at)
+            self._handle_rise(done, rise, at)
+        elif rise < -OUT_OF_ORDER_STEPS * self._rhythm.step or at - self._last_progress_time > self._rhythm.gap:
+            self._handle_fall(done, at)
 
     def pause(self, name: str, t: float, arrival: float | None = None) -> None:
         """Take the start, at ``t``, of an activity other than work, such as an evaluation.
@@ -124,104 +124,106 @@ class EtaEstimator:
         It ends with resume(), with another pause, or when the work for the next line should have started.
         """
         if -MOST_S <= t <= MOST_S:
-            self._forget()
-            self._announced.begin(name, self._read(t, arrival))
+            self._drop_cached()
+            self._announced.begin(name, self._to_line_time(t, arrival))
 
     def resume(self, t: float, arrival: float | None = None) -> None:
         """Take a record that work continues at ``t``."""
         if -MOST_S <= t <= MOST_S:
-            self._forget()
-            self._announced.end(self._read(t, arrival))
+            self._drop_cached()
+            self._announced.end(self._to_line_time(t, arrival))
 
-    def queue(self, running: float, waiting: float) -> None:
+    def update_requests(self, running: float, waiting: float) -> None:
         """Take the numbers of running and waiting requests of the server that processes these items.
 
         When none wait, the batch has a tail, in which the rate falls normally.
         """
         if self._done is None or self._total is None or not (0 <= running <= MOST_ITEMS and 0 <= waiting <= MOST_ITEMS):
             return
-        self._forget()
-        self._tail.look(running, waiting, self._total - self._done, self.pace)
+        self._drop_cached()
+        self._tail.update(running, waiting, self._total - self._done, self.seconds_per_item)
 
-    def _forget(self) -> None:
+    def _drop_cached(self) -> None:
         """Drop cached results."""
-        self._standing = self._forecast = None
+        self._outlook = self._forecast = None
 
-    def _read(self, t: float, arrival: float | None) -> float:
+    def _to_line_time(self, t: float, arrival: float | None) -> float:
         return self._clock.read(t, arrival if arrival is not None and -MOST_S <= arrival <= MOST_S else None)
 
-    def _place(self, done: float, at: float) -> None:
-        self._done, self._at = done, at
-        self._place_seconds = self._blocks.seconds
+    def _set_position(self, done: float, line_time: float) -> None:
+        self._done, self._last_progress_time = done, line_time
+        self._work_at_start_s = self._blocks.seconds
         # The curve of an interrupted run is of no use to another.
         self._curve = WorkCurve([] if self._rises else [(done, 0.0)])
         self._pauses.restart(done)
-        self._next = done
+        self._next_checkpoint = done
 
-    def _fall(self, done: float, at: float) -> None:
+    def _handle_fall(self, done: float, line_time: float) -> None:
         block = self._blocks.close()
         if block is not None:
-            self._take(block)
-        self._lost += at - self._at
+            self._add_block(block)
+        self._lost_s += line_time - self._last_progress_time
         self._announced = AnnouncedPauses()
-        self._pending = 0.0
-        self._place(done, at)
+        self._pending_items = 0.0
+        self._set_position(done, line_time)
 
-    def _rise(self, done: float, rise: float, at: float) -> None:
-        gap = at - self._at
-        before = done - rise - self._pending
-        rise += self._pending
+    def _handle_rise(self, done: float, rise: float, line_time: float) -> None:
+        gap = line_time - self._last_progress_time
+        before = done - rise - self._pending_items
+        rise += self._pending_items
         self._done = done
         self._rises += 1
         speed = self._changes.speed
-        expected = speed.pace * rise
+        expected = speed.seconds_per_item * rise
         work = gap
-        wait = max(gap, self._clock.age(self._at))
-        if self._announced.name is not None or self._announced.over:
-            for name, seconds in self._announced.take(at, gap, expected):
+        wait = max(gap, self._clock.age(self._last_progress_time))
+        if self._announced.name is not None or self._announced.ended:
+            for name, seconds in self._announced.pop_all(line_time, gap, expected):
                 work -= seconds
                 self._pauses.add(Pause(before, seconds, self._blocks.seconds, name), self._rhythm.step)
             wait = work
-        if speed.blocks >= 4 and is_pause(work, expected, self._factor, self._rhythm.gap):
+        if speed.blocks >= 4 and is_pause(work, expected, self._pause_factor, self._rhythm.gap):
             self._pauses.add(Pause(before, work - expected, self._blocks.seconds), self._rhythm.step)
             work = expected
-        elif work >= LEAST_S:
-            self._rhythm.line(work, rise, wait)
-        self._at = at
-        if work < LEAST_S:
-            self._pending = rise
+        elif work >= SAME_TIME_S:
+            self._rhythm.add(work, rise, wait)
+        self._last_progress_time = line_time
+        if work < SAME_TIME_S:
+            self._pending_items = rise
             return
-        self._pending = 0.0
+        self._pending_items = 0.0
         self._throughput.add(work, rise)
         block = self._blocks.add(work, rise)
         if block is not None:
-            self._take(block)
-        if done >= self._next:
-            self._checkpoint(done)
-        if self._curve.points and done >= self._curve.next:
+            self._add_block(block)
+        if done >= self._next_checkpoint:
+            self._add_checkpoint(done)
+        if self._curve.points and done >= self._curve.next_due:
             self._curve.add(done, self._blocks.seconds, self._total)
 
-    def _take(self, block: WorkBlock) -> None:
-        warm = self._blocks.warmed_up()
+    def _add_block(self, block: WorkBlock) -> None:
+        warm = self._blocks.update_warm_up()
         if warm is None:
             self._changes.add(block)
         else:
             self._changes.restart(warm)
-        self._factor = pause_factor(self._changes.speed.sd)
+        self._pause_factor = pause_factor(self._changes.speed.sd)
 
-    def _checkpoint(self, done: float) -> None:
+    def _add_checkpoint(self, done: float) -> None:
         blocks = self._blocks
         if not self._changes.speed.items:
             return
-        outlook = self._history.outlook(blocks, self._changes.speed)
+        outlook = self._history.expert_speeds(blocks, self._changes.speed)
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
-            eta = mix_forecasts(outlook, left, self._verdict.weights) + self._ahead(done, self._total).seconds
-        checkpoint = BacktestPoint(blocks.items, blocks.seconds, self._at - self._lost, left, eta, outlook)
-        self._history.add(checkpoint, blocks.cold.items, self._changed)
-        self._judged = False
-        self._next = done + (self._total or 4 * (done - self._pauses.start)) / SPACING
+            eta = mix_forecasts(outlook, left, self._trust.weights) + self._expected_pauses(done, self._total).seconds
+        checkpoint = BacktestPoint(
+            blocks.items, blocks.seconds, self._last_progress_time - self._lost_s, left, eta, outlook
+        )
+        self._history.add(checkpoint, blocks.warm_up_work.items, self._speed_start)
+        self._is_trust_current = False
+        self._next_checkpoint = done + (self._total or 4 * (done - self._pauses.start)) / CHECKPOINTS_PER_RUN
 
     # Output
 
@@ -234,103 +236,106 @@ class EtaEstimator:
             return None
         if self._total <= self._done:
             return EtaEstimate(0.0, 0.0, 0.0)
-        towards = peer_adjustment(self._changes.speed.pace, peers, self._blocks.count)
-        if self._forecast is None or towards != self._leaning:
-            self._leaning = towards
-            self._forecast = self._foresee(self._done, self._total)
-        return None if self._forecast is None else self._forecast.after(self._since(now))
+        towards = peer_adjustment(self._changes.speed.seconds_per_item, peers, self._blocks.count)
+        if self._forecast is None or towards != self._peer_factor:
+            self._peer_factor = towards
+            self._forecast = self._make_forecast(self._done, self._total)
+        return None if self._forecast is None else self._forecast.after(self._silence_s(now))
 
-    def _foresee(self, done: float, total: float) -> EtaForecast | None:
+    def _make_forecast(self, done: float, total: float) -> EtaForecast | None:
         left, gap = total - done, self._rhythm.gap
         if self._changes.speed.items:
             work, sd = self._work_left(done, left)
         elif self._prior is not None:
-            work = self._prior.left(done, total)
+            work = self._prior.work_left(done, total)
             sd = log_deviation(PRIOR_ERROR, 0.0, left, 1, self._prior.spread)
             gap = self._prior.gap + self._prior.warm_up_seconds
         else:
             return None
-        ahead = self._ahead(done, total)
+        ahead = self._expected_pauses(done, total)
         credit = 1.2 * max(gap, self._rhythm.silence, self._tail.wait(left)) + ahead.due
         return EtaForecast(work + ahead.seconds, max(0.5 * gap, 1e-9), credit, half_width(sd))
 
     def _work_left(self, done: float, left: float) -> tuple[float, float]:
         """Seconds of work left, and the standard deviation of their logarithm."""
         blocks, speed = self._blocks, self._changes.speed
-        if not self._judged:
-            self._judged = True
-            self._verdict = self._history.judge(
-                blocks.items, blocks.seconds, self._at - self._lost, left, self._changed
+        if not self._is_trust_current:
+            self._is_trust_current = True
+            self._trust = self._history.rate_experts(
+                blocks.items, blocks.seconds, self._last_progress_time - self._lost_s, left, self._speed_start
             )
-        work = mix_forecasts(self._history.outlook(blocks, speed), left, self._verdict.weights) * self._leaning
-        sd, error, start = speed.sd, self._verdict.error, start_doubt(blocks.count)
+        work = mix_forecasts(self._history.expert_speeds(blocks, speed), left, self._trust.weights) * self._peer_factor
+        sd, error, start = speed.sd, self._trust.error, start_doubt(blocks.count)
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
         doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), TAIL_SD * tail / work if tail else 0.0)
         if self._prior is None or work <= 0:
             return work, doubt
-        so_far = blocks.seconds - self._place_seconds
-        before = self._prior.work(self._pauses.start, done)
+        so_far = blocks.seconds - self._work_at_start_s
+        before = self._prior.work_between(self._pauses.start, done)
         ratio = min(1e3, max(1e-3, so_far / before)) if so_far > 0 and before > 0 else 1.0
         measured = math.hypot(start, math.sqrt(math.expm1(sd * sd) / max(1, speed.blocks)))
-        unseen = UNSEEN * math.sqrt(left / max(done - self._pauses.start, 1e-9))
+        unseen = BACKTEST_DOUBT * math.sqrt(left / max(done - self._pauses.start, 1e-9))
         believed = prior_weight(self._prior, ratio, measured, math.hypot(doubt, min(1.0, unseen)), blocks.count)
-        as_before = self._prior.left(done, done + left) * believed.scale
+        as_before = self._prior.work_left(done, done + left) * believed.scale
         return work * (as_before / work) ** believed.weight, min(doubt, believed.doubt)
 
-    def _ahead(self, done: float, total: float) -> ExpectedPauses:
+    def _expected_pauses(self, done: float, total: float) -> ExpectedPauses:
         """Expected pauses; a current named one is due."""
-        ahead = self._pauses.ahead(done, total, self._rhythm.step)
+        ahead = self._pauses.expected(done, total, self._rhythm.step)
         if self._announced.name is None:
             return ahead
-        size = self._pauses.size(self._announced.name)
-        begun = self._announced.began - self._at
+        size = self._pauses.longest_s(self._announced.name)
+        begun = self._announced.began - self._last_progress_time
         if ahead.due >= size:
             return ExpectedPauses(ahead.seconds, ahead.due + begun)
         return ExpectedPauses(ahead.seconds + size - ahead.due, size + begun)
 
     @property
-    def _changed(self) -> float:
+    def _speed_start(self) -> float:
         """Items counted in work when the current speed began."""
         return self._blocks.items - self._blocks.open_items - self._changes.speed.items
 
     @property
-    def _left(self) -> float:
+    def _items_left(self) -> float:
         """Items left; infinite without a total."""
         return math.inf if self._done is None or self._total is None else self._total - self._done
 
-    def _since(self, now: float) -> float:
+    def _silence_s(self, now: float) -> float:
         """Seconds since the last line with progress."""
-        return min(MOST_S, self._clock.at(now) - self._at)
+        return min(MOST_S, self._clock.elapsed(now) - self._last_progress_time)
 
-    def _stand(self) -> EtaOutlook:
+    def _current_outlook(self) -> EtaOutlook:
         """State of the work since the last line."""
-        if self._standing is None:
+        if self._outlook is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
-            left = self._left
-            self._standing = EtaOutlook(
+            left = self._items_left
+            self._outlook = EtaOutlook(
                 unfinished=self._done is not None and left > 0,
-                patience=self._patience(left, silence),
-                slow=changes.slowed_down(blocks.seconds) and not self._tail.begun(left),
+                stall_limit=self._stall_limit(left, silence),
+                is_slow=changes.has_slowed_down(blocks.seconds) and not self._tail.has_begun(left),
                 slowdown=changes.slowdown_ratio(blocks.seconds),
                 rate=self._throughput.rate,
-                rate_until=max(RATE_S, RATE_SILENCES * silence, RATE_PAUSES * self._pauses.largest),
-                items=blocks.items + self._pending,
-                elapsed=self._at - self._began,
-                quiet=QUIET * silence,
+                rate_valid_s=max(RATE_S, RATE_SILENCES * silence, RATE_PAUSES * self._pauses.largest),
+                items=blocks.items + self._pending_items,
+                elapsed=self._last_progress_time - self._first_time,
+                quiet_s=QUIET * silence,
             )
-        return self._standing
+        return self._outlook
 
-    def _patience(self, left: float, silence: float) -> StallLimit:
+    def _stall_limit(self, left: float, silence: float) -> StallLimit:
         speed, pauses, name = self._changes.speed, self._pauses, self._announced.name
         sd = speed.sd
         # If work varies much, a single step may take very long.
-        longest = speed.pace * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
-        usual = usual_stall_limit(self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._at)
+        longest = speed.seconds_per_item * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
+        usual = usual_stall_limit(
+            self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._last_progress_time
+        )
         if name is None:
             return usual
         return usual._replace(
-            named_s=3 * pauses.size(name) or NAMED_STALL_S, named_after_s=self._announced.began - self._at
+            named_s=3 * pauses.longest_s(name) or NAMED_STALL_S,
+            named_after_s=self._announced.began - self._last_progress_time,
         )
 
     def alarms(
@@ -340,28 +345,31 @@ class EtaEstimator:
 
         ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit of a stall, idle ones lower it.
         """
-        standing = self._stand()
-        return {"stalled": standing.stalled(self._since(now), stall_timeout_s, busy), "slowdown": standing.slow}
+        standing = self._current_outlook()
+        return {
+            "stalled": standing.is_stalled(self._silence_s(now), stall_timeout_s, busy),
+            "slowdown": standing.is_slow,
+        }
 
     def rate(self, now: float) -> float | None:
         """Recent items per second of work; None before any or if out of date.
 
         During a pause it is the rate before the pause, never 0.
         """
-        return self._stand().rate_after(self._since(now))
+        return self._current_outlook().rate_after(self._silence_s(now))
 
     def average_rate(self, now: float) -> float | None:
         """Items per second since the first line, with pauses; None before two lines."""
-        return self._stand().average_after(self._since(now))
+        return self._current_outlook().average_after(self._silence_s(now))
 
     @property
-    def pace(self) -> float | None:
+    def seconds_per_item(self) -> float | None:
         """Seconds per item at the current speed, without pauses; None if unknown. For median_peer_pace()."""
-        return self._changes.speed.pace or None
+        return self._changes.speed.seconds_per_item or None
 
     def slowdown_ratio(self) -> float | None:
         """Current seconds per item relative to the fastest earlier speed; None without an earlier one."""
-        return self._stand().slowdown
+        return self._current_outlook().slowdown
 
     def confidence(self, now: float, estimate: EtaEstimate | None = None) -> str | None:
         """Confidence in the estimate: high, medium or low; None without one.
@@ -371,7 +379,7 @@ class EtaEstimator:
         estimate = estimate if estimate is not None else self.estimate(now)
         if estimate is None:
             return None
-        stalled = self._stand().stalled(self._since(now), STALL_TIMEOUT_S, None)
+        stalled = self._current_outlook().is_stalled(self._silence_s(now), STALL_TIMEOUT_S, None)
         return confidence(estimate, self._blocks.count, stalled)
 
     def prior(self, unit: str | None = None) -> RunPrior | None:
@@ -380,9 +388,9 @@ class EtaEstimator:
         None if the run was too short or its numbers are impossible.
         """
         blocks, speed = self._blocks, self._changes.speed
-        cold = blocks.cold
+        cold = blocks.warm_up_work
         items = blocks.items - cold.items
-        if blocks.count < 8 or items <= 0 or not speed.pace:
+        if blocks.count < 8 or items <= 0 or not speed.seconds_per_item:
             return None
         pace = (blocks.seconds - cold.seconds) / items
         if pace <= 0:
@@ -396,12 +404,12 @@ class EtaEstimator:
             gap=self._rhythm.gap,
             pauses=tuple(PriorPause(kind.name, kind.seconds, kind.period) for kind in regular if kind.period),
             items=done,
-            seconds=self._at - self._began,
-            curve=self._curve.until(done, blocks.seconds),
+            seconds=self._last_progress_time - self._first_time,
+            curve=self._curve.points_until(done, blocks.seconds),
             unit=unit,
         )
-        found = this.after(self._prior)
-        return found if found.fault() is None else None
+        found = this.combined_with(self._prior)
+        return found if found.problem() is None else None
 
     # State
 
@@ -420,19 +428,19 @@ class EtaEstimator:
             "tail": _dataclass_fields(self._tail),
             "curve": _dataclass_fields(self._curve),
             "history": self._history.state(),
-            "verdict": self._verdict,
-            "judged": self._judged,
+            "verdict": self._trust,
+            "judged": self._is_trust_current,
             "line": [
                 self._done,
                 self._total,
-                self._at,
-                self._began,
+                self._last_progress_time,
+                self._first_time,
                 self._rises,
-                self._pending,
-                self._factor,
-                self._next,
-                self._place_seconds,
-                self._lost,
+                self._pending_items,
+                self._pause_factor,
+                self._next_checkpoint,
+                self._work_at_start_s,
+                self._lost_s,
             ],
         }
 
@@ -445,20 +453,22 @@ class EtaEstimator:
             own = cls(None if state["prior"] is None else RunPrior.from_json(state["prior"]))
             own._clock = LineClock(*state["clock"])
             own._rhythm = LineRhythm(*state["rhythm"])
-            own._blocks = WorkBlocks.restored(state["blocks"])
+            own._blocks = WorkBlocks.from_state(state["blocks"])
             own._throughput = RecentThroughput(*state["throughput"])
-            own._changes = SpeedChanges.restored(state["changes"])
-            own._pauses = Pauses.restored(state["pauses"])
+            own._changes = SpeedChanges.from_state(state["changes"])
+            own._pauses = Pauses.from_state(state["pauses"])
             name, began, over = state["announced"]
             own._announced = AnnouncedPauses(name, began, [(one, seconds) for one, seconds in over])
             own._tail = BatchTail(*state["tail"])
-            own._curve = WorkCurve.restored(state["curve"])
-            own._history = BacktestHistory.restored(state["history"])
+            own._curve = WorkCurve.from_state(state["curve"])
+            own._history = BacktestHistory.from_state(state["history"])
             weights, error = state["verdict"]
-            own._verdict = ExpertTrust(tuple(weights), error)
-            own._judged = state["judged"]
-            own._done, own._total, own._at, own._began, own._rises, own._pending, *rest = state["line"]
-            own._factor, own._next, own._place_seconds, own._lost = rest
+            own._trust = ExpertTrust(tuple(weights), error)
+            own._is_trust_current = state["judged"]
+            own._done, own._total, own._last_progress_time, own._first_time, own._rises, own._pending_items, *rest = (
+                state["line"]
+            )
+            own._pause_factor, own._next_checkpoint, own._work_at_start_s, own._lost_s = rest
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of an estimator: {error!r}") from error
         return own

@@ -23,8 +23,8 @@ class Trend(NamedTuple):
 class ExpertSpeeds(NamedTuple):
     """Seconds per item according to each expert, with the slopes of the trends."""
 
-    whole: float
-    speed: float
+    overall: float
+    present: float
     recent: float
     moving: float
     linear: float
@@ -33,35 +33,39 @@ class ExpertSpeeds(NamedTuple):
     exponential_slope: float
 
 
-def expert_forecasts(outlook: ExpertSpeeds, items: float) -> tuple[float, ...]:
+def expert_forecasts(speeds: ExpertSpeeds, items: float) -> tuple[float, ...]:
     """Seconds of work for the next items, in the order of EXPERTS."""
     return (
-        outlook.whole * items,
-        outlook.speed * items,
-        outlook.recent * items,
-        linear_work(outlook.linear, outlook.linear_slope, items),
-        outlook.moving * items,
-        exponential_work(outlook.exponential, outlook.exponential_slope, items),
+        speeds.overall * items,
+        speeds.present * items,
+        speeds.recent * items,
+        linear_work(speeds.linear, speeds.linear_slope, items),
+        speeds.moving * items,
+        exponential_work(speeds.exponential, speeds.exponential_slope, items),
     )
 
 
-def linear_work(pace: float, slope: float, items: float) -> float:
+def linear_work(seconds_per_item: float, slope: float, items: float) -> float:
     """Seconds of work if seconds per item change by ``slope`` with each item."""
     if slope < 0:
-        falling = min(items, (SLOWEST_FALL - 1) * pace / slope)
-        return pace * falling + slope * falling * falling / 2 + SLOWEST_FALL * pace * (items - falling)
-    return pace * items + slope * items * items / 2
+        falling = min(items, (SLOWEST_FALL - 1) * seconds_per_item / slope)
+        return (
+            seconds_per_item * falling
+            + slope * falling * falling / 2
+            + SLOWEST_FALL * seconds_per_item * (items - falling)
+        )
+    return seconds_per_item * items + slope * items * items / 2
 
 
-def exponential_work(pace: float, slope: float, items: float) -> float:
+def exponential_work(seconds_per_item: float, slope: float, items: float) -> float:
     """Seconds of work if the logarithm of seconds per item changes by ``slope`` with each item."""
     growth = slope * items
     if abs(growth) < 1e-6:
-        return pace * items
+        return seconds_per_item * items
     if growth <= MOST_GROWTH:
-        return pace * math.expm1(growth) / slope
+        return seconds_per_item * math.expm1(growth) / slope
     growing = MOST_GROWTH / slope
-    return pace * (math.expm1(MOST_GROWTH) / slope + math.exp(MOST_GROWTH) * (items - growing))
+    return seconds_per_item * (math.expm1(MOST_GROWTH) / slope + math.exp(MOST_GROWTH) * (items - growing))
 
 
 class WorkSegment(NamedTuple):
@@ -69,14 +73,14 @@ class WorkSegment(NamedTuple):
 
     middle: float  # items done at its middle
     items: float
-    pace: float
-    log_pace: float
+    seconds_per_item: float
+    log_seconds_per_item: float
 
 
-def fit_trends(segments: Sequence[WorkSegment], change: float) -> tuple[Trend | None, Trend | None]:
+def fit_trends(segments: Sequence[WorkSegment], speed_start: float) -> tuple[Trend | None, Trend | None]:
     """Lines through seconds per item and through their logarithm; None if not clearly linear.
 
-    ``change`` is the count at which the current speed began. If a step there fits better than a line, only later
+    ``speed_start`` is the count at which the current speed began. If a step there fits better than a line, only later
     segments count.
     """
     if len(segments) < TREND_SEGMENTS:
@@ -98,12 +102,12 @@ def fit_trends(segments: Sequence[WorkSegment], change: float) -> tuple[Trend | 
         z += wz
         xz += wx * dz
         zz += wz * dz
-        if middle < change:
+        if middle < speed_start:
             weight_before += items
             y_before += wy
     line = FitSums(weight, x, xx, y, xy, yy)
-    if 0 < weight_before < weight and line.by_step(weight_before, y_before) > line.by_line():
-        return fit_trends([segment for segment in segments if segment.middle >= change], -math.inf)
+    if 0 < weight_before < weight and line.explained_by_step(weight_before, y_before) > line.explained_by_line():
+        return fit_trends([segment for segment in segments if segment.middle >= speed_start], -math.inf)
     freedom = len(segments) - 2
     return clear_trend(line, freedom, x0, pace0), clear_trend(FitSums(weight, x, xx, z, xz, zz), freedom, x0, log0)
 
@@ -118,12 +122,12 @@ class FitSums(NamedTuple):
     xy: float
     yy: float
 
-    def by_line(self) -> float:
+    def explained_by_line(self) -> float:
         """Sum of squares explained by a line."""
         xx, xy = self.xx - self.x * self.x / self.weight, self.xy - self.x * self.y / self.weight
         return xy * xy / xx if xx > 0 else 0.0
 
-    def by_step(self, weight_before: float, y_before: float) -> float:
+    def explained_by_step(self, weight_before: float, y_before: float) -> float:
         """Sum of squares explained by two levels, the first with this weight and sum."""
         difference = y_before / weight_before - (self.y - y_before) / (self.weight - weight_before)
         return weight_before * (self.weight - weight_before) / self.weight * difference * difference

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-QUANTILE = 0.85  # standard deviations on each side that contain the true value four times in five
-PAST_ERRORS = 1.2  # future errors exceed past ones by this factor
-LEAST = 0.02
+INTERVAL_DEVIATIONS = 0.85  # standard deviations on each side that contain the true value four times in five
+FUTURE_ERROR_FACTOR = 1.2  # future errors exceed past ones by this factor
+LEAST_DEVIATION = 0.02
 
 
 class EtaEstimate(NamedTuple):
@@ -30,12 +30,12 @@ def log_deviation(error: float, sd: float, steps_left: float, blocks: int, start
     is the doubt about the speed of a young run.
     """
     chance = math.expm1(sd * sd) * (1 / max(1.0, steps_left) + 1 / max(1, blocks))
-    return math.sqrt((PAST_ERRORS * error) ** 2 + chance + LEAST**2 + start**2)
+    return math.sqrt((FUTURE_ERROR_FACTOR * error) ** 2 + chance + LEAST_DEVIATION**2 + start**2)
 
 
 def half_width(sd: float) -> float:
     """Factor from the middle estimate to the ends of its interval, if its logarithm has this deviation."""
-    return math.exp(min(50.0, QUANTILE * sd))
+    return math.exp(min(50.0, INTERVAL_DEVIATIONS * sd))
 
 
 def with_interval(seconds: float, width: float, overdue: float) -> EtaEstimate:
@@ -51,9 +51,9 @@ def confidence(estimate: EtaEstimate, blocks: int, stalled: bool) -> str:
     return "high" if width <= 0.2 and blocks >= 8 else "medium"
 
 
-PEERS = 3  # workers needed for a useful median
-GROWN_UP = 8  # blocks after which a worker's own pace suffices
-LEANING = 0.8
+LEAST_PEERS = 3  # workers needed for a useful median
+MATURE_BLOCKS = 8  # blocks after which a worker's own pace suffices
+PEER_WEIGHT = 0.8
 
 
 def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
@@ -68,15 +68,15 @@ def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
     return EtaEstimate(max(seconds), max(lows), max(highs))
 
 
-def median_peer_pace(paces: Iterable[float | None]) -> float | None:
+def median_seconds_per_item(values: Iterable[float | None]) -> float | None:
     """Median seconds per item; None with fewer than three known values."""
-    known = [pace for pace in paces if pace]
-    return statistics.median(known) if len(known) >= PEERS else None
+    known = [pace for pace in values if pace]
+    return statistics.median(known) if len(known) >= LEAST_PEERS else None
 
 
 def peer_adjustment(own: float, peers: float | None, blocks: int) -> float:
     """Factor that moves a young worker's time per item towards that of its peers."""
-    if peers is None or blocks >= GROWN_UP or own <= 0 or peers <= 0:
+    if peers is None or blocks >= MATURE_BLOCKS or own <= 0 or peers <= 0:
         return 1.0
-    factor: float = (peers / own) ** (LEANING * (1 - blocks / GROWN_UP))
+    factor: float = (peers / own) ** (PEER_WEIGHT * (1 - blocks / MATURE_BLOCKS))
     return factor

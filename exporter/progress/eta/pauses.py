@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 from exporter.progress.eta.prior import PriorPause
 
-KEPT = 48
+MOST_OBSERVED = 48
 LEAST_FACTOR = 3.0  # a line this many times later than expected may follow a pause
 DEVIATIONS = 3.5  # the same for varying work, in standard deviations (of the logarithm)
 LEAST_GAPS = 2.5  # usual gaps that a pause always exceeds
 SAME_KIND = 2.0  # unnamed pauses within this factor in size are of one kind
 LEAST_STEPS = 4  # minimum of lines between two pauses for a regular pattern
-FEW = 3
-FEW_SCATTER = 0.05  # least assumed scatter of at most `FEW` pauses, as a part of their period
+FEW_PAUSES = 3
+FEW_SCATTER = 0.05  # least assumed scatter of at most `FEW_PAUSES` pauses, as a part of their period
 # Probability that a pause seen once recurs, if its position divides the total evenly or not.
-EVENLY_LIKELY, ODDLY_LIKELY = 0.9, 0.5
-LONG_FOR_A_PAUSE = 0.4  # a pause longer than this part of the work before it is probably an accident
-UNLIKELY = 0.2
+EVEN_PERIOD_PROBABILITY, ODD_PERIOD_PROBABILITY = 0.9, 0.5
+LONG_PAUSE_SHARE = 0.4  # a pause longer than this part of the work before it is probably an accident
+LONG_PAUSE_PROBABILITY = 0.2
 
 
 def pause_factor(sd: float) -> float:
@@ -37,7 +37,7 @@ class Pause(NamedTuple):
 
     done: float
     seconds: float
-    work: float  # seconds of work before it
+    work_before: float  # seconds of work before it
     name: str | None = None  # name in the log
 
 
@@ -51,7 +51,7 @@ class PauseKind(NamedTuple):
     last: float  # items done at the first and the last one
     period: float | None  # items between two of them, None if irregular
     scatter: float  # largest deviation from that
-    work: float  # seconds of work before the first
+    work_before: float  # seconds of work before the first
 
 
 class KnownPauses(NamedTuple):
@@ -85,10 +85,10 @@ def make_pause_kind(pauses: list[Pause], step: float) -> PauseKind:
     done = [pause.done for pause in pauses]
     period = pause_period(done, step)
     scatter = 0.0 if period is None else max(abs(b - a - period) for a, b in pairwise(done))
-    if period is not None and len(done) <= FEW:
+    if period is not None and len(done) <= FEW_PAUSES:
         scatter = max(scatter, FEW_SCATTER * period)
     size = statistics.fmean([pause.seconds for pause in pauses[-5:]])
-    return PauseKind(pauses[0].name, size, len(pauses), done[0], done[-1], period, scatter, pauses[0].work)
+    return PauseKind(pauses[0].name, size, len(pauses), done[0], done[-1], period, scatter, pauses[0].work_before)
 
 
 def pause_period(done: list[float], step: float) -> float | None:
@@ -126,54 +126,60 @@ class RemainingWork(NamedTuple):
     step: float  # usual rise between lines
 
 
-def expect_regular_pauses(last: float, period: float, scatter: float, course: RemainingWork) -> tuple[int, int]:
+def expect_regular_pauses(last: float, period: float, scatter: float, remaining: RemainingWork) -> tuple[int, int]:
     """Number of regular pauses until the end, and whether one is due before the next line.
 
     A pause at the end itself does not count. None are expected after two were skipped.
     """
-    if course.done > last + 2 * period + 2 * course.step:
+    if remaining.done > last + 2 * period + 2 * remaining.step:
         return 0, 0
-    nearest = last + period * max(1, math.ceil((course.done - 0.5 * course.step - last) / period))
-    end = course.total - max(0.9 * course.step, min(scatter, 0.2 * period))
+    nearest = last + period * max(1, math.ceil((remaining.done - 0.5 * remaining.step - last) / period))
+    end = remaining.total - max(0.9 * remaining.step, min(scatter, 0.2 * period))
     if nearest > end:
         return 0, 0
-    return 1 + math.floor((end - nearest) / period), int(nearest <= course.done + 0.5 * course.step)
+    return 1 + math.floor((end - nearest) / period), int(nearest <= remaining.done + 0.5 * remaining.step)
 
 
-def expect_irregular_pauses(kind: PauseKind, course: RemainingWork) -> float:
+def expect_irregular_pauses(kind: PauseKind, remaining: RemainingWork) -> float:
     """Expected seconds of pauses that occurred several times without a pattern."""
     share = 0.7 if kind.times == 2 else 1.0
-    return share * kind.seconds * kind.times * (course.total - course.done) / max(1.0, course.done - course.start)
+    return (
+        share
+        * kind.seconds
+        * kind.times
+        * (remaining.total - remaining.done)
+        / max(1.0, remaining.done - remaining.start)
+    )
 
 
-def expect_after_one_pause(kind: PauseKind, course: RemainingWork) -> ExpectedPauses:
+def expect_after_one_pause(kind: PauseKind, remaining: RemainingWork) -> ExpectedPauses:
     """Expected pauses of a kind seen once, if it recurs at multiples of its position.
 
     This is likelier the earlier it came and the more evenly it divides the total; with a name it is certain. After a
     resume, the position of an unnamed one is unknown: then at most one more is expected.
     """
     named = kind.name is not None
-    period = kind.first - course.start if named else kind.first
-    if period < min_pause_period(course.step) or (not named and course.start > 0.5 * kind.first):
-        left, before = course.total - course.done, max(1.0, kind.first - course.start)
-        since = (course.done - kind.first) / max(1.0, course.total - course.start)
+    period = kind.first - remaining.start if named else kind.first
+    if period < min_pause_period(remaining.step) or (not named and remaining.start > 0.5 * kind.first):
+        left, before = remaining.total - remaining.done, max(1.0, kind.first - remaining.start)
+        since = (remaining.done - kind.first) / max(1.0, remaining.total - remaining.start)
         return ExpectedPauses(
             pause_credibility(kind) * max(0.0, 0.5 - since) * min(1.0, left / before) * kind.seconds, 0.0
         )
-    if course.done > kind.first + period + 2 * course.step:
+    if remaining.done > kind.first + period + 2 * remaining.step:
         return ExpectedPauses(0.0, 0.0)
-    count, due = expect_regular_pauses(kind.first, period, 0.0, course)
+    count, due = expect_regular_pauses(kind.first, period, 0.0, remaining)
     if named:
         return ExpectedPauses(count * kind.seconds, due * kind.seconds)
-    parts, share = course.total / period, period / course.total
-    evenly = abs(parts - round(parts)) <= 0.01 * parts + parts * course.step / period
-    likely = EVENLY_LIKELY * (1 - share) if evenly else ODDLY_LIKELY * max(0.0, 1 - 2 * share)
+    parts, share = remaining.total / period, period / remaining.total
+    evenly = abs(parts - round(parts)) <= 0.01 * parts + parts * remaining.step / period
+    likely = EVEN_PERIOD_PROBABILITY * (1 - share) if evenly else ODD_PERIOD_PROBABILITY * max(0.0, 1 - 2 * share)
     return ExpectedPauses(pause_credibility(kind) * likely * count * kind.seconds, 0.0)
 
 
 def pause_credibility(kind: PauseKind) -> float:
     """Probability, by its length, that this is a pause and not an accident."""
-    return UNLIKELY if kind.name is None and kind.seconds > LONG_FOR_A_PAUSE * kind.work else 1.0
+    return LONG_PAUSE_PROBABILITY if kind.name is None and kind.seconds > LONG_PAUSE_SHARE * kind.work_before else 1.0
 
 
 @dataclass(slots=True)
@@ -182,29 +188,29 @@ class AnnouncedPauses:
 
     name: str | None = None  # name of the current one
     began: float = 0.0
-    over: list[tuple[str, float]] = field(default_factory=list)  # ended pauses: name and seconds
+    ended: list[tuple[str, float]] = field(default_factory=list)  # ended pauses: name and seconds
 
-    def begin(self, name: str, at: float) -> None:
+    def begin(self, name: str, line_time: float) -> None:
         """Start a pause, and end the current one."""
         if name != self.name:
-            self.end(at)
-            self.name, self.began = name, at
+            self.end(line_time)
+            self.name, self.began = name, line_time
 
-    def end(self, at: float) -> None:
+    def end(self, line_time: float) -> None:
         """End the pause: work continues."""
         if self.name is not None:
-            self.over = [*self.over[-7:], (self.name, max(0.0, at - self.began))]
+            self.ended = [*self.ended[-7:], (self.name, max(0.0, line_time - self.began))]
             self.name = None
 
-    def take(self, at: float, gap: float, expected: float) -> list[tuple[str, float]]:
+    def pop_all(self, line_time: float, gap: float, expected: float) -> list[tuple[str, float]]:
         """Remove and return the pauses before a line ``gap`` seconds after the last one, ``expected`` of them work.
 
         A pause without a logged end lasted until the work for the line started.
         """
         if self.name is not None:
-            known = sum(seconds for _, seconds in self.over)
-            self.over.append((self.name, max(0.0, min(at - self.began, gap - known - expected))))
-        found, self.name, self.over = self.over, None, []
+            known = sum(seconds for _, seconds in self.ended)
+            self.ended.append((self.name, max(0.0, min(line_time - self.began, gap - known - expected))))
+        found, self.name, self.ended = self.ended, None, []
         return found
 
 
@@ -215,16 +221,16 @@ class Pauses:
     start: float = 0.0
     seen: list[Pause] = field(default_factory=list)
     largest: float = 0.0
-    usual: tuple[PriorPause, ...] = ()
+    prior_pauses: tuple[PriorPause, ...] = ()
     step: float = 0.0  # usual rise between lines at the latest pause
     _known: KnownPauses | None = None
 
     def state(self) -> list[Any]:
         """State for restored()."""
-        return [self.start, self.seen, self.largest, self.usual, self.step]
+        return [self.start, self.seen, self.largest, self.prior_pauses, self.step]
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "Pauses":
+    def from_state(cls, state: list[Any]) -> "Pauses":
         """Restore from the state."""
         start, seen, largest, usual, step = state
         return cls(
@@ -234,7 +240,7 @@ class Pauses:
     def add(self, pause: Pause, step: float) -> None:
         """Add an ended pause; ``step`` is the usual rise between lines."""
         self.step = step
-        self.seen = [*self.seen[1 - KEPT :], pause]
+        self.seen = [*self.seen[1 - MOST_OBSERVED :], pause]
         self.largest = max(self.largest, pause.seconds)
         self._known = None
 
@@ -246,12 +252,12 @@ class Pauses:
 
     def kinds(self) -> list[PauseKind]:
         """Observed pauses by kind."""
-        return [kind for kind, _ in self._grouped().kinds]
+        return [kind for kind, _ in self._group().kinds]
 
-    def _grouped(self) -> KnownPauses:
+    def _group(self) -> KnownPauses:
         if self._known is None:
             matched = []
-            unseen = list(self.usual)
+            unseen = list(self.prior_pauses)
             for kind in group_pauses(self.seen, self.step):
                 before = next((usual for usual in unseen if had_pause_kind(usual, kind)), None)
                 if before is not None:
@@ -260,17 +266,17 @@ class Pauses:
             self._known = KnownPauses(tuple(matched), tuple(unseen))
         return self._known
 
-    def size(self, name: str) -> float:
+    def longest_s(self, name: str) -> float:
         """Seconds of the longest pause of this name, here or else in earlier runs; 0 if new."""
         seen = [pause.seconds for pause in self.seen if pause.name == name]
-        return max(seen, default=max((usual.seconds for usual in self.usual if usual.name == name), default=0.0))
+        return max(seen, default=max((usual.seconds for usual in self.prior_pauses if usual.name == name), default=0.0))
 
-    def ahead(self, done: float, total: float, step: float) -> ExpectedPauses:
+    def expected(self, done: float, total: float, step: float) -> ExpectedPauses:
         """Expected pauses in the rest of the work."""
-        if not self.seen and not self.usual:
+        if not self.seen and not self.prior_pauses:
             return ExpectedPauses(0.0, 0.0)
         course = RemainingWork(self.start, done, total, step)
-        known = self._grouped()
+        known = self._group()
         seconds = due = 0.0
         for kind, before in known.kinds:
             part = expect_pauses(kind, before, course)
@@ -285,21 +291,21 @@ class Pauses:
         return ExpectedPauses(seconds, due)
 
 
-def had_pause_kind(usual: PriorPause, kind: PauseKind) -> bool:
+def had_pause_kind(prior_pause: PriorPause, kind: PauseKind) -> bool:
     """Whether earlier runs had this kind of pause."""
-    if usual.name is not None or kind.name is not None:
-        return usual.name == kind.name
-    return max(usual.seconds, kind.seconds) <= SAME_KIND * min(usual.seconds, kind.seconds)
+    if prior_pause.name is not None or kind.name is not None:
+        return prior_pause.name == kind.name
+    return max(prior_pause.seconds, kind.seconds) <= SAME_KIND * min(prior_pause.seconds, kind.seconds)
 
 
-def expect_pauses(kind: PauseKind, usual: PriorPause | None, course: RemainingWork) -> ExpectedPauses:
+def expect_pauses(kind: PauseKind, prior_pause: PriorPause | None, remaining: RemainingWork) -> ExpectedPauses:
     """Expected pauses of one kind."""
     period = kind.period
-    if period is None and usual is not None and kind.times <= 2:
-        period = usual.period
+    if period is None and prior_pause is not None and kind.times <= 2:
+        period = prior_pause.period
     if period is not None:
-        count, here = expect_regular_pauses(kind.last, period, kind.scatter, course)
+        count, here = expect_regular_pauses(kind.last, period, kind.scatter, remaining)
         return ExpectedPauses(count * kind.seconds, here * kind.seconds)
     if kind.times > 1:
-        return ExpectedPauses(expect_irregular_pauses(kind, course), 0.0)
-    return expect_after_one_pause(kind, course)
+        return ExpectedPauses(expect_irregular_pauses(kind, remaining), 0.0)
+    return expect_after_one_pause(kind, remaining)

@@ -34,10 +34,10 @@ class WorkCurve:
     """Work over the count, saved for the next run: dense points at the start, then evenly spaced ones."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
-    next: float = 0.0  # count at which the next point is due
+    next_due: float = 0.0  # count at which the next point is due
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "WorkCurve":
+    def from_state(cls, state: list[Any]) -> "WorkCurve":
         """Restore from the state."""
         points, following = state
         return cls([(done, seconds) for done, seconds in points], following)
@@ -48,9 +48,9 @@ class WorkCurve:
         apart = CURVE_GROWTH * (done - self.points[0][0])
         if total is not None:
             apart = min(apart, total / CURVE_POINTS)
-        self.next = done + apart if len(self.points) < MOST_POINTS else math.inf
+        self.next_due = done + apart if len(self.points) < MOST_POINTS else math.inf
 
-    def until(self, done: float, seconds: float) -> tuple[tuple[float, float], ...]:
+    def points_until(self, done: float, seconds: float) -> tuple[tuple[float, float], ...]:
         """All points up to the end of the run; empty if the run was interrupted."""
         if not self.points:
             return ()
@@ -78,11 +78,11 @@ class RunPrior(NamedTuple):
     runs: int = 1
     unit: str | None = None  # unit of the items; None if unknown
 
-    def work(self, start: float, done: float) -> float:
+    def work_between(self, start: float, done: float) -> float:
         """Seconds of work from one count to another."""
-        return self._until(done) - self._until(start)
+        return self._work_until(done) - self._work_until(start)
 
-    def _until(self, done: float) -> float:
+    def _work_until(self, done: float) -> float:
         if not self.curve:
             return self.pace * done
         index = bisect.bisect_right(self.curve, (done, math.inf))
@@ -93,10 +93,10 @@ class RunPrior(NamedTuple):
         next_done, next_seconds = self.curve[index]
         return seconds + (next_seconds - seconds) * (done - last_done) / (next_done - last_done)
 
-    def left(self, done: float, total: float) -> float:
+    def work_left(self, done: float, total: float) -> float:
         """Seconds of work left: as in the earlier run if the totals agree, else by its pace."""
         if abs(total - self.items) <= SAME_LENGTH * self.items:
-            return max(self.work(done, total), 0.01 * self.pace * (total - done))
+            return max(self.work_between(done, total), 0.01 * self.pace * (total - done))
         return self.pace * (total - done)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,12 +119,12 @@ class RunPrior(NamedTuple):
             prior = cls(pauses=pauses, curve=curve, runs=int(data["runs"]), unit=data.get("unit"), **numbers)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not a prior: {error!r}") from error
-        fault = prior.fault()
+        fault = prior.problem()
         if fault is not None:
             raise ValueError(f"not a prior: {fault}")
         return prior
 
-    def fault(self) -> str | None:
+    def problem(self) -> str | None:
         """Why the values are impossible, in words; None if they are usable."""
         if not all(LEAST_NUMBER <= number <= MOST_NUMBER for number in (self.pace, self.spread)):
             return "its pace and spread must be above 0 and finite"
@@ -145,7 +145,7 @@ class RunPrior(NamedTuple):
             return "its curve must rise"
         return None
 
-    def after(self, earlier: "RunPrior | None") -> "RunPrior":
+    def combined_with(self, earlier: "RunPrior | None") -> "RunPrior":
         """Combine with earlier runs: this run's pace, and the spread between all runs."""
         if earlier is None:
             return self

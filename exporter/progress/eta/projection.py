@@ -20,18 +20,18 @@ class EtaForecast(NamedTuple):
     """Seconds left at the last line, and how they pass."""
 
     seconds: float
-    least: float  # the countdown stops here
+    least_seconds: float  # the countdown stops here
     credit: float  # seconds without a line during which work continues
     width: float  # of the interval, for with_interval()
 
-    def after(self, since: float) -> EtaEstimate:
-        """Estimate ``since`` seconds after the last line.
+    def after(self, silence_s: float) -> EtaEstimate:
+        """Estimate ``silence_s`` seconds after the last line.
 
         It counts down until the next line is overdue. Then it grows by half the overdue time: an unknown pause lasts
         about as long again.
         """
-        overdue = max(0.0, since - self.credit)
-        seconds = max(self.seconds - min(since, self.credit), self.least) + 0.5 * overdue
+        overdue = max(0.0, silence_s - self.credit)
+        seconds = max(self.seconds - min(silence_s, self.credit), self.least_seconds) + 0.5 * overdue
         return with_interval(seconds, self.width, overdue)
 
 
@@ -54,9 +54,9 @@ class StallLimit(NamedTuple):
 
 
 def usual_stall_limit(
-    rises: int, silence: float, longest_step_s: float, largest_pause_s: float, tail_wait_s: float, at: float
+    rises: int, silence: float, longest_step_s: float, largest_pause_s: float, tail_wait_s: float, elapsed_s: float
 ) -> StallLimit:
-    """Limits of silence without a named pause, at a line ``at`` seconds after the worker's first.
+    """Limits of silence without a named pause, at a line ``elapsed_s`` seconds after the worker's first.
 
     ``rises``: lines with progress. ``silence``: usual seconds between two of them.
     """
@@ -64,32 +64,32 @@ def usual_stall_limit(
     idle = max(4 * silence, 1.3 * largest_pause_s, tail)
     if rises < 4:
         return StallLimit(idle, max(FIRST_STALL_S if rises < 2 else YOUNG_STALL_S, 8 * silence, tail))
-    return StallLimit(idle, max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * at, tail))
+    return StallLimit(idle, max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * elapsed_s, tail))
 
 
 class EtaOutlook(NamedTuple):
     """State of the work at the last line, and the meaning of silence."""
 
     unfinished: bool
-    patience: StallLimit
-    slow: bool
+    stall_limit: StallLimit
+    is_slow: bool
     # Current seconds per item relative to the fastest earlier speed; None without an earlier one.
     slowdown: float | None
     rate: float | None  # recent items per second of work
-    rate_until: float  # seconds after the last line until which the rate is valid
+    rate_valid_s: float  # seconds after the last line until which the rate is valid
     items: float  # since the first line
     elapsed: float  # from the first to the last line
-    quiet: float  # seconds without a line that do not count in the average
+    quiet_s: float  # seconds without a line that do not count in the average
 
-    def stalled(self, since: float, stall_timeout_s: float, busy: bool | None) -> bool:
-        """Whether work has stalled, ``since`` seconds after the last line."""
-        return self.unfinished and since > self.patience.limit(stall_timeout_s, busy)
+    def is_stalled(self, silence_s: float, stall_timeout_s: float, busy: bool | None) -> bool:
+        """Whether work has stalled, ``silence_s`` seconds after the last line."""
+        return self.unfinished and silence_s > self.stall_limit.limit(stall_timeout_s, busy)
 
-    def rate_after(self, since: float) -> float | None:
+    def rate_after(self, silence_s: float) -> float | None:
         """Recent items per second; None if out of date."""
-        return None if since > self.rate_until else self.rate
+        return None if silence_s > self.rate_valid_s else self.rate
 
-    def average_after(self, since: float) -> float | None:
+    def average_after(self, silence_s: float) -> float | None:
         """Items per second since the first line; None before two lines."""
-        elapsed = self.elapsed + (since if self.unfinished and since > self.quiet else 0.0)
+        elapsed = self.elapsed + (silence_s if self.unfinished and silence_s > self.quiet_s else 0.0)
         return self.items / elapsed if self.items and elapsed > 0 else None

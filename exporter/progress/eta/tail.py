@@ -11,37 +11,37 @@ TAIL_SD = 0.5  # standard deviation of the logarithm of a tail's length: request
 class BatchTail:
     """Forecast of the end of the work from a server's running and waiting requests."""
 
-    parallel: float = 0.0  # most requests that ran in parallel
-    agrees: bool = False  # whether the counted items are these requests
-    pace: float = 0.0  # seconds per item while the server was full
+    most_parallel: float = 0.0  # most requests that ran in parallel
+    counts_requests: bool = False  # whether the counted items are these requests
+    seconds_per_item: float = 0.0  # seconds per item while the server was full
 
-    def look(self, running: float, waiting: float, left: float, pace: float | None) -> None:
+    def update(self, running: float, waiting: float, left: float, seconds_per_item: float | None) -> None:
         """Take the server's counts, with ``left`` items left at this time per item."""
-        self.parallel = max(self.parallel, running)
-        if left > 0 and running > 0 and (waiting > 0 or running < 0.9 * self.parallel):
-            self.agrees = abs(math.log(left / (running + waiting))) < AGREEMENT
-        if pace and (left >= self.parallel or not self.pace):
-            self.pace = pace
+        self.most_parallel = max(self.most_parallel, running)
+        if left > 0 and running > 0 and (waiting > 0 or running < 0.9 * self.most_parallel):
+            self.counts_requests = abs(math.log(left / (running + waiting))) < AGREEMENT
+        if seconds_per_item and (left >= self.most_parallel or not self.seconds_per_item):
+            self.seconds_per_item = seconds_per_item
 
-    def begun(self, left: float) -> bool:
+    def has_begun(self, left: float) -> bool:
         """Whether fewer items are left than ran in parallel, so that the rate falls."""
-        return self.agrees and self.pace > 0 and left < self.parallel
+        return self.counts_requests and self.seconds_per_item > 0 and left < self.most_parallel
 
     def length(self, left: float) -> float:
         """Seconds until the last of the parallel items is complete, with ``left`` items left in all.
 
         If requests end at random, the k-th last takes 1/k of the time that one takes: the harmonic sum.
         """
-        count = min(left, self.parallel)
-        return self.pace * self.parallel * (math.log(max(1.0, count)) + 0.577 + 0.5 / max(1.0, count))
+        count = min(left, self.most_parallel)
+        return self.seconds_per_item * self.most_parallel * (math.log(max(1.0, count)) + 0.577 + 0.5 / max(1.0, count))
 
     def work(self, left: float, forecast: float) -> tuple[float, float]:
         """Seconds of work left, and the tail's part of it; ``forecast`` is the value for steady work."""
-        if not self.agrees or self.pace <= 0:
+        if not self.counts_requests or self.seconds_per_item <= 0:
             return forecast, 0.0
         tail = self.length(left)
-        return forecast * max(0.0, left - self.parallel) / left + tail, tail
+        return forecast * max(0.0, left - self.most_parallel) / left + tail, tail
 
     def wait(self, left: float) -> float:
         """Expected seconds between two ends; 0 before the tail."""
-        return self.pace * self.parallel / max(1.0, left) if self.begun(left) else 0.0
+        return self.seconds_per_item * self.most_parallel / max(1.0, left) if self.has_begun(left) else 0.0

@@ -11,12 +11,12 @@ from launcher.planner.backends.base import (
     LaunchedBackend,
     config_path,
     conflicting_option_problems,
-    option_words,
+    option_argv,
 )
-from launcher.planner.backends.programs import program_words
+from launcher.planner.backends.programs import program_argv
 from launcher.planner.roles import Role
 
-_TAKEN = ("num-machines", "machine-rank", "main-process-ip", "main-process-port", "config-file")
+_RESERVED_OPTIONS = ("num-machines", "machine-rank", "main-process-ip", "main-process-port", "config-file")
 
 
 class AccelerateBackend(LaunchedBackend):
@@ -24,15 +24,15 @@ class AccelerateBackend(LaunchedBackend):
 
     name = "accelerate"
     granularity = "node"
-    dash = "_"
+    word_separator = "_"
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        return super().problems(setting, role) + conflicting_option_problems(setting, role.name, _TAKEN)
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
+        return super().problems(context, role) + conflicting_option_problems(context, role.name, _RESERVED_OPTIONS)
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
-        args = setting.arguments(worker.role.name, self.dash)
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+        args = context.arguments(worker.role.name, self.word_separator)
         total = args.pop("num_processes", None) or max(worker.role.gpus, 1)
-        configured = bool(setting.config(worker.role.name))
+        configured = bool(context.config(worker.role.name))
         words = ["accelerate", "launch"]
         if configured:
             words += ["--config_file", config_path(self.name, worker.role.name)]
@@ -43,6 +43,6 @@ class AccelerateBackend(LaunchedBackend):
             words.append("--multi_gpu")
         return [
             *words,
-            *option_words(args),
-            *program_words(command_argv(worker.role.options), module="--module", no_python="--no_python"),
+            *option_argv(args),
+            *program_argv(command_argv(worker.role.options), module="--module", no_python="--no_python"),
         ]

@@ -17,7 +17,7 @@ from launcher.planner.roles import Role
 PREFILL, DECODE, AGG = SERVING_ROLES
 DISAGGREGATED = (PREFILL, DECODE)
 Made = TypeVar("Made")
-EVERYWHERE = "0.0.0.0"  # noqa: S104  clients are on other nodes
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  clients are on other nodes
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class BackendContext:
     spec: JobSpec
     cluster: ClusterSpec
     # values that are the same for all of a role's processes, which may be thousands
-    _made: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+    def cached(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
         """Return what ``make`` returns, called once for each key. Callers must not change the value."""
-        if key not in self._made:
-            self._made[key] = make()
-        found: Made = self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        found: Made = self._cache[key]
         return found
 
     @cached_property
@@ -50,46 +50,48 @@ class BackendContext:
         return escape_placeholders(named) if named else self.model_path.rstrip("/").rpartition("/")[2]
 
     @cached_property
-    def dynamo(self) -> bool:
+    def uses_dynamo(self) -> bool:
         """Whether workers register with dynamo; otherwise a router polls them."""
         return self.spec.frontend is not None and self.spec.frontend.type == "dynamo"
 
-    def parts(self, role: str) -> tuple[tuple[str, EngineRoleSpec], ...]:
+    def role_options(self, role: str) -> tuple[tuple[str, EngineRoleSpec], ...]:
         """Backend options of a role with their keys in the job file. A later entry overrides."""
         backend = self.spec.backend
         own = [(f"backend.{role}", getattr(backend, role))] if role in SERVING_ROLES else []
         return (("backend", backend), *own)
 
-    def arguments(self, role: str, dash: str = "-") -> dict[str, Any]:
-        """Engine options of a role by name, with ``dash`` between the words of a name."""
+    def arguments(self, role: str, separator: str = "-") -> dict[str, Any]:
+        """Engine options of a role by name, with ``separator`` between the words of a name."""
 
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
-            for _, options in self.parts(role):
-                found.update(with_dashes(options.args, dash))
+            for _, options in self.role_options(role):
+                found.update(spell_options(options.args, separator))
             return found
 
-        return dict(self.once(("arguments", role, dash), make))
+        return dict(self.cached(("arguments", role, separator), make))
 
     def config(self, role: str) -> dict[str, Any]:
         """Engine configuration of a role."""
 
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
-            for _, options in self.parts(role):
+            for _, options in self.role_options(role):
                 found = merge_configs(found, options.config)
             return found
 
-        return dict(self.once(("config", role), make))
+        return dict(self.cached(("config", role), make))
 
-    def key_of(self, role: str, key: str) -> str:
+    def role_key(self, role: str, key: str) -> str:
         """Key of the job file for this setting of a role, or where it belongs."""
         index = next((index for index, workers in enumerate(self.spec.workers) if workers.role == role), None)
         return "workers" if index is None else f"workers[{index}].{key}"
 
-    def place_of(self, role: str, *names: str) -> str:
+    def args_key(self, role: str, *names: str) -> str:
         """Key of the job file for a role's options, or for those with these names."""
-        said = [place for place, options in self.parts(role) if set(with_dashes(options.args, "-")) & set(names)]
+        said = [
+            place for place, options in self.role_options(role) if set(spell_options(options.args, "-")) & set(names)
+        ]
         return f"{(said or ['backend'])[-1]}.args"
 
 
@@ -102,7 +104,7 @@ class BackendWorker:
     tasks: tuple[Task, ...]
     # before the job's offset, by name in ``launcher.plan.ports``
     ports: Mapping[str, int] = field(default_factory=dict)
-    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by rank, for each process
+    ports_by_rank: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by rank, for each process
 
     @property
     def node(self) -> int:
@@ -111,10 +113,10 @@ class BackendWorker:
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Indexes of its nodes, in order."""
-        return tuple(self.places)
+        return tuple(self.local_indexes)
 
     @cached_property
-    def places(self) -> Mapping[int, Mapping[int, int]]:
+    def local_indexes(self) -> Mapping[int, Mapping[int, int]]:
         """For each node, in order: the local index of each process there, by rank in the worker."""
         found: dict[int, dict[int, int]] = {}
         for task in self.tasks:
@@ -134,45 +136,45 @@ class Backend:
     """How to run the workers of one kind. The defaults suit a program that knows nothing of gpujob."""
 
     name: str
-    service = False  # workers serve until the job ends
+    is_service = False  # workers serve until the job ends
     # one process for each node of a worker, or for each GPU; None: either
     granularity: Literal["node", "gpu"] | None = None
-    one_step = False  # processes of a worker start together in one step (MPI)
-    sees_worker = False  # each process sees all its worker's GPUs on the node, and selects its own by local rank
-    dash = "-"  # between the words of an option's name
+    is_one_step = False  # processes of a worker start together in one step (MPI)
+    sees_worker_gpus = False  # each process sees all its worker's GPUs on the node, and selects its own by local rank
+    word_separator = "-"  # between the words of an option's name
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
         """Contradictions in the job, each with place, value and fix."""
         return []
 
-    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         """Ports that the first process of a worker needs."""
         return ()
 
-    def granularity_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        asked = setting.spec.resources.process_granularity
+    def granularity_problems(self, context: BackendContext, role: Role) -> list[str]:
+        asked = context.spec.resources.process_granularity
         if asked is None or self.granularity in (None, asked):
             return []
         needs = f"{self.name} needs one process for each {self.granularity} of a worker"
         return [f"resources.process_granularity: {asked}, and {needs}; leave it out"]
 
-    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
+    def follower_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
         """Ports that each further process of a worker needs."""
         return ()
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         """Command of one process, with placeholders."""
         return command_argv(worker.role.options)
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         """Variables of one process, with placeholders. Those of the job file override them."""
         return {}
 
-    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
+    def ready_rules(self, context: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
         """Readiness rules of one worker."""
         return ()
 
-    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
+    def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         """Location of a process's own metrics, as in ``TaskPlan.metrics``."""
         return None
 
@@ -180,23 +182,23 @@ class Backend:
 class LaunchedBackend(Backend):
     """A user's program, run by groups of processes that meet through the variables of torch.distributed."""
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
         if role.name in SERVING_ROLES:
             wrong = f"{self.name} runs the processes of one program, and {role.name} is a role of serving"
             return [f"backend.type: {wrong}; use sglang, vllm or trtllm, or a role of another name"]
         if not command_argv(role.options):
             return [
-                f"{setting.key_of(role.name, 'command')}: {self.name} needs the program of {role.name}; say it here"
+                f"{context.role_key(role.name, 'command')}: {self.name} needs the program of {role.name}; say it here"
             ]
         return []
 
-    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         return ("dist_init",)
 
 
 def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
     """Variables by which torch.distributed connects the processes of one worker; ranks count within the worker."""
-    here = worker.places[task.node_index]
+    here = worker.local_indexes[task.node_index]
     return {
         "MASTER_ADDR": f"{{host_{worker.node}}}",
         "MASTER_PORT": f"{{port_{worker.ports['dist_init']}}}",
@@ -216,9 +218,9 @@ def config_path(backend: str, role: str) -> str:
     return f"{{run_dir}}/{config_name(backend, role)}"
 
 
-def with_dashes(args: Mapping[str, Any], dash: str) -> dict[str, Any]:
+def spell_options(args: Mapping[str, Any], separator: str) -> dict[str, Any]:
     """Options with their names in one spelling; underscores and dashes mean the same."""
-    return {name.replace("_", "-").replace("-", dash): value for name, value in args.items()}
+    return {name.replace("_", "-").replace("-", separator): value for name, value in args.items()}
 
 
 def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +233,7 @@ def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     return found
 
 
-def option_words(args: Arguments) -> list[str]:
+def option_argv(args: Arguments) -> list[str]:
     """Options as words: true gives the bare option, false and null nothing, a list several values."""
     words: list[str] = []
     for name, value in args.items():
@@ -245,11 +247,11 @@ def option_words(args: Arguments) -> list[str]:
     return words
 
 
-def conflicting_option_problems(setting: BackendContext, role: str, taken: Iterable[str]) -> list[str]:
+def conflicting_option_problems(context: BackendContext, role: str, reserved: Iterable[str]) -> list[str]:
     """Report options of the job file that the launcher sets from the plan."""
     return [
         f"{place}.args.{name}: the launcher sets it from the plan; leave it out"
-        for place, options in setting.parts(role)
+        for place, options in context.role_options(role)
         for name in options.args
-        if name.replace("_", "-") in taken
+        if name.replace("_", "-") in reserved
     ]

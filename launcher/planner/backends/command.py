@@ -8,8 +8,8 @@ from launcher.planner.backends.base import Backend, BackendContext, BackendWorke
 from launcher.planner.backends.deepspeed import unused_option_problems
 from launcher.planner.roles import Role
 
-LISTENS = "{http_port}"  # in a command: its program listens there, so readiness can be polled
-_LISTENS = re.compile(r"(?<!\{)\{http_port\}(?!\})")
+PORT_PLACEHOLDER = "{http_port}"  # in a command: its program listens there, so readiness can be polled
+_PORT_PATTERN = re.compile(r"(?<!\{)\{http_port\}(?!\})")
 
 
 class CommandBackend(Backend):
@@ -17,14 +17,14 @@ class CommandBackend(Backend):
 
     name = "command"
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
         """Check the options only: workers without a command may be planned, and are refused before they start."""
-        return unused_option_problems(setting, role.name) if setting.spec.backend.type == self.name else []
+        return unused_option_problems(context, role.name) if context.spec.backend.type == self.name else []
 
-    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
-        readiness = setting.spec.readiness
-        if not any(_LISTENS.search(word) for word in command_argv(worker.role.options)):
+    def ready_rules(self, context: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
+        readiness = context.spec.readiness
+        if not any(_PORT_PATTERN.search(word) for word in command_argv(worker.role.options)):
             return ()
         kind = "tcp" if readiness.kind == "tcp" else "http"
-        path = (readiness.path if setting.spec.frontend is None else None) or "/health"
+        path = (readiness.path if context.spec.frontend is None else None) or "/health"
         return (ReadyRule(worker.name, kind, worker.node, worker.ports["http"], path if kind == "http" else ""),)

@@ -13,20 +13,20 @@ class DeepspeedBackend(LaunchedBackend):
 
     name = "deepspeed"
     granularity = "gpu"
-    sees_worker = True
+    sees_worker_gpus = True
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        return super().problems(setting, role) + unused_option_problems(setting, role.name)
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
+        return super().problems(context, role) + unused_option_problems(context, role.name)
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         return torch_environment(worker, task)
 
 
-def unused_option_problems(setting: BackendContext, role: str) -> list[str]:
+def unused_option_problems(context: BackendContext, role: str) -> list[str]:
     """Report options for a backend that has no program to take them."""
-    kind = setting.spec.backend.type
+    kind = context.spec.backend.type
     return [
         f"{place}.args: type {kind} has no program of its own that takes them; put them into the command"
-        for place, options in setting.parts(role)
+        for place, options in context.role_options(role)
         if options.args
     ]

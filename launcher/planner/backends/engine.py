@@ -11,7 +11,7 @@ from launcher.planner.backends.base import (
     BackendContext,
     BackendWorker,
     conflicting_option_problems,
-    with_dashes,
+    spell_options,
 )
 from launcher.planner.roles import Role
 
@@ -26,94 +26,96 @@ class ParallelSizes:
     expert: int | None
 
 
-NAMES = {
+SIZE_OPTIONS = {
     "tensor": ("tp-size", "tensor-parallel-size", "tp"),
     "pipeline": ("pp-size", "pipeline-parallel-size", "pp"),
     "data": ("dp-size", "data-parallel-size", "dp"),
     "expert": ("ep-size", "expert-parallel-size", "ep", "moe-expert-parallel-size"),
 }  # engine options for each kind of parallelism
-SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
+SIZE_OPTION_NAMES = tuple(name for names in SIZE_OPTIONS.values() for name in names)
 
 
 class EngineBackend(Backend):
     """A model server: the engine itself, or dynamo's worker around it behind a dynamo front end."""
 
-    service = True
-    taken: tuple[str, ...]  # options that the launcher sets from the plan
+    is_service = True
+    reserved_options: tuple[str, ...]  # options that the launcher sets from the plan
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        found = conflicting_option_problems(setting, role.name, self.taken)
-        if setting.spec.model is None:
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
+        found = conflicting_option_problems(context, role.name, self.reserved_options)
+        if context.spec.model is None:
             found.append(f"model: is missing; {self.name} serves one, for example model: {{path: hf:Qwen/Qwen3-32B}}")
-        return found + self.size_problems(setting, role)
+        return found + self.size_problems(context, role)
 
-    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        return self._divided(setting, role)[1]
+    def size_problems(self, context: BackendContext, role: Role) -> list[str]:
+        return self._divide_gpus(context, role)[1]
 
-    def sizes(self, setting: BackendContext, role: Role) -> ParallelSizes:
-        return self._divided(setting, role)[0]
+    def sizes(self, context: BackendContext, role: Role) -> ParallelSizes:
+        return self._divide_gpus(context, role)[0]
 
-    def _divided(self, setting: BackendContext, role: Role) -> tuple[ParallelSizes, list[str]]:
-        return setting.once(("sizes", role.name), lambda: divide_gpus(setting, role, shared=self.shared(setting, role)))
+    def _divide_gpus(self, context: BackendContext, role: Role) -> tuple[ParallelSizes, list[str]]:
+        return context.cached(
+            ("sizes", role.name), lambda: divide_gpus(context, role, shares_gpus=self.shares_gpus(context, role))
+        )
 
-    def shared(self, setting: BackendContext, role: Role) -> bool:
+    def shares_gpus(self, context: BackendContext, role: Role) -> bool:
         """Whether data parallelism shares the GPUs of tensor parallelism instead of using more."""
         return False
 
-    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
-        if setting.dynamo:
+    def ready_rules(self, context: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
+        if context.uses_dynamo:
             return dynamo.dynamo_ready_rules(worker)
         return (ReadyRule(worker.name, "http", worker.node, worker.ports["http"], "/health"),)
 
-    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
-        if setting.dynamo:
+    def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
+        if context.uses_dynamo:
             return dynamo.METRICS
         return "http_port/metrics" if task.local_rank == 0 else None
 
 
-def further_arguments(setting: BackendContext, role: str) -> dict[str, Any]:
+def other_arguments(context: BackendContext, role: str) -> dict[str, Any]:
     """Engine options other than the sizes."""
-    return {name: value for name, value in setting.arguments(role).items() if name not in SIZE_NAMES}
+    return {name: value for name, value in context.arguments(role).items() if name not in SIZE_OPTION_NAMES}
 
 
-def divide_gpus(setting: BackendContext, role: Role, *, shared: bool) -> tuple[ParallelSizes, list[str]]:
+def divide_gpus(context: BackendContext, role: Role, *, shares_gpus: bool) -> tuple[ParallelSizes, list[str]]:
     """Divide a worker's GPUs; also returns the problems found.
 
     If the job file sets no tensor size, it is the rest.
     """
-    said = {**with_dashes(setting.config(role.name), "-"), **setting.arguments(role.name)}
+    said = {**spell_options(context.config(role.name), "-"), **context.arguments(role.name)}
     problems, found = [], {}
-    for kind, names in NAMES.items():
+    for kind, names in SIZE_OPTIONS.items():
         value = next((said[name] for name in names if said.get(name) is not None), None)
         number = int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
         if value is not None and (isinstance(value, bool) or number < 1):
-            problems.append(f"{setting.place_of(role.name, *names)}: {value!r} is no size; use a number above 0")
+            problems.append(f"{context.args_key(role.name, *names)}: {value!r} is no size; use a number above 0")
         elif value is not None:
             found[kind] = number
     gpus = max(role.gpus, 1)
     pipeline, data = found.get("pipeline", 1), found.get("data", 1)
-    others = pipeline * (1 if shared else data)
+    others = pipeline * (1 if shares_gpus else data)
     result = ParallelSizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
     if role.gpus == 0 or problems:
         return result, problems
     told = " x ".join(
         f"{kind} parallel {number}"
-        for kind, number in (("tensor", result.tensor), ("pipeline", pipeline), ("data", 1 if shared else data))
+        for kind, number in (("tensor", result.tensor), ("pipeline", pipeline), ("data", 1 if shares_gpus else data))
         if number > 1 or kind == "tensor"
     )
-    place = setting.place_of(role.name, *SIZE_NAMES)
+    place = context.args_key(role.name, *SIZE_OPTION_NAMES)
     if result.tensor * others != gpus:
         cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes that multiply to it"
         problems.append(
             f"{place}: {told} is {result.tensor * others} GPUs and each {role.name} worker has {gpus}; {cure}, "
             f"or give it {result.tensor * others} GPUs"
         )
-    if shared and result.tensor % data:
+    if shares_gpus and result.tensor % data:
         problems.append(
             f"{place}: data parallel {data} does not divide tensor parallel {result.tensor}, on whose GPUs it runs; "
             f"use {divisors_text(result.tensor)}"
         )
-    whole = result.tensor * (1 if shared else data)
+    whole = result.tensor * (1 if shares_gpus else data)
     if result.expert is not None and whole % result.expert:
         problems.append(
             f"{place}: expert parallel {result.expert} does not divide {whole} GPUs; use {divisors_text(whole)}"

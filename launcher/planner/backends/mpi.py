@@ -10,11 +10,11 @@ class MpiBackend(LaunchedBackend):
     """The user's program, once for each GPU or node, with ranks from MPI."""
 
     name = "mpi"
-    one_step = True
-    sees_worker = True
+    is_one_step = True
+    sees_worker_gpus = True
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        return super().problems(setting, role) + unused_option_problems(setting, role.name)
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
+        return super().problems(context, role) + unused_option_problems(context, role.name)
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         return torch_environment(worker, task)

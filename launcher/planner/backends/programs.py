@@ -6,16 +6,16 @@ from collections.abc import Sequence
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)*)?")
 
 
-def program_words(words: Sequence[str], *, module: str, no_python: str) -> list[str]:
+def program_argv(command: Sequence[str], *, module: str, no_python: str) -> list[str]:
     """Arguments for torchrun or accelerate: a script, ``module`` and its name, or ``no_python`` and a program.
 
     They start scripts with their own interpreter, which may not be the one in the command.
     """
-    if words[0].endswith(".py"):
-        return list(words)
-    if _PYTHON.fullmatch(words[0]) and len(words) > 1:
-        if not words[1].startswith("-"):
-            return list(words[1:])
-        if words[1] == "-m" and len(words) > 2:
-            return [module, *words[2:]]
-    return [no_python, *words]
+    if command[0].endswith(".py"):
+        return list(command)
+    if _PYTHON.fullmatch(command[0]) and len(command) > 1:
+        if not command[1].startswith("-"):
+            return list(command[1:])
+        if command[1] == "-m" and len(command) > 2:
+            return [module, *command[2:]]
+    return [no_python, *command]

@@ -6,15 +6,15 @@ Options: https://docs.sglang.ai/advanced_features/server_arguments.html
 from exporter.contract.manifest import Task
 from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
+    ALL_ADDRESSES,
     DISAGGREGATED,
-    EVERYWHERE,
     PREFILL,
     BackendContext,
     BackendWorker,
     config_path,
-    option_words,
+    option_argv,
 )
-from launcher.planner.backends.engine import NAMES, EngineBackend, further_arguments
+from launcher.planner.backends.engine import SIZE_OPTIONS, EngineBackend, other_arguments
 from launcher.planner.roles import Role
 
 
@@ -23,7 +23,7 @@ class SglangBackend(EngineBackend):
 
     name = "sglang"
     granularity = "node"
-    taken = (
+    reserved_options = (
         "model-path",
         "model",
         "served-model-name",
@@ -38,23 +38,23 @@ class SglangBackend(EngineBackend):
         "config",
     )
 
-    def shared(self, setting: BackendContext, role: Role) -> bool:
+    def shares_gpus(self, context: BackendContext, role: Role) -> bool:
         """Whether data parallel attention is on: it runs on the GPUs of tensor parallelism."""
-        said = {**setting.config(role.name), **setting.arguments(role.name)}
+        said = {**context.config(role.name), **context.arguments(role.name)}
         return any(said.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
 
-    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "dist_init" if processes > 1 else "nccl"]
         if role.name == PREFILL:
             names.append("bootstrap")
-        return (*names, *(dynamo.PORTS if setting.dynamo else ()))
+        return (*names, *(dynamo.PORTS if context.uses_dynamo else ()))
 
-    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
-        return ("http", *(dynamo.PORTS if setting.dynamo else ()))
+    def follower_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
+        return ("http", *(dynamo.PORTS if context.uses_dynamo else ()))
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role = worker.role
-        before, after = setting.once(("words", role.name), lambda: self._words_of_role(setting, role))
+        before, after = context.cached(("words", role.name), lambda: self._role_argv(context, role))
         if len(worker.tasks) > 1:
             own = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
             own += ["--dist-init-addr", worker.address("dist_init")]
@@ -66,20 +66,20 @@ class SglangBackend(EngineBackend):
             own += ["--disaggregation-bootstrap-port", f"{{port_{worker.ports['bootstrap']}}}"]
         return [*before, *own, *after]
 
-    def _words_of_role(self, setting: BackendContext, role: Role) -> tuple[list[str], list[str]]:
+    def _role_argv(self, context: BackendContext, role: Role) -> tuple[list[str], list[str]]:
         """First and last words of the command, the same for all processes of a role."""
-        words = ["python3", "-m", "dynamo.sglang" if setting.dynamo else "sglang.launch_server"]
-        if setting.config(role.name):
+        words = ["python3", "-m", "dynamo.sglang" if context.uses_dynamo else "sglang.launch_server"]
+        if context.config(role.name):
             words += ["--config", config_path(self.name, role.name)]
-        words += ["--model-path", setting.model_path, "--served-model-name", setting.model_name]
-        words += ["--host", EVERYWHERE, "--port", "{http_port}"]
-        parts = self.sizes(setting, role)
+        words += ["--model-path", context.model_path, "--served-model-name", context.model_name]
+        words += ["--host", ALL_ADDRESSES, "--port", "{http_port}"]
+        parts = self.sizes(context, role)
         for kind, number in (("tensor", parts.tensor), ("pipeline", parts.pipeline), ("data", parts.data)):
             if number > 1 or kind == "tensor":
-                words += [f"--{NAMES[kind][0]}", str(number)]
+                words += [f"--{SIZE_OPTIONS[kind][0]}", str(number)]
         if parts.expert is not None:
             words += ["--ep-size", str(parts.expert)]
-        return words, option_words({"enable-metrics": True, **further_arguments(setting, role.name)})
+        return words, option_argv({"enable-metrics": True, **other_arguments(context, role.name)})
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
-        return dynamo.dynamo_worker_environment() if setting.dynamo else {}
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+        return dynamo.dynamo_worker_environment() if context.uses_dynamo else {}

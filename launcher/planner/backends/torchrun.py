@@ -10,12 +10,12 @@ from launcher.planner.backends.base import (
     BackendWorker,
     LaunchedBackend,
     conflicting_option_problems,
-    option_words,
+    option_argv,
 )
-from launcher.planner.backends.programs import program_words
+from launcher.planner.backends.programs import program_argv
 from launcher.planner.roles import Role
 
-_TAKEN = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "standalone")
+_RESERVED_OPTIONS = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "standalone")
 
 
 class TorchrunBackend(LaunchedBackend):
@@ -24,11 +24,11 @@ class TorchrunBackend(LaunchedBackend):
     name = "torchrun"
     granularity = "node"
 
-    def problems(self, setting: BackendContext, role: Role) -> list[str]:
-        return super().problems(setting, role) + conflicting_option_problems(setting, role.name, _TAKEN)
+    def problems(self, context: BackendContext, role: Role) -> list[str]:
+        return super().problems(context, role) + conflicting_option_problems(context, role.name, _RESERVED_OPTIONS)
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
-        args = setting.arguments(worker.role.name)
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+        args = context.arguments(worker.role.name)
         each = args.pop("nproc-per-node", None) or max(len(task.gpus), 1)
         words = ["torchrun", f"--nnodes={len(worker.nodes)}", f"--nproc-per-node={each}"]
         if args.get("rdzv-backend", "static") == "static":
@@ -38,6 +38,6 @@ class TorchrunBackend(LaunchedBackend):
             words += ["--rdzv-id={job_id}", f"--rdzv-endpoint={worker.address('dist_init')}"]
         return [
             *words,
-            *option_words(args),
-            *program_words(command_argv(worker.role.options), module="-m", no_python="--no-python"),
+            *option_argv(args),
+            *program_argv(command_argv(worker.role.options), module="-m", no_python="--no-python"),
         ]

@@ -6,19 +6,19 @@ Options: https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
 from exporter.contract.manifest import Task
 from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
+    ALL_ADDRESSES,
     DISAGGREGATED,
-    EVERYWHERE,
     BackendContext,
     BackendWorker,
     config_path,
-    option_words,
+    option_argv,
+    spell_options,
     torch_environment,
-    with_dashes,
 )
-from launcher.planner.backends.engine import SIZE_NAMES, EngineBackend, further_arguments
+from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, other_arguments
 from launcher.planner.roles import Role
 
-_SIZES = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
+_SIZE_OPTIONS = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
 
 
 class TrtllmBackend(EngineBackend):
@@ -26,10 +26,10 @@ class TrtllmBackend(EngineBackend):
 
     name = "trtllm"
     granularity = "gpu"
-    one_step = True
-    sees_worker = True
-    dash = "_"
-    taken = (
+    is_one_step = True
+    sees_worker_gpus = True
+    word_separator = "_"
+    reserved_options = (
         "model-path",
         "served-model-name",
         "host",
@@ -40,46 +40,50 @@ class TrtllmBackend(EngineBackend):
         "disaggregation-mode",
     )
 
-    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        found = super().size_problems(setting, role)
-        if not found and self.sizes(setting, role).data > 1:
-            place = setting.place_of(role.name, *SIZE_NAMES)
+    def size_problems(self, context: BackendContext, role: Role) -> list[str]:
+        found = super().size_problems(context, role)
+        if not found and self.sizes(context, role).data > 1:
+            place = context.args_key(role.name, *SIZE_OPTION_NAMES)
             found = [f"{place}: trtllm takes no size of data parallelism; use config: {{enable_attention_dp: true}}"]
         return found
 
-    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         # all ranks meet at MASTER_PORT (torch.distributed)
         names = ["dist_init"] if processes > 1 else []
-        return (*names, *(dynamo.PORTS if setting.dynamo else ("http",)))
+        return (*names, *(dynamo.PORTS if context.uses_dynamo else ("http",)))
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, port, several = worker.role, worker.ports.get("http"), len(worker.tasks) > 1
-        return setting.once(("words", role.name, port), lambda: self._words_of_role(setting, role, port, several))
+        return context.cached(("words", role.name, port), lambda: self._role_argv(context, role, port, several))
 
-    def _words_of_role(self, setting: BackendContext, role: Role, port: int | None, several: bool) -> list[str]:
-        """Command for all ranks of a role that serve at this port; ``several``: a worker has several ranks."""
-        words = ["trtllm-llmapi-launch"] if several else []
-        args = further_arguments(setting, role.name)
-        if setting.dynamo:
-            words += ["python3", "-m", "dynamo.trtllm", "--model-path", setting.model_path]
-            words += ["--served-model-name", setting.model_name]
+    def _role_argv(self, context: BackendContext, role: Role, port: int | None, has_several_ranks: bool) -> list[str]:
+        """Command for all ranks of a role that serve at this port."""
+        words = ["trtllm-llmapi-launch"] if has_several_ranks else []
+        args = other_arguments(context, role.name)
+        if context.uses_dynamo:
+            words += ["python3", "-m", "dynamo.trtllm", "--model-path", context.model_path]
+            words += ["--served-model-name", context.model_name]
             if role.name in DISAGGREGATED:
                 words += ["--disaggregation-mode", role.name]
-            if setting.config(role.name):
+            if context.config(role.name):
                 words += ["--extra-engine-args", config_path(self.name, role.name)]
-            return words + self._sizes(setting, role, "-") + option_words(args)
-        words += ["trtllm-serve", setting.model_path, "--host", EVERYWHERE, "--port", f"{{port_{port}}}"]
-        if setting.model_name != setting.model_path.rpartition("/")[2] or not setting.model_path.startswith("/"):
-            words += ["--served_model_name", setting.model_name]  # trtllm-serve defaults to the directory's name
-        words += self._sizes(setting, role, "_")
-        if setting.config(role.name):
+            return words + self._size_argv(context, role, "-") + option_argv(args)
+        words += ["trtllm-serve", context.model_path, "--host", ALL_ADDRESSES, "--port", f"{{port_{port}}}"]
+        if context.model_name != context.model_path.rpartition("/")[2] or not context.model_path.startswith("/"):
+            words += ["--served_model_name", context.model_name]  # trtllm-serve defaults to the directory's name
+        words += self._size_argv(context, role, "_")
+        if context.config(role.name):
             words += ["--extra_llm_api_options", config_path(self.name, role.name)]
-        return words + option_words(with_dashes(args, self.dash))
+        return words + option_argv(spell_options(args, self.word_separator))
 
-    def _sizes(self, setting: BackendContext, role: Role, dash: str) -> list[str]:
-        parts = self.sizes(setting, role)
-        names = _SIZES if dash == "_" else {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size"}
-        names = names if dash == "_" else {**names, "expert": "expert-parallel-size"}
+    def _size_argv(self, context: BackendContext, role: Role, separator: str) -> list[str]:
+        parts = self.sizes(context, role)
+        names = (
+            _SIZE_OPTIONS
+            if separator == "_"
+            else {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size"}
+        )
+        names = names if separator == "_" else {**names, "expert": "expert-parallel-size"}
         numbers = {"tensor": parts.tensor, "pipeline": parts.pipeline, "expert": parts.expert or 1}
         return [
             word
@@ -88,12 +92,12 @@ class TrtllmBackend(EngineBackend):
             for word in (f"--{names[kind]}", str(number))
         ]
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = torch_environment(worker, task) if len(worker.tasks) > 1 else {}
-        if setting.dynamo:
+        if context.uses_dynamo:
             found["DYN_SYSTEM_ENABLED"] = "true"
             found["DYN_SYSTEM_PORT"] = f"{{port_{worker.ports['system']}}}"
         return found
 
-    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
-        return dynamo.METRICS if setting.dynamo and task.local_rank == 0 else None
+    def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
+        return dynamo.METRICS if context.uses_dynamo and task.local_rank == 0 else None

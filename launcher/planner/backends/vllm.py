@@ -8,14 +8,14 @@ from exporter.contract.manifest import Task
 from launcher.jobfile.resources import command_argv
 from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
+    ALL_ADDRESSES,
     DISAGGREGATED,
-    EVERYWHERE,
     BackendContext,
     BackendWorker,
     config_path,
-    option_words,
+    option_argv,
 )
-from launcher.planner.backends.engine import SIZE_NAMES, EngineBackend, further_arguments
+from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, other_arguments
 from launcher.planner.roles import Role
 
 
@@ -24,7 +24,7 @@ class VllmBackend(EngineBackend):
 
     name = "vllm"
     granularity = "node"
-    taken = (
+    reserved_options = (
         "model",
         "served-model-name",
         "host",
@@ -42,11 +42,11 @@ class VllmBackend(EngineBackend):
         "data-parallel-rank",
     )
 
-    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        if found := super().size_problems(setting, role):
+    def size_problems(self, context: BackendContext, role: Role) -> list[str]:
+        if found := super().size_problems(context, role):
             return found
-        parts, per_node = self.sizes(setting, role), setting.spec.resources.gpus_per_node
-        place, nodes = setting.place_of(role.name, *SIZE_NAMES), max(1, -(-role.gpus // max(1, per_node)))
+        parts, per_node = self.sizes(context, role), context.spec.resources.gpus_per_node
+        place, nodes = context.args_key(role.name, *SIZE_OPTION_NAMES), max(1, -(-role.gpus // max(1, per_node)))
         if parts.data > 1 and parts.data % nodes:
             spread = f"{nodes} nodes of each {role.name} worker"
             cure = f"use a multiple of {nodes}, or 1"
@@ -55,54 +55,54 @@ class VllmBackend(EngineBackend):
             return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
         return []
 
-    def granularity_problems(self, setting: BackendContext, role: Role) -> list[str]:
-        parts = self.sizes(setting, role)
+    def granularity_problems(self, context: BackendContext, role: Role) -> list[str]:
+        parts = self.sizes(context, role)
         of_process = parts.tensor * parts.pipeline
-        if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or command_argv(role.options):
+        if context.spec.resources.process_granularity != "gpu" or of_process == 1 or command_argv(role.options):
             return []  # a user's own command may divide the GPUs in any way
         problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
         return [problem + f"leave it out, or set data-parallel-size: {role.gpus} alone"]
 
-    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "vllm"]
         if processes > 1:
-            names += ["dp_rpc" if self.sizes(setting, role).data > 1 else "dist_init"]
-        return (*names, *self._further(setting, role))
+            names += ["dp_rpc" if self.sizes(context, role).data > 1 else "dist_init"]
+        return (*names, *self._further_ports(context, role))
 
-    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
-        return ("vllm", *self._further(setting, role))
+    def follower_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
+        return ("vllm", *self._further_ports(context, role))
 
-    def _further(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
+    def _further_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
         side = ("nixl",) if role.name in DISAGGREGATED else ()
-        return (*side, *(dynamo.PORTS if setting.dynamo else ()))
+        return (*side, *(dynamo.PORTS if context.uses_dynamo else ()))
 
-    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
+    def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, first = worker.role, task.local_rank == 0
-        before, after = setting.once(("words", role.name, first), lambda: self._words_of_role(setting, role, first))
-        own = self._together(worker, task, self.sizes(setting, role).data) if len(worker.tasks) > 1 else []
+        before, after = context.cached(("words", role.name, first), lambda: self._role_argv(context, role, first))
+        own = self._rendezvous_options(worker, task, self.sizes(context, role).data) if len(worker.tasks) > 1 else []
         return [*before, *own, *after]
 
-    def _words_of_role(self, setting: BackendContext, role: Role, first: bool) -> tuple[list[str], list[str]]:
+    def _role_argv(self, context: BackendContext, role: Role, is_first: bool) -> tuple[list[str], list[str]]:
         """First and last words of the command, for the first or the further processes of a role's workers."""
-        if setting.dynamo:
-            words = ["python3", "-m", "dynamo.vllm", "--model", setting.model_path]
+        if context.uses_dynamo:
+            words = ["python3", "-m", "dynamo.vllm", "--model", context.model_path]
         else:
-            words = ["vllm", "serve", setting.model_path]
-        if setting.config(role.name):
+            words = ["vllm", "serve", context.model_path]
+        if context.config(role.name):
             words += ["--config", config_path(self.name, role.name)]
-        words += ["--served-model-name", setting.model_name]
-        if first and not setting.dynamo:
-            words += ["--host", EVERYWHERE, "--port", "{http_port}"]
-        parts = self.sizes(setting, role)
+        words += ["--served-model-name", context.model_name]
+        if is_first and not context.uses_dynamo:
+            words += ["--host", ALL_ADDRESSES, "--port", "{http_port}"]
+        parts = self.sizes(context, role)
         words += ["--tensor-parallel-size", str(parts.tensor)]
         if parts.pipeline > 1:
             words += ["--pipeline-parallel-size", str(parts.pipeline)]
         if parts.data > 1:
             words += ["--data-parallel-size", str(parts.data)]
-        mode = ["--disaggregation-mode", role.name] if setting.dynamo and role.name in DISAGGREGATED else []
-        return words, [*mode, *option_words(further_arguments(setting, role.name))]
+        mode = ["--disaggregation-mode", role.name] if context.uses_dynamo and role.name in DISAGGREGATED else []
+        return words, [*mode, *option_argv(other_arguments(context, role.name))]
 
-    def _together(self, worker: BackendWorker, task: Task, data: int) -> list[str]:
+    def _rendezvous_options(self, worker: BackendWorker, task: Task, data: int) -> list[str]:
         """Options by which the processes of a worker find each other."""
         leader, headless = f"{{host_{worker.node}}}", [] if task.local_rank == 0 else ["--headless"]
         if data == 1:
@@ -120,12 +120,12 @@ class VllmBackend(EngineBackend):
         words += ["--data-parallel-rpc-port", f"{{port_{worker.ports['dp_rpc']}}}"]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
-    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = {"VLLM_PORT": "{vllm_port}"}
         if worker.role.name in DISAGGREGATED:
-            data = self.sizes(setting, worker.role).data
+            data = self.sizes(context, worker.role).data
             first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
             # each data parallel rank adds its number to this port
-            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_of[task.rank]['nixl'] - first_rank}}}"
-        return {**found, **(dynamo.dynamo_worker_environment() if setting.dynamo else {})}
+            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_by_rank[task.rank]['nixl'] - first_rank}}}"
+        return {**found, **(dynamo.dynamo_worker_environment() if context.uses_dynamo else {})}

@@ -18,12 +18,12 @@ class Endpoint:
         return f"{{host_{self.node}}}"
 
     @property
-    def port_word(self) -> str:
+    def port_text(self) -> str:
         return f"{{port_{self.port}}}"
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port_word}"
+        return f"http://{self.host}:{self.port_text}"
 
 
 class Benchmark:
@@ -31,9 +31,9 @@ class Benchmark:
 
     name: str
     needs_endpoint = True  # it needs a server to send requests to
-    wrapping = 0  # words before its own program: the shell and the text that start it
+    shell_prefix_length = 0  # words before its own program: the shell and the text that start it
 
-    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+    def argv(self, context: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         """Command with placeholders."""
         raise NotImplementedError
 
@@ -42,21 +42,21 @@ class Benchmark:
         return None
 
 
-def concurrency_word(benchmark: BenchmarkSpec, between: str = "x") -> str:
+def concurrency_text(benchmark: BenchmarkSpec, separator: str = "x") -> str:
     """The concurrencies as one word."""
-    return between.join(map(str, concurrency_list(benchmark.concurrencies)))
+    return separator.join(map(str, concurrency_list(benchmark.concurrencies)))
 
 
 def benchmark_environment(
-    setting: BackendContext, kind: Benchmark, benchmark: BenchmarkSpec, endpoint: Endpoint | None
+    context: BackendContext, kind: Benchmark, benchmark: BenchmarkSpec, endpoint: Endpoint | None
 ) -> dict[str, str]:
     """Variables that describe the job to a benchmark; variables without a value are left out."""
     folder = kind.result_dir(benchmark)
     found = {
         "GPUJOB_ENDPOINT": endpoint.url if endpoint else "",
-        "GPUJOB_MODEL": setting.model_name,
-        "GPUJOB_MODEL_PATH": setting.model_path,
-        "GPUJOB_CONCURRENCIES": concurrency_word(benchmark),
+        "GPUJOB_MODEL": context.model_name,
+        "GPUJOB_MODEL_PATH": context.model_path,
+        "GPUJOB_CONCURRENCIES": concurrency_text(benchmark),
         "GPUJOB_ISL": str(benchmark.isl or ""),
         "GPUJOB_OSL": str(benchmark.osl or ""),
         "GPUJOB_REQ_RATE": str(benchmark.req_rate),

@@ -3,7 +3,7 @@
 import shlex
 
 from launcher.jobfile.serving import BenchmarkSpec
-from launcher.planner.backends.base import BackendContext, option_words
+from launcher.planner.backends.base import BackendContext, option_argv
 from launcher.planner.benchmarks.base import Benchmark, Endpoint
 
 
@@ -13,5 +13,5 @@ class CustomBenchmark(Benchmark):
     name = "custom"
     needs_endpoint = False
 
-    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
-        return [*shlex.split(benchmark.command or ""), *option_words(benchmark.args)]
+    def argv(self, context: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+        return [*shlex.split(benchmark.command or ""), *option_argv(benchmark.args)]

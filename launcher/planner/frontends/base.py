@@ -23,13 +23,13 @@ class Frontend:
     backends: tuple[str, ...]  # backends whose workers it can serve; `command` is any program of the user
     ports: tuple[str, ...] = ()  # in addition to the port for its clients
     infra: tuple[InfraService, ...] = ()
-    own_process = True  # False: a worker serves clients itself
+    has_own_process = True  # False: a worker serves clients itself
 
-    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+    def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """Parts of the job that do not suit this front end, each with place, value and fix."""
         return []
 
-    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+    def argv(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """Command of one process, with placeholders. It listens on ``{http_port}``."""
         raise NotImplementedError
 
@@ -47,17 +47,17 @@ def workers_by_mode(
     return prefill, decode, [worker for worker in workers if worker.role.name not in DISAGGREGATED]
 
 
-def frontend_of(setting: BackendContext) -> FrontendSpec:
+def job_frontend(context: BackendContext) -> FrontendSpec:
     """The front end of a job that is known to have one."""
-    found = setting.spec.frontend
+    found = context.spec.frontend
     if found is None:
         raise ValueError("the job has no front end")
     return found
 
 
-def worker_url_variables(setting: BackendContext, workers: Sequence[BackendWorker]) -> dict[str, str]:
+def worker_url_variables(context: BackendContext, workers: Sequence[BackendWorker]) -> dict[str, str]:
     """Variables with the URLs of the workers, for a user's program; empty with dynamo, where workers register."""
-    if setting.dynamo:
+    if context.uses_dynamo:
         return {}
     names = ("GPUJOB_PREFILL_URLS", "GPUJOB_DECODE_URLS", "GPUJOB_WORKER_URLS")
     return {

@@ -5,8 +5,8 @@ https://docs.nvidia.com/dynamo, https://etcd.io/docs, https://docs.nats.io
 
 from collections.abc import Sequence
 
-from launcher.planner.backends.base import BackendContext, BackendWorker, option_words
-from launcher.planner.frontends.base import Frontend, InfraService, frontend_of
+from launcher.planner.backends.base import BackendContext, BackendWorker, option_argv
+from launcher.planner.frontends.base import Frontend, InfraService, job_frontend
 
 ETCD, NATS = "etcd", "nats"
 
@@ -19,15 +19,15 @@ class DynamoFrontend(Frontend):
     backends = ("sglang", "vllm", "trtllm", "command")
     infra = (InfraService(ETCD, ("etcd", "etcd_peer")), InfraService(NATS, ("nats",)))
 
-    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+    def argv(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         words = ["python3", "-m", "dynamo.frontend", "--http-port", "{http_port}"]
-        return words + option_words(frontend_of(setting).args)
+        return words + option_argv(job_frontend(context).args)
 
     def metrics(self) -> str:
         return "http_port/metrics"
 
 
-def infra_command(name: str, node: int) -> list[str]:
+def infra_argv(name: str, node: int) -> list[str]:
     """Command of etcd or NATS. Their data is worthless after the job, so it need not reach the disk.
 
     Each attempt starts with empty data, because earlier registrations refer to nodes that may be lost.

@@ -12,7 +12,7 @@ NAME = "nginx"
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
-def nginx_command() -> list[str]:
+def nginx_argv() -> list[str]:
     """Command that runs in the foreground, with errors on stderr."""
     return ["nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"]
 

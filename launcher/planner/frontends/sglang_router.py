@@ -5,8 +5,8 @@ Options: https://docs.sglang.ai/advanced_features/router.html
 
 from collections.abc import Sequence
 
-from launcher.planner.backends.base import EVERYWHERE, BackendContext, BackendWorker, option_words
-from launcher.planner.frontends.base import Frontend, frontend_of, workers_by_mode
+from launcher.planner.backends.base import ALL_ADDRESSES, BackendContext, BackendWorker, option_argv
+from launcher.planner.frontends.base import Frontend, job_frontend, workers_by_mode
 
 
 class SglangRouterFrontend(Frontend):
@@ -17,15 +17,15 @@ class SglangRouterFrontend(Frontend):
     backends = ("sglang", "command")
     ports = ("system",)
 
-    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+    def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         silent = dict.fromkeys(worker.role.name for worker in workers if "http" not in worker.ports)
         return [
-            f"{setting.key_of(role, 'command')}: the router asks the {role} workers over HTTP; "
+            f"{context.role_key(role, 'command')}: the router asks the {role} workers over HTTP; "
             "have the command listen on {http_port}"
             for role in silent
         ]
 
-    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+    def argv(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         words = ["python3", "-m", "sglang_router.launch_router"]
         prefill, decode, both = workers_by_mode(workers)
         if prefill or decode:
@@ -37,8 +37,8 @@ class SglangRouterFrontend(Frontend):
             words += ["--decode", worker.url()]
         if both:
             words += ["--worker-urls", *(worker.url() for worker in both)]
-        words += ["--host", EVERYWHERE, "--port", "{http_port}", "--prometheus-port", "{system_port}"]
-        return words + option_words(frontend_of(setting).args)
+        words += ["--host", ALL_ADDRESSES, "--port", "{http_port}", "--prometheus-port", "{system_port}"]
+        return words + option_argv(job_frontend(context).args)
 
     def metrics(self) -> str:
         return "system_port/metrics"

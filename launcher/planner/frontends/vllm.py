@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from launcher.planner.backends.base import DISAGGREGATED, BackendContext, BackendWorker
-from launcher.planner.frontends.base import Frontend, frontend_of
+from launcher.planner.frontends.base import Frontend, job_frontend
 
 
 class VllmFrontend(Frontend):
@@ -12,10 +12,10 @@ class VllmFrontend(Frontend):
     name = "vllm"
     readiness = "vllm"
     backends = ("vllm",)
-    own_process = False
+    has_own_process = False
 
-    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
-        frontend = frontend_of(setting)
+    def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
+        frontend = job_frontend(context)
         found = []
         if len(workers) != 1 or workers[0].role.name in DISAGGREGATED:
             told = ", ".join(dict.fromkeys(f"{worker.role.count} {worker.role.name}" for worker in workers))

@@ -27,17 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
-from launcher.plan.ports import END, OFFSETS, SURVEY_FILE
-from launcher.programs.port_claims import GIVEN, hold_reservation, ports_claimed_here
-from launcher.programs.supervisor import IGNORED
+from launcher.plan.ports import OFFSETS, PORT_END, SURVEY_FILE
+from launcher.programs.port_claims import CLAIM_PREFIX, read_claimed_ports, try_reserve_ports
+from launcher.programs.supervisor import IGNORED_SIGNALS
 
 # Printed when the file is written or failed: on a network file system a poller may miss a new file for long. It is a
 # full line because srun forwards only those, and a site's own output may precede it.
-TOLD = b"gpujob has looked\n"
+DONE_LINE = b"gpujob has looked\n"
 _SIOCGIFADDR = 0x8915
-ANY = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
+ANY_ADDRESS = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
 
-LOOKS_S = (0.2, 2.0)  # first and last interval for polling that file: loading a model may take 30 minutes
+POLL_INTERVALS_S = (0.2, 2.0)  # first and last interval for polling that file: loading a model may take 30 minutes
 
 
 class NodeError(Exception):
@@ -50,7 +50,7 @@ def is_free(port: int) -> bool:
     SO_REUSEADDR, as servers set it, makes a port in TIME_WAIT free but not one with a listener (Linux,
     socket(7)). It also lets several jobs or virtual nodes test a port at the same time.
     """
-    for family, address in ANY:
+    for family, address in ANY_ADDRESS:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,24 +63,24 @@ def is_free(port: int) -> bool:
 
 def busy_ports(ports: Iterable[int]) -> list[int]:
     """Sums of a port and any of ``OFFSETS`` that are in use or claimed as ports, sorted."""
-    candidates, given = {port + offset for port in ports for offset in OFFSETS}, ports_claimed_here()
-    return sorted(port for port in candidates if port < END and (port in given or not is_free(port)))
+    candidates, given = {port + offset for port in ports for offset in OFFSETS}, read_claimed_ports()
+    return sorted(port for port in candidates if port < PORT_END and (port in given or not is_free(port)))
 
 
 def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int | None, list[object]]:
     """Return the first offset for which all ports can be reserved, and their locks; None if there is none."""
     for offset in offsets:
         wanted = {port + offset for port in ports}
-        held = hold_reservation(wanted)
-        if held is not None and wanted.isdisjoint(ports_claimed_here((GIVEN,))) and all(map(is_free, wanted)):
+        held = try_reserve_ports(wanted)
+        if held is not None and wanted.isdisjoint(read_claimed_ports((CLAIM_PREFIX,))) and all(map(is_free, wanted)):
             return offset, held
     return None, []
 
 
-def ports_of_node(asked: dict[str, Any], node: str, nodes: str) -> list[int]:
+def node_ports(request: dict[str, Any], node: str, nodes: str) -> list[int]:
     """Planned ports of a node. ``nodes`` are all host names, separated by commas; surplus nodes have none."""
-    places = dict(zip(nodes.split(","), asked["nodes"], strict=False))
-    return list(asked["ports"][places[node]]) if node in places else []
+    places = dict(zip(nodes.split(","), request["nodes"], strict=False))
+    return list(request["ports"][places[node]]) if node in places else []
 
 
 def interface_address(name: str) -> str:
@@ -100,9 +100,9 @@ def interface_address(name: str) -> str:
     raise NodeError(f'the network interface "{name}" has no IPv4 address; choose another of {", ".join(names)}')
 
 
-def released_file(run_dir: Path, attempt: int, number: int) -> Path:
+def released_file(run_dir: Path, attempt: int, round_number: int) -> Path:
     """File that ends the reservation of this round of an attempt."""
-    return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{number}"
+    return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{round_number}"
 
 
 def file_exists(path: Path) -> bool:
@@ -124,14 +124,14 @@ def file_exists(path: Path) -> bool:
     return True
 
 
-def hold_ports_until(released: Path) -> None:
-    pause, longest = LOOKS_S
-    while not file_exists(released):
+def hold_ports_until(release_file: Path) -> None:
+    pause, longest = POLL_INTERVALS_S
+    while not file_exists(release_file):
         time.sleep(pause)
         pause = min(longest, pause * 1.1)
 
 
-def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
+def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tuple[str | None, list[object]]:
     """Survey this node and write its answer. Return the problem and the locks of its ports."""
     asked: Any = run_files.read_json(run_dir / SURVEY_FILE)
     if asked is None:
@@ -142,7 +142,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[st
             address = interface_address(asked["network_interface"])
         except NodeError as error:
             problem = f"{node}: network_interface: {error}"
-    ports = ports_of_node(asked, node, os.environ.get("GPUJOB_NODES", ""))
+    ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
     offset, held = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}
@@ -153,7 +153,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[st
         {
             "schema": run_files.RECORD_SCHEMA,
             "attempt": attempt,
-            "round": number,
+            "round": round_number,
             "address": address,
             "busy": [port for port in busy_ports(ports) if port not in own],
             "offset": offset,
@@ -166,7 +166,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[st
 def report_survey_done() -> None:
     """Report that this node is surveyed, if the reader still exists."""
     with contextlib.suppress(OSError):
-        os.write(1, TOLD)
+        os.write(1, DONE_LINE)
 
 
 def main(arguments: list[str]) -> int:
@@ -190,6 +190,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    for warning in IGNORED:  # a warning before the time limit reaches every step
+    for warning in IGNORED_SIGNALS:  # a warning before the time limit reaches every step
         signal.signal(warning, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

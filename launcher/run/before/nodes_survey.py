@@ -13,7 +13,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from launcher.plan.plan import Plan, RunFacts
 from launcher.plan.ports import PORTS_FILE, all_ports, assigned_ports, free_offsets, survey_request
-from launcher.run.before.node_facts import TOLD, released_file
+from launcher.run.before.node_facts import DONE_LINE, released_file
 from launcher.run.job_log import log_line
 from launcher.run.job_state import attempt_optional
 from launcher.run.signals import OrchestratorSignals
@@ -23,57 +23,57 @@ SURVEY_S = 20.0  # wait for the nodes; afterwards the job continues with what it
 NODES_PER_S = 20  # large jobs get an extra second per this many nodes
 PAUSE_S = 0.5  # longest random pause before another round, so that two competing jobs do not retry together
 END_S = 5.0  # wait for the nodes to release their ports before the next round
-ENDED_S = 2.0  # wait for the end of terminated processes
+TERMINATE_S = 2.0  # wait for the end of terminated processes
 
-Told = Mapping[str, Mapping[str, object]]  # answers of nodes, by host name
+NodeAnswers = Mapping[str, Mapping[str, object]]  # answers of nodes, by host name
 
 
 class PortReservation:
     """Processes that hold the ports of a job on its nodes until a file exists."""
 
-    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"] = (), released: Path | None = None) -> None:
+    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"] = (), release_file: Path | None = None) -> None:
         self._processes = processes
-        self._released = released
-        self._said = [b""] * len(processes)
+        self._release_file = release_file
+        self._output = [b""] * len(processes)
         for process in processes:
             if process.stdout is not None:
                 os.set_blocking(process.stdout.fileno(), False)
 
-    def have_told(self, nodes: int) -> bool:
+    def have_answered(self, nodes: int) -> bool:
         """Whether this many nodes have answered, or no process can answer any more."""
         over = [process.poll() is not None for process in self._processes]
         for index, process in enumerate(self._processes):
             if process.stdout is not None:
-                self._said[index] += process.stdout.read() or b""
+                self._output[index] += process.stdout.read() or b""
         most = nodes if len(over) == 1 else 1  # one srun serves all nodes; locally each node has a process
-        told = [most if ended else said.count(TOLD) for ended, said in zip(over, self._said, strict=True)]
+        told = [most if ended else said.count(DONE_LINE) for ended, said in zip(over, self._output, strict=True)]
         return all(over) or sum(told) >= nodes
 
-    def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
+    def release(self, wait_s: float = 0.0, is_ending: Callable[[], bool] = lambda: False) -> None:
         """Release the ports, and terminate processes that do not end within ``wait_s``. Safe to call twice.
 
         The file comes first: srun and slurmstepd write errors to the job's log when a step ends by a signal.
-        With ``wait_s`` 0, or when the job is ending (``hurried``), nothing is waited for.
+        With ``wait_s`` 0, or when the job is ending (``is_ending``), nothing is waited for.
         """
-        if self._released is None:
+        if self._release_file is None:
             return
         try:
-            self._released.touch()
+            self._release_file.touch()
         except OSError:
             self.terminate()
-        if not self._have_ended(wait_s, hurried) and wait_s and not hurried():
+        if not self._have_ended(wait_s, is_ending) and wait_s and not is_ending():
             self.terminate()
-            self._have_ended(ENDED_S, hurried)
+            self._have_ended(TERMINATE_S, is_ending)
         for process in self._processes:
             if process.stdout is not None:
                 process.stdout.close()
-        self._released = None
+        self._release_file = None
 
-    def _have_ended(self, wait_s: float, hurried: Callable[[], bool]) -> bool:
+    def _have_ended(self, wait_s: float, is_ending: Callable[[], bool]) -> bool:
         """Whether all processes end within ``wait_s``."""
         end = time.monotonic() + wait_s
         while any(process.poll() is None for process in self._processes):
-            if time.monotonic() >= end or hurried():
+            if time.monotonic() >= end or is_ending():
                 return False
             time.sleep(0.02)
         return True
@@ -100,7 +100,7 @@ def run_node_survey(
     """
     end = time.monotonic() + SURVEY_S + plan.nodes / NODES_PER_S
     ports, number, reservation = all_ports(plan), 0, PortReservation()
-    told: Told = {}
+    told: NodeAnswers = {}
     while True:
         offsets = possible_offsets(plan, facts, told)
         try:
@@ -111,20 +111,20 @@ def run_node_survey(
                 f"The nodes cannot be asked for ports and addresses: {error}; the job goes on with those of the plan"
             )
             return facts, reservation
-        while signals.ending is None and time.monotonic() < end and not reservation.have_told(len(facts.hosts)):
+        while signals.end_signal is None and time.monotonic() < end and not reservation.have_answered(len(facts.hosts)):
             signals.sleep(0.05 if plan.nodes == 1 else 0.2)
         told = read_node_answers(plan, facts, number)
         offset = agreed_offset(facts, ports, told)
-        if offset is not None or signals.ending is not None or time.monotonic() >= end:
+        if offset is not None or signals.end_signal is not None or time.monotonic() >= end:
             break
         if not ports or not told or not possible_offsets(plan, facts, told):
             break
-        reservation.end(END_S, lambda: signals.ending is not None)
+        reservation.release(END_S, lambda: signals.end_signal is not None)
         signals.sleep(random.uniform(0.0, PAUSE_S))
-        if signals.ending is not None:
+        if signals.end_signal is not None:
             break
         number += 1
-    if signals.ending is not None:
+    if signals.end_signal is not None:
         return facts, reservation  # nothing more will be started
     if silent := [host for host in facts.hosts[: plan.nodes] if host not in told]:
         log_line(silence_text(plan, silent))
@@ -140,58 +140,58 @@ def run_node_survey(
     return facts, reservation
 
 
-def silence_text(plan: Plan, silent: Sequence[str]) -> str:
+def silence_text(plan: Plan, silent_hosts: Sequence[str]) -> str:
     """Describe what the job does without the answers of these nodes."""
-    names = "its host name is used" if len(silent) == 1 else "their host names are used"
+    names = "its host name is used" if len(silent_hosts) == 1 else "their host names are used"
     consequences = [
         *([names] if plan.network_interface is not None else []),
         *(["the ports of the job are untested there"] if all_ports(plan) else []),
     ]
-    return f"Nothing is known of {', '.join(silent)}: {', and '.join(consequences)}"
+    return f"Nothing is known of {', '.join(silent_hosts)}: {', and '.join(consequences)}"
 
 
-def read_node_answers(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, object]]:
+def read_node_answers(plan: Plan, facts: RunFacts, round_number: int) -> dict[str, dict[str, object]]:
     """Answers of the nodes in this round of this attempt, by host name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
         told = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
-        if (told.get("attempt"), told.get("round")) == (facts.attempt, number):
+        if (told.get("attempt"), told.get("round")) == (facts.attempt, round_number):
             found[host] = told
     return found
 
 
-def node_addresses(plan: Plan, facts: RunFacts, told: Told) -> tuple[str, ...]:
+def node_addresses(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple[str, ...]:
     """Address of each node, or its host name if unknown; unchanged if the plan needs none."""
     if plan.network_interface is None:
         return facts.addresses
-    return tuple(str(told.get(host, {}).get("address") or host) for host in facts.hosts)
+    return tuple(str(answers.get(host, {}).get("address") or host) for host in facts.hosts)
 
 
-def possible_offsets(plan: Plan, facts: RunFacts, told: Told) -> tuple[int, ...]:
+def possible_offsets(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple[int, ...]:
     """Offsets with which all ports are free on the nodes that answered, in the order to try."""
     busy = {}
     for index, host in enumerate(facts.hosts):
-        listed = told.get(host, {}).get("busy")
+        listed = answers.get(host, {}).get("busy")
         busy[index] = [int(port) for port in listed] if isinstance(listed, list) else []
     seed = int(facts.job_id) if facts.job_id.isdigit() else zlib.crc32(facts.job_id.encode())
     return free_offsets(all_ports(plan), busy, seed)
 
 
-def agreed_offset(facts: RunFacts, nodes: Collection[int], told: Told) -> int | None:
+def agreed_offset(facts: RunFacts, nodes: Collection[int], answers: NodeAnswers) -> int | None:
     """Offset that all answering nodes of ``nodes`` reserved; None where they differ."""
-    held = {told[facts.hosts[node]].get("offset") for node in nodes if facts.hosts[node] in told}
+    held = {answers[facts.hosts[node]].get("offset") for node in nodes if facts.hosts[node] in answers}
     offset = held.pop() if len(held) == 1 else None
     return offset if isinstance(offset, int) else None
 
 
-def port_offset(plan: Plan, facts: RunFacts, told: Told) -> int:
+def port_offset(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> int:
     """Offset for ports that are not reserved on all nodes: 0 when no offset is free."""
     if not all_ports(plan):
         return 0
-    offsets = possible_offsets(plan, facts, told)
+    offsets = possible_offsets(plan, facts, answers)
     if not offsets:
         log_line("No offset leaves all ports of the job free on their nodes; it goes on with those of the plan")
         return 0
-    if told:
+    if answers:
         log_line("The nodes did not reserve the same ports in time: another job may take some of them")
     return offsets[0]

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exporter.contract import run_files
-from launcher.plan.plan import BENCHMARK, COUNTING, PLAN_FILE, ReadinessPlan, ReadyRule
+from launcher.plan.plan import BENCHMARK, COUNTING_KINDS, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.run.before.readiness import (
     RuleStatus,
     ServerReply,
     missing_text,
-    paths_of,
     present_text,
+    request_paths,
     rule_status,
     unreached_status,
     without_workers,
@@ -40,15 +40,17 @@ from launcher.run.job_log import log_raw_line
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0  # for all requests of one rule, which also ends servers that send byte by byte
-CONNECT_EVERY_S = 1.0  # between two connection attempts to a port: services that others wait for start within seconds
-AFTERWARDS_S = 10.0  # shortest interval once everything is ready
-AGAIN_S = 60.0  # between two equal lines, and two equal files
-GIVEN_UP_EVERY_S = 1.0  # between two reads of the workers that the job continues without
-TELL_EVERY_S = 0.5  # interval between evaluations for 1000 rules or more, proportionally less for fewer
+CONNECT_INTERVAL_S = (
+    1.0  # between two connection attempts to a port: services that others wait for start within seconds
+)
+READY_INTERVAL_S = 10.0  # shortest interval once everything is ready
+REPEAT_INTERVAL_S = 60.0  # between two equal lines, and two equal files
+ABANDONED_INTERVAL_S = 1.0  # between two reads of the workers that the job continues without
+PUBLISH_INTERVAL_S = 0.5  # interval between evaluations for 1000 rules or more, proportionally less for fewer
 MOST_THREADS = 16
 FREE_THREADS = 4  # threads kept free of services that were late: they may take long again
 MOST_BODY = 4 * 1024 * 1024
-LOAD_S = 0.2
+LOAD_INTERVAL_S = 0.2
 MOST_PAUSE_S = 10.0  # longest wait before checking whether the parent still runs
 
 
@@ -61,36 +63,36 @@ class ReadinessTarget:
     port: int
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """URL for messages."""
-        paths = paths_of(self.rule)
-        return f"http://{self.place}{paths[0]}" if paths else f"tcp://{self.place}"
+        paths = request_paths(self.rule)
+        return f"http://{self.address}{paths[0]}" if paths else f"tcp://{self.address}"
 
 
 class PollResult(NamedTuple):
     """Result of polling a rule once."""
 
-    standing: RuleStatus
-    late: bool = False  # whether there was no answer in time
+    status: RuleStatus
+    is_late: bool = False  # whether there was no answer in time
 
 
 class ReadinessRequest:
-    """One poll of a rule, run on its own thread. ``give_up`` may be called from another."""
+    """One poll of a rule, run on its own thread. ``cancel`` may be called from another."""
 
     def __init__(self, target: ReadinessTarget) -> None:
         self._target = target
         self._socket: socket.socket | None = None
-        self._given_up = False
-        self.end = time.monotonic() + ANSWER_S
+        self._is_cancelled = False
+        self.deadline = time.monotonic() + ANSWER_S
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Abort a pending read from the network."""
-        self._given_up = True
+        self._is_cancelled = True
         waiting = self._socket
         if waiting is not None:
             try:
@@ -98,21 +100,23 @@ class ReadinessRequest:
             except OSError:
                 pass  # it has ended by itself
 
-    def ask(self) -> PollResult:
+    def poll(self) -> PollResult:
         """Poll the service; never raises."""
         target = self._target
         try:
-            return PollResult(self._ask())
+            return PollResult(self._poll_service())
         except TimeoutError:
-            return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
+            return PollResult(unreached_status(target.rule, f"no answer from {target.address} in time"), is_late=True)
         except Exception as error:  # noqa: BLE001 - one service's answer must not stop the others
-            if self._given_up:
-                return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
-            return PollResult(unreached_status(target.rule, _words(error, target)))
+            if self._is_cancelled:
+                return PollResult(
+                    unreached_status(target.rule, f"no answer from {target.address} in time"), is_late=True
+                )
+            return PollResult(unreached_status(target.rule, _error_text(error, target)))
 
-    def _ask(self) -> RuleStatus:
+    def _poll_service(self) -> RuleStatus:
         target, replies = self._target, list[ServerReply]()
-        paths = paths_of(target.rule)
+        paths = request_paths(target.rule)
         if not paths:
             socket.create_connection((target.host, target.port), CONNECT_S).close()
         for path in paths:
@@ -126,8 +130,8 @@ class ReadinessRequest:
         try:
             connection.connect()
             self._socket = connection.sock
-            left_s = self.end - time.monotonic()
-            if self._given_up or left_s <= 0:
+            left_s = self.deadline - time.monotonic()
+            if self._is_cancelled or left_s <= 0:
                 raise TimeoutError
             connection.sock.settimeout(left_s)
             connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
@@ -143,17 +147,17 @@ class ReadinessRequest:
             connection.close()
 
 
-def _words(error: Exception, target: ReadinessTarget) -> str:
+def _error_text(error: Exception, target: ReadinessTarget) -> str:
     """Describe why a service cannot be polled."""
     if isinstance(error, ConnectionRefusedError):
-        return f"connection refused by {target.place}"
+        return f"connection refused by {target.address}"
     if isinstance(error, ConnectionError):  # e.g. the server ended before it answered
-        return f"connection closed by {target.place}"
+        return f"connection closed by {target.address}"
     if isinstance(error, http.client.IncompleteRead):
-        return f"the answer of {target.place} is cut off"
+        return f"the answer of {target.address} is cut off"
     if isinstance(error, OSError):
-        return f"{target.place} cannot be reached: {error.strerror or error}"
-    return f"{target.place} does not answer in HTTP: {str(error) or type(error).__name__}"
+        return f"{target.address} cannot be reached: {error.strerror or error}"
+    return f"{target.address} does not answer in HTTP: {str(error) or type(error).__name__}"
 
 
 class ReadinessPoller:
@@ -162,86 +166,88 @@ class ReadinessPoller:
     def __init__(self, targets: Sequence[ReadinessTarget], interval_s: float) -> None:
         self._targets = targets
         self._interval_s = interval_s
-        self.standings = [unreached_status(target.rule, "not asked yet") for target in targets]
-        self.asked = [False] * len(targets)
+        self.statuses = [unreached_status(target.rule, "not asked yet") for target in targets]
+        self.polled = [False] * len(targets)
         # heaps of (due, index): targets that answer in time, and late ones
-        self._turns: tuple[list[tuple[float, int]], ...] = ([(0.0, index) for index in range(len(targets))], [])
-        self._next = [0.0] * len(targets)
-        self._late = [False] * len(targets)
-        self._under_way: dict[int, ReadinessRequest] = {}
+        self._schedules: tuple[list[tuple[float, int]], ...] = ([(0.0, index) for index in range(len(targets))], [])
+        self._next_due = [0.0] * len(targets)
+        self._was_late = [False] * len(targets)
+        self._pending: dict[int, ReadinessRequest] = {}
         self._threads = min(MOST_THREADS, len(targets))
         self._work: queue.SimpleQueue[tuple[int, ReadinessRequest]] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[tuple[int, PollResult] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, PollResult] | None] = queue.SimpleQueue()
         for _ in range(self._threads):
             threading.Thread(target=self._serve, daemon=True).start()  # name resolution cannot be interrupted
 
     def _serve(self) -> None:
         while True:
             index, question = self._work.get()
-            self._news.put((index, question.ask()))
+            self._results.put((index, question.poll()))
 
-    def pace(self, interval_s: float) -> None:
+    def set_interval(self, interval_s: float) -> None:
         """Set the interval; a shorter one also applies to polls that are already scheduled."""
         if interval_s < self._interval_s:
             latest = time.monotonic() + interval_s
-            self._next = [min(due, latest) for due in self._next]
-            for turns in self._turns:
+            self._next_due = [min(due, latest) for due in self._next_due]
+            for turns in self._schedules:
                 turns[:] = [(min(due, latest), index) for due, index in turns]
                 heapq.heapify(turns)
         self._interval_s = interval_s
 
     def wake(self) -> None:
         """End the current ``step``; safe in a signal handler."""
-        self._news.put(None)
+        self._results.put(None)
 
     def step(self, end: float = math.inf) -> bool:
         """Start due polls and wait for a result, at most until ``end``. Return whether there was one."""
         now = time.monotonic()
-        for question in self._under_way.values():
-            if question.end <= now:
-                question.give_up()
-        self._ask_due(now)
+        for question in self._pending.values():
+            if question.deadline <= now:
+                question.cancel()
+        self._start_due(now)
         moments = [
             max(now, end),
             now + MOST_PAUSE_S,
-            *(question.end for question in self._under_way.values() if question.end > now),
+            *(question.deadline for question in self._pending.values() if question.deadline > now),
         ]
-        if len(self._under_way) < self._threads:
-            moments += [turns[0][0] for turns in self._turns if turns and turns[0][0] > now]
+        if len(self._pending) < self._threads:
+            moments += [turns[0][0] for turns in self._schedules if turns and turns[0][0] > now]
         fresh = False
         try:
-            news = self._news.get(timeout=min(moments) - now)
+            news = self._results.get(timeout=min(moments) - now)
             while news is not None:
-                self._take(*news)
+                self._apply_result(*news)
                 fresh = True
-                news = self._news.get_nowait()
+                news = self._results.get_nowait()
         except queue.Empty:
             pass
         return fresh
 
-    def _ask_due(self, now: float) -> None:
+    def _start_due(self, now: float) -> None:
         kept = FREE_THREADS if len(self._targets) > self._threads else 0
-        slow = sum(self._late[index] for index in self._under_way)
-        for late, turns in enumerate(self._turns):
-            while turns and turns[0][0] <= now and len(self._under_way) < self._threads:
+        slow = sum(self._was_late[index] for index in self._pending)
+        for late, turns in enumerate(self._schedules):
+            while turns and turns[0][0] <= now and len(self._pending) < self._threads:
                 if late and slow >= self._threads - kept:
                     return
                 slow += late
                 _, index = heapq.heappop(turns)
-                self._under_way[index] = question = ReadinessRequest(self._targets[index])
-                asks_little = self._targets[index].rule.kind == "tcp" and not self.standings[index].ready
-                self._next[index] = now + (min(self._interval_s, CONNECT_EVERY_S) if asks_little else self._interval_s)
+                self._pending[index] = question = ReadinessRequest(self._targets[index])
+                asks_little = self._targets[index].rule.kind == "tcp" and not self.statuses[index].ready
+                self._next_due[index] = now + (
+                    min(self._interval_s, CONNECT_INTERVAL_S) if asks_little else self._interval_s
+                )
                 self._work.put((index, question))
 
-    def _take(self, index: int, answer: PollResult) -> None:
-        del self._under_way[index]
+    def _apply_result(self, index: int, result: PollResult) -> None:
+        del self._pending[index]
         # one late answer from a busy engine does not make it unready
-        once = answer.late and not self._late[index] and self.standings[index].ready
-        self._late[index] = answer.late
-        self.asked[index] = True
+        once = result.is_late and not self._was_late[index] and self.statuses[index].ready
+        self._was_late[index] = result.is_late
+        self.polled[index] = True
         if not once:
-            self.standings[index] = answer.standing
-        heapq.heappush(self._turns[answer.late], (self._next[index], index))
+            self.statuses[index] = result.status
+        heapq.heappush(self._schedules[result.is_late], (self._next_due[index], index))
 
 
 class ReadinessPublisher:
@@ -251,53 +257,55 @@ class ReadinessPublisher:
         self, run_dir: Path, targets: Sequence[ReadinessTarget], attempt: int, readiness: ReadinessPlan
     ) -> None:
         self._path = run_dir / run_files.READINESS_FILE
-        self._given_up_path = run_dir / run_files.GIVEN_UP_FILE
-        self._given_up: dict[str, str] = {}  # workers that the job continues without: name -> role
-        self._given_up_due = 0.0
+        self._abandoned_path = run_dir / run_files.ABANDONED_FILE
+        self._abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
+        self._next_abandoned_read_at = 0.0
         self._rules = [target.rule for target in targets]
         self._attempt = attempt
         self._readiness = readiness
         self.ready = self._was_ready = False
-        self._since: float | None = None
-        self._written: dict[str, Any] | None = None
-        self._written_at = self._said_at = 0.0
-        self._said: str | None = None
+        self._ready_since: float | None = None
+        self._written_body: dict[str, Any] | None = None
+        self._written_at = self._logged_at = 0.0
+        self._logged_waiting: str | None = None
         self._problem: str | None = None
 
-    def tell(self, standings: Sequence[RuleStatus], now: float, *, complete: bool) -> None:
-        """Publish changes. Lines wait until it is ``complete``: every rule polled once, or ``ANSWER_S`` over."""
-        self._look_for_given_up(now)
-        rules, standings = without_workers(self._rules, standings, self._given_up)
-        seen, expected = worker_totals(rules, standings)
-        waiting = missing_text(rules, standings, seen, expected)
+    def publish(self, statuses: Sequence[RuleStatus], now: float, *, is_complete: bool) -> None:
+        """Publish changes. Lines wait until it is ``is_complete``: every rule polled once, or ``ANSWER_S`` over."""
+        self._read_abandoned(now)
+        rules, statuses = without_workers(self._rules, statuses, self._abandoned)
+        seen, expected = worker_totals(rules, statuses)
+        waiting = missing_text(rules, statuses, seen, expected)
         was_ready, self.ready = self.ready, not waiting
         self._was_ready = self._was_ready or self.ready
         if self.ready != was_ready:
-            self._since = time.time() if self.ready else None
-        self._write(rules, standings, seen, expected, waiting, now)
+            self._ready_since = time.time() if self.ready else None
+        self._write(rules, statuses, seen, expected, waiting, now)
         if self.ready:
-            if self._said != "":
+            if self._logged_waiting != "":
                 log_raw_line("Model is ready." + (f" Have {present_text(seen)}." if expected else ""))
-                self._said, self._said_at = "", now
-        elif complete:
-            changed = waiting != self._said and (was_ready or now - self._said_at >= self._readiness.interval_s)
-            if self._said is None or changed or now - self._said_at >= AGAIN_S:
+                self._logged_waiting, self._logged_at = "", now
+        elif is_complete:
+            changed = waiting != self._logged_waiting and (
+                was_ready or now - self._logged_at >= self._readiness.interval_s
+            )
+            if self._logged_waiting is None or changed or now - self._logged_at >= REPEAT_INTERVAL_S:
                 log_raw_line(f"Model is not ready, waiting for {waiting} to spin up.")
-                self._said, self._said_at = waiting, now
+                self._logged_waiting, self._logged_at = waiting, now
 
-    def _look_for_given_up(self, now: float) -> None:
+    def _read_abandoned(self, now: float) -> None:
         """Read the workers that the job continues without. After readiness, later losses are reported instead."""
-        if self._was_ready or now < self._given_up_due:
+        if self._was_ready or now < self._next_abandoned_read_at:
             return
-        self._given_up_due = now + GIVEN_UP_EVERY_S
-        told: Any = run_files.read_json(self._given_up_path)
+        self._next_abandoned_read_at = now + ABANDONED_INTERVAL_S
+        told: Any = run_files.read_json(self._abandoned_path)
         if told is not None and told.get("attempt") == self._attempt:
-            self._given_up = told["workers"]
+            self._abandoned = told["workers"]
 
     def _write(
         self,
         rules: Sequence[ReadyRule],
-        standings: Sequence[RuleStatus],
+        statuses: Sequence[RuleStatus],
         seen: Mapping[str, int],
         expected: Mapping[str, int],
         waiting: str,
@@ -307,7 +315,7 @@ class ReadinessPublisher:
             "schema": run_files.RECORD_SCHEMA,
             "attempt": self._attempt,
             "ready": self.ready,
-            "since": self._since,
+            "since": self._ready_since,
             "timeout_s": self._readiness.timeout_s,
             "waiting": waiting,
             "seen": seen,
@@ -322,10 +330,10 @@ class ReadinessPublisher:
                     "before": rule.before,
                     "detail": standing.detail,
                 }
-                for rule, standing in zip(rules, standings, strict=True)
+                for rule, standing in zip(rules, statuses, strict=True)
             ],
         }
-        if body == self._written and now - self._written_at < AGAIN_S:
+        if body == self._written_body and now - self._written_at < REPEAT_INTERVAL_S:
             return
         try:
             run_files.write_json(self._path, {**body, "time": time.time()}, durable=False)
@@ -335,7 +343,7 @@ class ReadinessPublisher:
                 log_raw_line(problem)
             self._problem = problem
             return
-        self._written, self._written_at, self._problem = body, now, None
+        self._written_body, self._written_at, self._problem = body, now, None
 
 
 def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[ReadinessTarget, ...], int] | None:
@@ -354,7 +362,7 @@ def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[Readines
 def intro_lines(targets: Sequence[ReadinessTarget], interval_s: float) -> list[str]:
     """Name the polled front end, or the service that represents the model."""
     last = [target for target in targets if target.rule.before == BENCHMARK] or list(targets)
-    first = next((target for target in last if target.rule.kind in COUNTING), last[0])
+    first = next((target for target in last if target.rule.kind in COUNTING_KINDS), last[0])
     more = len(targets) - 1
     return [
         f"Polling {first.url} every {interval_s:g} seconds...",
@@ -380,7 +388,7 @@ def main(arguments: list[str]) -> int:
     while (loaded := load_readiness_targets(run_dir)) is None:
         if ended or os.getppid() != parent:
             return 0
-        time.sleep(LOAD_S)
+        time.sleep(LOAD_INTERVAL_S)
     readiness, targets, attempt = loaded
     if not targets:
         return 0
@@ -388,13 +396,13 @@ def main(arguments: list[str]) -> int:
     for line in intro_lines(targets, readiness.interval_s):
         log_raw_line(line)
     poller, begun = ReadinessPoller(targets, readiness.interval_s), time.monotonic()
-    gap_s = min(TELL_EVERY_S, TELL_EVERY_S * len(targets) / 1000)
+    gap_s = min(PUBLISH_INTERVAL_S, PUBLISH_INTERVAL_S * len(targets) / 1000)
     due, fresh = begun, False
     while not ended and os.getppid() == parent:
         now = time.monotonic()
         if now >= due:
-            course.tell(poller.standings, now, complete=all(poller.asked) or now - begun > ANSWER_S)
-            poller.pace(max(readiness.interval_s, AFTERWARDS_S) if course.ready else readiness.interval_s)
+            course.publish(poller.statuses, now, is_complete=all(poller.polled) or now - begun > ANSWER_S)
+            poller.set_interval(max(readiness.interval_s, READY_INTERVAL_S) if course.ready else readiness.interval_s)
             due, fresh = now + gap_s, False
         fresh = poller.step(due if fresh else math.inf) or fresh
     return 0

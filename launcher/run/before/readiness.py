@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from exporter.logs.places_reader import log_paths, read_last_bytes
+from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
-from launcher.plan.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
+from launcher.plan.plan import COUNTING_KINDS, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
 
 # paths to request for each kind; a rule's own path replaces the first
 PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/v1/models"), "http": ("/health",)}
@@ -35,7 +35,7 @@ class RuleStatus:
     detail: str = ""
 
 
-def paths_of(rule: ReadyRule) -> tuple[str, ...]:
+def request_paths(rule: ReadyRule) -> tuple[str, ...]:
     """Paths to request in turn; empty if accepting a connection is enough."""
     paths = PATHS.get(rule.kind, ())
     return (rule.path, *paths[1:]) if rule.path and paths else paths
@@ -48,7 +48,7 @@ def parse_dynamo(body: bytes) -> dict[str, int] | None:
     entries. Of the endpoints of a process, only ``generate`` counts. Decode workers, and those that do both,
     have the component ``decode``, ``backend`` or ``tensorrt_llm``.
     """
-    instances = _object(body).get("instances")
+    instances = _parse_object(body).get("instances")
     if isinstance(instances, dict):
         instances = list(instances.values())
     if not isinstance(instances, list):
@@ -68,7 +68,7 @@ def parse_sglang(body: bytes) -> dict[str, int] | None:
     The body is ``{"stats": {"prefill_count": 1, "decode_count": 1, "regular_count": 0}}``. A regular worker
     does both and counts as decode.
     """
-    stats = _object(body).get("stats")
+    stats = _parse_object(body).get("stats")
     if not isinstance(stats, dict):
         return None
     prefill, decode, regular = (stats.get(f"{name}_count", 0) for name in ("prefill", "decode", "regular"))
@@ -79,13 +79,13 @@ def parse_sglang(body: bytes) -> dict[str, int] | None:
 
 def parse_models(body: bytes) -> list[str]:
     """Model names in an OpenAI-like ``/v1/models``: ``{"data": [{"id": "m"}]}``."""
-    models = _object(body).get("data")
+    models = _parse_object(body).get("data")
     if not isinstance(models, list):
         return []
     return [entry["id"] for entry in models if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -98,18 +98,18 @@ def _is_count(value: object) -> bool:
 
 
 def rule_status(rule: ReadyRule, replies: Sequence[ServerReply]) -> RuleStatus:
-    """Evaluate a rule. ``replies`` answer ``paths_of(rule)`` up to the first status other than 200."""
-    for path, reply in zip(paths_of(rule), replies, strict=False):
+    """Evaluate a rule. ``replies`` answer ``request_paths(rule)`` up to the first status other than 200."""
+    for path, reply in zip(request_paths(rule), replies, strict=False):
         if reply.status != 200:
             return unreached_status(rule, f"{path} answers {reply.status}")
-    if rule.kind in COUNTING:
+    if rule.kind in COUNTING_KINDS:
         counts = (parse_dynamo if rule.kind == "dynamo" else parse_sglang)(replies[0].body)
         if counts is None:
-            return unreached_status(rule, f"{paths_of(rule)[0]} answers something else than {rule.kind} does")
+            return unreached_status(rule, f"{request_paths(rule)[0]} answers something else than {rule.kind} does")
         seen = counts_by_role(counts, rule.expected)
         return RuleStatus(all(seen[role] >= number for role, number in rule.expected.items()), seen)
     if rule.kind == "vllm" and not parse_models(replies[1].body):
-        return unreached_status(rule, f"{paths_of(rule)[1]} names no model")
+        return unreached_status(rule, f"{request_paths(rule)[1]} names no model")
     return RuleStatus(ready=True, seen=dict(rule.expected))
 
 
@@ -130,20 +130,20 @@ def counts_by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> di
 
 
 def without_workers(
-    rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], given_up: Mapping[str, str]
+    rules: Sequence[ReadyRule], statuses: Sequence[RuleStatus], abandoned: Mapping[str, str]
 ) -> tuple[list[ReadyRule], list[RuleStatus]]:
-    """Rules and results without the workers in ``given_up`` (name -> role).
+    """Rules and results without the workers in ``abandoned`` (name -> role).
 
     A rule for such a worker is ready, and rules that count its role expect fewer workers.
     """
-    lost = Counter(given_up.values())
+    lost = Counter(abandoned.values())
     asked, found = [], []
-    for rule, standing in zip(rules, standings, strict=True):
-        if rule.subject in given_up:
+    for rule, standing in zip(rules, statuses, strict=True):
+        if rule.subject in abandoned:
             asked.append(replace(rule, expected={}))
             found.append(RuleStatus(ready=True, detail="given up"))
             continue
-        if rule.kind in COUNTING and any(lost[role] for role in rule.expected):
+        if rule.kind in COUNTING_KINDS and any(lost[role] for role in rule.expected):
             expected = {role: max(0, number - lost[role]) for role, number in rule.expected.items()}
             rule = replace(rule, expected=expected)
             if not standing.detail:  # the workers were counted
@@ -154,7 +154,7 @@ def without_workers(
     return asked, found
 
 
-def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -> tuple[dict[str, int], dict[str, int]]:
+def worker_totals(rules: Sequence[ReadyRule], statuses: Sequence[RuleStatus]) -> tuple[dict[str, int], dict[str, int]]:
     """Workers seen and expected in the whole job, by role.
 
     If several front ends count the same workers, the lowest count wins. Rules for single workers are added up.
@@ -162,10 +162,10 @@ def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -
     """
     views: dict[str, list[tuple[int, int]]] = {}
     singles: dict[str, tuple[int, int]] = {}
-    for rule, standing in zip(rules, standings, strict=True):
+    for rule, standing in zip(rules, statuses, strict=True):
         for role, number in rule.expected.items():
             here = standing.seen.get(role, 0)
-            if rule.kind in COUNTING:
+            if rule.kind in COUNTING_KINDS:
                 views.setdefault(role, []).append((here, number))
             else:
                 before = singles.get(role, (0, 0))
@@ -174,26 +174,26 @@ def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -
         views.setdefault(role, []).append(sums)
     seen = {role: min(here for here, _ in found) for role, found in views.items()}
     expected = {role: max(number for _, number in found) for role, found in views.items()}
-    away = Counter(_role_of(rule) for rule, standing in zip(rules, standings, strict=True) if not standing.ready)
+    away = Counter(_polled_role(rule) for rule, standing in zip(rules, statuses, strict=True) if not standing.ready)
     for role in away.keys() & seen.keys():
         seen[role] = min(seen[role], max(0, expected[role] - away[role]))
     return seen, expected
 
 
-def _role_of(rule: ReadyRule) -> str:
+def _polled_role(rule: ReadyRule) -> str:
     """Role of the worker that a rule polls; empty if it polls something else."""
     return rule.subject.rpartition("_w")[0]
 
 
 def missing_text(
-    rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], seen: Mapping[str, int], expected: Mapping[str, int]
+    rules: Sequence[ReadyRule], statuses: Sequence[RuleStatus], seen: Mapping[str, int], expected: Mapping[str, int]
 ) -> str:
     """Describe missing workers, ``4 prefills and 1 decodes``, and other services; empty when all are ready.
 
     A surplus in one role does not make up for a gap in another. Workers with their own rule are not named again
     if they are among the counted gaps.
     """
-    if all(standing.ready for standing in standings):
+    if all(standing.ready for standing in statuses):
         return ""
     prefill, decode = missing_counts(seen, expected)
     counted = prefill + decode > 0
@@ -201,13 +201,13 @@ def missing_text(
     lacking = {role for role, number in expected.items() if seen.get(role, 0) < number}
     others = [
         rule.subject or "the model"
-        for rule, standing in zip(rules, standings, strict=True)
-        if not standing.ready and not (counted and (rule.expected or _role_of(rule) in lacking))
+        for rule, standing in zip(rules, statuses, strict=True)
+        if not standing.ready and not (counted and (rule.expected or _polled_role(rule) in lacking))
     ]
-    return " and ".join(words + shortened(list(dict.fromkeys(others))))
+    return " and ".join(words + shorten_names(list(dict.fromkeys(others))))
 
 
-def shortened(names: Sequence[str]) -> list[str]:
+def shorten_names(names: Sequence[str]) -> list[str]:
     """The first ``MOST_NAMED`` names, and the number of others."""
     more = len(names) - MOST_NAMED
     return [*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
@@ -225,15 +225,15 @@ def present_text(seen: Mapping[str, int]) -> str:
 
 
 def describe_missing(
-    plan: Plan, facts: RunFacts, found: Mapping[str, Any] | None, restarts: Mapping[int, int] | None = None
+    plan: Plan, facts: RunFacts, content: Mapping[str, Any] | None, restarts: Mapping[int, int] | None = None
 ) -> list[str]:
     """List the services that were not ready in time and the ends of their logs, redacted.
 
-    ``found`` is the content of ``readiness.json``, or None. ``restarts`` are the current runs by rank, which
+    ``content`` is the content of ``readiness.json``, or None. ``restarts`` are the current runs by rank, which
     are part of the log names.
     """
     rules = plan.readiness.rules if plan.readiness else ()
-    told = (found or {}).get("rules") or []
+    told = (content or {}).get("rules") or []
     lines: list[str] = []
     suspects: dict[int, TaskPlan] = {}
     for index, rule in enumerate(rules):
@@ -243,13 +243,13 @@ def describe_missing(
         seen, detail = standing.get("seen") or {}, standing.get("detail") or ""
         lacking = {role: number - seen.get(role, 0) for role, number in rule.expected.items()}
         subject = rule.subject or "the model"
-        asked = [planned for planned in plan.tasks if _is_asked(planned, rule)]
-        if rule.kind in COUNTING and not detail and standing:
+        asked = [planned for planned in plan.tasks if _is_polled_by(planned, rule)]
+        if rule.kind in COUNTING_KINDS and not detail and standing:
             for role, number in lacking.items():
                 if number <= 0:
                     continue
                 workers = [task for task in plan.tasks if task.task.role == role and task.task.local_rank == 0]
-                names = shortened([_place(task, facts) for task in workers])
+                names = shorten_names([_worker_text(task, facts) for task in workers])
                 lines.append(f"{role}: {number} of {rule.expected[role]} not ready, of {', '.join(names)}")
                 suspects.update((task.task.rank, task) for task in workers)
         else:
@@ -261,14 +261,14 @@ def describe_missing(
     return lines
 
 
-def _is_asked(planned: TaskPlan, rule: ReadyRule) -> bool:
+def _is_polled_by(planned: TaskPlan, rule: ReadyRule) -> bool:
     """Whether a rule polls this task."""
     return planned.task.worker == rule.subject or (
         planned.task.node_index == rule.node and rule.port in planned.ports.values()
     )
 
 
-def _place(planned: TaskPlan, facts: RunFacts) -> str:
+def _worker_text(planned: TaskPlan, facts: RunFacts) -> str:
     return f"{planned.task.worker} on {facts.hosts[planned.task.node_index]}"
 
 

@@ -17,7 +17,7 @@ import pytest
 from exporter import cli
 from exporter.attach import outcome
 from exporter.attach import settings as attach
-from exporter.attach.finder import COME_BACK_S, SETTLE_S, WorkerFinder
+from exporter.attach.finder import RESTART_S, SETTLE_S, WorkerFinder
 from exporter.attach.outcome import AttachedOutcome
 from exporter.attach.settings import AttachSettings, gpus_of_workers, merge_settings, setting_notices
 from exporter.attach.workers_reader import WorkerCandidate, WorkerSearchResult
@@ -248,7 +248,7 @@ class Job:
         self.finder = self.make()
 
     def make(self) -> WorkerFinder:
-        search: Any = SimpleNamespace(look=self.look)
+        search: Any = SimpleNamespace(find=self.look)
         sidecar: Any = self
         return WorkerFinder(sidecar, search)
 
@@ -336,7 +336,7 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
     assert job.step() == "running"
     job.go(1)
     assert job.step() == "completing"
-    assert job.step(COME_BACK_S) == "completing, ended"
+    assert job.step(RESTART_S) == "completing, ended"
     assert job.step() == "completing, ended"
     assert job.finder.outcome is None
     job.final = True
@@ -508,7 +508,7 @@ def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) ->
     job.go(1)
     assert job.step() == "completing"
     job.final = True
-    job.step(COME_BACK_S)
+    job.step(RESTART_S)
     job.step()
     assert job.finder.outcome == AttachedOutcome("FAILED", (said,))
 
@@ -524,7 +524,7 @@ def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
     job.go(1)
     job.final = True
     job.step()
-    job.step(COME_BACK_S)
+    job.step(RESTART_S)
     assert job.step() == "finished, ended"
     assert job.finder.outcome == AttachedOutcome("COMPLETED", ())
 
@@ -564,7 +564,7 @@ def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
     job.go(1, 3)
     job.final = True
     job.step()
-    job.step(COME_BACK_S)
+    job.step(RESTART_S)
     job.step()
     report = JobClient(write_manifest(job.context.manifest)).report()
     assert report["cause"] == {
@@ -615,7 +615,7 @@ def test_a_status_from_before_the_first_look_at_the_workers_is_no_trouble(tmp_pa
     before = {**job.status(), "workers": [{"items": None}]}
     job.status = lambda: before  # type: ignore[method-assign]
     assert job.step() == "launching"
-    job.finder.leave()
+    job.finder.write_unfinished_report()
     report: Any = run_files.read_json(tmp_path / run_files.REPORT_FILE)
     assert report["workers"] == []
     assert report["stopped"]["cause"].endswith("; 0 workers were running then")
@@ -629,7 +629,7 @@ def test_a_watching_that_ends_early_leaves_what_it_has_seen(tmp_path: Path, runn
     job.step()
     if running == 1:
         job.go(1, 3)
-    job.finder.leave()
+    job.finder.write_unfinished_report()
     report = run_files.read_json(tmp_path / run_files.REPORT_FILE) or {}
     assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
     clock = time.strftime("%H:%M:%S", time.localtime(job.clock.now))
@@ -648,7 +648,7 @@ def test_nobody_waits_for_workers_that_ended_before_the_first_look(tmp_path: Pat
     assert job.step() == "launching"
     job.go(0)
     assert job.step() == "launching"
-    assert job.step(COME_BACK_S) == "completing, ended"
+    assert job.step(RESTART_S) == "completing, ended"
 
 
 def test_a_restarted_finder_goes_on_with_the_same_records(tmp_path: Path) -> None:
@@ -714,7 +714,7 @@ def test_the_end_of_a_job_follows_from_its_workers(
 ) -> None:
     judged = outcome.find_outcome(found, {"cuda_oom"}, missing)
     assert judged.state == state
-    assert words in "; ".join(judged.why)
+    assert words in "; ".join(judged.reasons)
     assert judged.exit_status == EXIT_STATUS[state]
 
 
@@ -771,7 +771,7 @@ def test_what_is_no_count_of_items_is_not_compared_with_the_items_of_the_job(
     found: dict[str, Any], state: str, words: str
 ) -> None:
     judged = outcome.find_outcome(found, (), None)
-    assert (judged.state, "; ".join(judged.why)[: len(words)]) == (state, words)
+    assert (judged.state, "; ".join(judged.reasons)[: len(words)]) == (state, words)
 
 
 def test_the_report_of_a_job_that_counts_steps_says_so(tmp_path: Path) -> None:
@@ -951,7 +951,7 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(
         line.endswith(" 1") and labels in line for line in page.splitlines() if line.startswith("gpujob_worker_up{")
     )
     assert [worker["pid"] for worker in job.workers()] == job.pids
-    assert JobClient(job.state).look()["state"] == "RUNNING"
+    assert JobClient(job.state).read_view()["state"] == "RUNNING"
     os.kill(job.pids[2], signal.SIGKILL)
     killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
     other = "import time; time.sleep(600)"
@@ -977,7 +977,7 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(
     assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
     assert "by killed_unknown" in render_report(JobClient(job.state).report())
     assert "Traceback" not in job.said()
-    assert JobClient(job.state).look()["report"]["exit_status"] == 1
+    assert JobClient(job.state).read_view()["report"]["exit_status"] == 1
 
 
 def _over(job: Launched) -> bool:

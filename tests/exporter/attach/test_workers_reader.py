@@ -71,7 +71,7 @@ class Machine:
         return [(sighting.pid, sighting.number) for sighting in found]
 
     def search(self, workers: int = 2, *, known: tuple[int, ...] = (), **more: Any) -> WorkerSearchResult:
-        return WorkerSearch(self.wanted(workers, **more), {}, self.proc, OWN_PID).look(known)
+        return WorkerSearch(self.wanted(workers, **more), {}, self.proc, OWN_PID).find(known)
 
 
 @pytest.fixture
@@ -93,23 +93,23 @@ def machine(tmp_path: Path) -> Machine:
     ],
 )
 def test_pids_stand_between_blanks_newlines_or_commas(text: str, pids: list[int]) -> None:
-    assert parse_pids(text, finished=True) == parse_pids(text, finished=False) == pids
+    assert parse_pids(text, is_complete=True) == parse_pids(text, is_complete=False) == pids
 
 
 def test_a_last_pid_without_an_end_counts_once_the_file_is_finished() -> None:
-    assert parse_pids("101 102 10", finished=False) == [101, 102]
-    assert parse_pids("101 102 10", finished=True) == [101, 102, 10]
+    assert parse_pids("101 102 10", is_complete=False) == [101, 102]
+    assert parse_pids("101 102 10", is_complete=True) == [101, 102, 10]
 
 
 @pytest.mark.parametrize("text", ["pid", "-5", "0", "12.5", "4194305", "1" * 5000, "١٢", "\0"])
 def test_what_is_no_pid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a process id"):
-        parse_pids(f"101 {text} \n", finished=True)
+        parse_pids(f"101 {text} \n", is_complete=True)
 
 
 @given(st.lists(st.integers(1, 1 << 22)), st.sampled_from([" ", "\n", ", ", "\r\n"]))
 def test_written_pids_are_read(pids: list[int], separator: str) -> None:
-    assert parse_pids(separator.join(map(str, pids)) + "\n", finished=False) == pids
+    assert parse_pids(separator.join(map(str, pids)) + "\n", is_complete=False) == pids
 
 
 def pid_file(machine: Machine, text: str, *, mtime: float = BOOT + 60) -> WorkerSearchResult:
@@ -123,11 +123,11 @@ def test_the_place_in_the_file_is_the_number_of_the_worker(machine: Machine) -> 
     machine.add(300, "python worker.py")
     machine.add(200, "python worker.py")
     look = pid_file(machine, "300 200\n")
-    assert [(s.pid, s.number, s.found_by, s.start_ticks) for s in look.sightings] == [
+    assert [(s.pid, s.number, s.found_by, s.start_ticks) for s in look.candidates] == [
         (300, 0, "pid_file", 300),
         (200, 1, "pid_file", 200),
     ]
-    assert look.sightings[0].start == pytest.approx(BOOT + 300 / os.sysconf("SC_CLK_TCK"))
+    assert look.candidates[0].start == pytest.approx(BOOT + 300 / os.sysconf("SC_CLK_TCK"))
     assert (look.gone, look.problems) == ({}, ())
 
 
@@ -136,7 +136,7 @@ def test_stale_pids_are_told_apart_and_said(machine: Machine) -> None:
     later = int((60 + CLOCK_SLACK_S + 1) * os.sysconf("SC_CLK_TCK"))
     machine.add(301, "python other.py", ticks=later)
     look = pid_file(machine, "302 301 300 300 800 9000\n")
-    assert [(s.pid, s.number) for s in look.sightings] == [(300, 2)]
+    assert [(s.pid, s.number) for s in look.candidates] == [(300, 2)]
     assert look.gone == {
         0: "pid 302 from worker_pids.txt is gone",
         1: "pid 301 from worker_pids.txt has ended and is another process now",
@@ -149,15 +149,15 @@ def test_stale_pids_are_told_apart_and_said(machine: Machine) -> None:
 def test_a_file_of_other_things_is_said_and_not_used(machine: Machine) -> None:
     machine.add(300, "python worker.py")
     look = pid_file(machine, "worker 0: 300\n")
-    assert look.sightings == ()
+    assert look.candidates == ()
     assert look.problems == (f"{machine.root / 'worker_pids.txt'}: 'worker' is not a process id",)
 
 
 def test_half_a_file_is_read_again_later(machine: Machine) -> None:
     machine.add(30, "python a.py")
     machine.add(300, "python b.py")
-    assert [s.pid for s in pid_file(machine, "300 30", mtime=time.time()).sightings] == [300]
-    assert [s.pid for s in pid_file(machine, "300 30").sightings] == [300, 30]
+    assert [s.pid for s in pid_file(machine, "300 30", mtime=time.time()).candidates] == [300]
+    assert [s.pid for s in pid_file(machine, "300 30").candidates] == [300, 30]
 
 
 def test_a_file_that_is_not_there_matters_only_when_it_was_asked_for(machine: Machine) -> None:
@@ -199,8 +199,8 @@ def test_tasks_that_count_from_elsewhere_come_in_order(machine: Machine) -> None
 
 def test_without_a_job_no_steps_are_looked_for(machine: Machine) -> None:
     machine.add(100, "python worker.py", **step(0, 0))
-    assert machine.search().sightings == ()
-    assert [s.found_by for s in machine.search(slurm_job_id="77").sightings] == ["slurm_step"]
+    assert machine.search().candidates == ()
+    assert [s.found_by for s in machine.search(slurm_job_id="77").candidates] == ["slurm_step"]
 
 
 # -- names ----------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_name_is_text_and_not_a_pattern(machine: Machine, name: str) -> None:
 def test_this_program_and_its_parents_are_none(machine: Machine) -> None:
     (machine.root / "800" / "cmdline").write_bytes(b"python\0launch.py\0--name\0embed\0")
     machine.add(100, "python worker.py embed", parent=800)
-    assert [sighting.pid for sighting in machine.search().sightings] == [100]
+    assert [sighting.pid for sighting in machine.search().candidates] == [100]
 
 
 def test_descendants_are_part_of_the_topmost(machine: Machine) -> None:
@@ -352,16 +352,16 @@ def test_what_the_file_names_comes_first_and_relatives_are_no_further_workers(ma
     machine.add(101, "python worker.py embed --rank 0", parent=100)
     machine.add(102, "python worker.py embed --rank 1")
     machine.add(103, "python worker.py embed --rank 1", parent=102)
-    assert [s.pid for s in machine.search(known=(101,)).sightings] == [102]
-    assert [s.pid for s in machine.search(known=(101, 103)).sightings] == []
+    assert [s.pid for s in machine.search(known=(101,)).candidates] == [102]
+    assert [s.pid for s in machine.search(known=(101, 103)).candidates] == []
     machine.add(104, "bash run.sh", **step(0, 1))
     machine.add(105, "python worker.py embed --rank 1", parent=104, **step(0, 1))
     path = machine.root / "worker_pids.txt"
     path.write_text("101\n", encoding="ascii")
-    found = machine.search(slurm_job_id="77").sightings
+    found = machine.search(slurm_job_id="77").candidates
     assert [(s.pid, s.number, s.found_by) for s in found] == [(101, 0, "pid_file"), (104, 1, "slurm_step")]
     path.write_text("101 104\n", encoding="ascii")
-    assert [s.pid for s in machine.search(known=(102,)).sightings] == [101, 104]
+    assert [s.pid for s in machine.search(known=(102,)).candidates] == [101, 104]
 
 
 def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) -> None:
@@ -369,14 +369,14 @@ def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) 
     machine.add(101, "python other.py embed --worker-id 1")
     path = machine.root / "worker_pids.txt"
     path.write_text("50 51\n", encoding="ascii")
-    assert [s.pid for s in machine.search().sightings] == [101], "a file that names nobody is of no use"
+    assert [s.pid for s in machine.search().candidates] == [101], "a file that names nobody is of no use"
     path.write_text("100 51\n", encoding="ascii")
-    assert [s.pid for s in machine.search().sightings] == [100]
-    assert [s.pid for s in machine.search(known=(100,)).sightings] == []
+    assert [s.pid for s in machine.search().candidates] == [100]
+    assert [s.pid for s in machine.search(known=(100,)).candidates] == []
     path.unlink()
     search = WorkerSearch(machine.wanted(), {}, machine.proc, OWN_PID)
-    assert search.look((100,), by_name=False).sightings == ()
-    assert [s.pid for s in search.look((100,)).sightings] == [101]
+    assert search.find((100,), by_name=False).candidates == ()
+    assert [s.pid for s in search.find((100,)).candidates] == [101]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) 
 )
 def test_a_process_is_shown_by_its_first_words(machine: Machine, command: str, shown: str) -> None:
     machine.add(100, command)
-    assert [s.command for s in machine.search().sightings] == [shown]
+    assert [s.command for s in machine.search().candidates] == [shown]
 
 
 def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine) -> None:
@@ -402,13 +402,13 @@ def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine)
         head, _, rest = path.read_text("ascii").rpartition(") ")
         fields = rest.split(" ")
         path.write_text(f"{head}) {' '.join([*fields[:3], str(session), *fields[4:]])}", encoding="ascii")
-    first, second = machine.search().sightings
+    first, second = machine.search().candidates
     assert (first.directory, first.session) == ("/scratch/a", None)
     assert (second.directory, second.session) == (None, 700)
-    assert first.is_akin("/scratch/a", 5)
-    assert second.is_akin("/scratch/a", 700)
-    assert not first.is_akin(None, None)
-    assert not second.is_akin(None, 5)
+    assert first.is_related("/scratch/a", 5)
+    assert second.is_related("/scratch/a", 700)
+    assert not first.is_related(None, None)
+    assert not second.is_related(None, 5)
 
 
 def test_processes_that_vanish_and_odd_files_are_passed_over(machine: Machine) -> None:
@@ -432,7 +432,7 @@ def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) ->
     assert shell.stdout is not None
     assert [shell.stdout.readline() for _ in range(2)] == ["1\n", "1\n"]
     search = WorkerSearch(WorkerSearchCriteria(name, ((0,), (1,)), tmp_path / "none"), os.environ)
-    first, second = until(lambda: len(found := search.look().sightings) == 2 and found, "both workers")
+    first, second = until(lambda: len(found := search.find().candidates) == 2 and found, "both workers")
     assert {first.number, second.number} == {1, None}
     assert {first.found_by, second.found_by} == {"name"}
     assert all(abs(time.time() - sighting.start) < 60 for sighting in (first, second))

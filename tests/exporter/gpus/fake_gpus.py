@@ -91,9 +91,9 @@ class FakeGpus:
         self.driver: GpuDriver | None = NVIDIA
         self.told: list[GpuEvent] = []
         self.asked = 0
-        self.ready = self.tells_events = True
+        self.ready = self.reports_events = True
 
-    def look(self, _wait_s: float) -> GpuReading:
+    def poll(self, _wait_s: float) -> GpuReading:
         self.asked += 1
         return GpuReading(
             self._clock.time(),
@@ -106,8 +106,8 @@ class FakeGpus:
             ),
             tuple(self.told),
             {"nvmlDeviceGetFanSpeed": "Not Supported"},
-            ready=self.ready,
-            tells_events=self.tells_events,
+            is_ready=self.ready,
+            reports_events=self.reports_events,
         )
 
     def events(self) -> tuple[GpuEvent, ...]:
@@ -142,7 +142,7 @@ class Node:
             kernel=self.kernel,
             gpus=cast(GpuHost, self.host) if host is None else host,
         )
-        self.board = self.context.board
+        self.board = self.context.published
         self.board.job_phase = "running"
         self.gpus = GpusCollector(self.context)
         self.workers = GpuWorkersCollector(self.context)
@@ -172,7 +172,7 @@ class Node:
     def run(self, rank: int, *pids: int, since: float = 3600.0) -> None:
         """Let a worker have these processes, its own first."""
         self.board.pids = {**self.board.pids, rank: frozenset(pids)}
-        self.board.starts = {**self.board.starts, rank: self.clock.time() - since}
+        self.board.start_times = {**self.board.start_times, rank: self.clock.time() - since}
 
     def xid(self, number: int, code: int) -> None:
         """The driver tells of an error of the GPU at this place of the look."""

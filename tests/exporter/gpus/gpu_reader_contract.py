@@ -165,10 +165,10 @@ class GpuReaderContract:
             return {name: count - before.get(name, 0) for name, count in after.items()}
 
         first = look()
-        absent = dict(reader.absent())
+        absent = dict(reader.unsupported_calls())
         assert all(name and reason for name, reason in absent.items())
         second = look()
-        assert reader.absent() == absent
+        assert reader.unsupported_calls() == absent
         assert look() == second
         assert all(count <= first[name] for name, count in second.items())
         assert not absent or calls is None or sum(second.values()) < sum(first.values())

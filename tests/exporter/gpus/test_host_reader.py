@@ -105,10 +105,10 @@ class Fake:
         told, self.told = tuple(self.told), []
         return told
 
-    def tells_events(self) -> bool:
+    def reports_events(self) -> bool:
         return self.events
 
-    def absent(self) -> Mapping[str, str]:
+    def unsupported_calls(self) -> Mapping[str, str]:
         return {"fan": "has none"}
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Machine:
     def look(self, later: float = 1.0, wait_s: float = PATIENT_S) -> GpuReading:
         """A look, some seconds after the last one."""
         self.clock.advance(later)
-        return self.host.look(wait_s)
+        return self.host.poll(wait_s)
 
     def release(self, *gates: threading.Event, stay: int = 1) -> None:
         """Have calls come back, and wait until no more threads are left than those that stay."""
@@ -191,12 +191,12 @@ def energies(look: GpuReading) -> list[float | None]:
 def test_the_first_look_has_all(start: Start) -> None:
     machine = start()
     look = machine.look()
-    assert (look.state, look.words, look.replaced, look.time) == ("ok", None, False, machine.clock.now)
+    assert (look.state, look.message, look.is_driver_replaced, look.time) == ("ok", None, False, machine.clock.now)
     assert look.driver == GpuDriver("acme", "1.2", "12.8")
-    assert look.absent == {"fan": "has none"}
+    assert look.unsupported_calls == {"fan": "has none"}
     assert [gpu.gpu.index for gpu in look.gpus] == ["0", "1", "2"]
     for gpu in look.gpus:
-        assert (gpu.state, gpu.words) == ("ok", None)
+        assert (gpu.state, gpu.message) == ("ok", None)
         assert gpu.activity == GpuActivity(energy_j=1.0)
         assert gpu.processes == (GpuProcess(101),)
         assert gpu.condition == GpuCondition(pcie_replays=1)
@@ -265,7 +265,7 @@ def test_several_can_look_at_once(start: Start) -> None:
     machine = start()
     gate = machine.reader.hang(("activity", "1"))
     found: list[GpuReading] = []
-    threads = [threading.Thread(target=lambda: found.append(machine.host.look(PATIENT_S))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(machine.host.poll(PATIENT_S))) for _ in range(4)]
     for thread in threads:
         thread.start()
     until(lambda: machine.reader.inside, "a call")
@@ -286,7 +286,7 @@ def test_a_driver_that_is_not_there_is_asked_for_again_after_a_while(state: Any,
     machine = start(call_s=CALL_S)
     machine.reader.failing["open"] = GpuUnavailable(state, "it is so")
     look = machine.look()
-    assert (look.state, look.words, look.gpus, look.driver, look.ready) == (state, "it is so", (), None, True)
+    assert (look.state, look.message, look.gpus, look.driver, look.is_ready) == (state, "it is so", (), None, True)
     time.sleep(1.2 * CALL_S)
     assert machine.look(retry_s - 1).state == state
     assert machine.reader.calls["open"] == 1
@@ -332,21 +332,21 @@ def test_an_unheard_of_failure_is_told(start: Start) -> None:
     machine = start()
     machine.reader.failing["open"] = ValueError("odd")
     look = machine.look()
-    assert (look.state, look.words) == ("failing", "ValueError: odd")
+    assert (look.state, look.message) == ("failing", "ValueError: odd")
 
 
 def test_a_list_that_fails_is_told_and_read_again(start: Start) -> None:
     machine = start()
     machine.reader.failing["gpus"] = ValueError("odd")
     look = machine.look()
-    assert (look.state, look.words, look.gpus) == ("failing", "ValueError: odd", ())
+    assert (look.state, look.message, look.gpus) == ("failing", "ValueError: odd", ())
     machine.reader.failing.clear()
     assert energies(machine.look(5)) == [1, 1, 1]
 
 
 def test_no_reader_at_all_is_no_library() -> None:
     host = GpuHost([], FakeClock())
-    assert host.look(PATIENT_S).state == "no_library"
+    assert host.poll(PATIENT_S).state == "no_library"
     assert host.close(PATIENT_S)
 
 
@@ -357,7 +357,7 @@ def test_a_gpu_that_fails_tells_nothing_but_that_and_is_asked_less(state: Any, s
     machine.reader.failing["activity", "1"] = GpuFailed(state, "it is so")
     look = machine.look()
     sick = look.gpus[1]
-    assert (sick.state, sick.words) == (state, "it is so")
+    assert (sick.state, sick.message) == (state, "it is so")
     assert (sick.activity, sick.processes, sick.condition) == (None, None, None)
     assert energies(look) == [2, None, 2]
     for _ in range(10):
@@ -391,7 +391,7 @@ def test_a_replaced_driver_is_told_and_only_opened_ever_more_rarely(part: str, s
     machine.reader.failing[part] = GpuDriverReplaced("another one")
     machine.reader.failing["open"] = GpuUnavailable("version_mismatch", "not with this library")
     look = machine.look(61)
-    assert (look.state, look.words, look.replaced, look.tells_events) == (
+    assert (look.state, look.message, look.is_driver_replaced, look.reports_events) == (
         "version_mismatch",
         "another one",
         True,
@@ -401,7 +401,7 @@ def test_a_replaced_driver_is_told_and_only_opened_ever_more_rarely(part: str, s
     before = machine.reader.calls.copy()
     for _ in range(3600):
         look = machine.look()
-    assert (look.state, look.words, look.replaced) == ("version_mismatch", "not with this library", True)
+    assert (look.state, look.message, look.is_driver_replaced) == ("version_mismatch", "not with this library", True)
     asked = machine.reader.calls - before
     assert asked.keys() == {"open", "close"}
     assert asked["close"] == 1
@@ -414,10 +414,10 @@ def test_a_replaced_driver_that_opens_anew_is_read_again_with_its_events(start: 
     machine.reader.failing["activity"] = GpuDriverReplaced("another one")
     machine.look()
     machine.reader.failing.clear()
-    assert machine.look(4).replaced
+    assert machine.look(4).is_driver_replaced
     assert machine.reader.closed_by is None
     look = machine.look(2)
-    assert (look.state, look.words, look.replaced) == ("ok", None, False)
+    assert (look.state, look.message, look.is_driver_replaced) == ("ok", None, False)
     assert energies(look) == [3, 2, 2]
     assert all(gpu.processes and gpu.condition for gpu in look.gpus)
     assert machine.reader.closed_by in machine.reader.threads
@@ -433,7 +433,7 @@ def test_a_driver_that_opens_and_is_replaced_time_and_again_is_no_busy_loop(
     machine = start()
     well_until = 0.0
     for _ in range(3600):
-        if machine.look().replaced and well_s:
+        if machine.look().is_driver_replaced and well_s:
             well_until = machine.clock.now + well_s
             machine.reader.failing.clear()
         elif machine.clock.now >= well_until:
@@ -449,7 +449,7 @@ def test_a_driver_that_was_replaced_while_a_call_hangs_is_left_as_it_is(start: S
     machine.reader.failing["activity"] = GpuDriverReplaced("another one")
     for _ in range(20):
         look = machine.look()
-    assert (look.state, look.words, look.replaced) == ("version_mismatch", "another one", True)
+    assert (look.state, look.message, look.is_driver_replaced) == ("version_mismatch", "another one", True)
     assert machine.reader.closed_by is None
     assert machine.reader.calls["open"] == 1
     machine.reader.failing.clear()
@@ -470,7 +470,7 @@ def test_a_device_that_hangs_costs_itself_alone(part: str, start: Start) -> None
     assert CALL_S <= time.monotonic() - began < SOON_S
     assert (look.state, [gpu.state for gpu in look.gpus]) == ("ok", ["ok", "hanging", "ok"])
     assert energies(look) == [2, None, 2]
-    assert part in str(look.gpus[1].words)
+    assert part in str(look.gpus[1].message)
     for number in range(3, 9):
         assert energies(machine.look()) == [number, None, number]
     assert machine.reader.calls[part, "1"] == 2
@@ -485,13 +485,13 @@ def test_a_call_that_hangs_in_the_first_look_is_not_given_the_time_of_the_list(
     machine = start(call_s=CALL_S)
     listing, gate = machine.reader.hang("gpus"), machine.reader.hang(("activity", "1"))
     waits: list[float] = []
-    watch = machine.host._watch
+    watch = machine.host._abandon_if_late
 
     def noted(now: float) -> float:
         waits.append(watch(now))
         return waits[-1]
 
-    monkeypatch.setattr(machine.host, "_watch", noted)
+    monkeypatch.setattr(machine.host, "_abandon_if_late", noted)
     with ThreadPoolExecutor(1) as pool:
         look = pool.submit(machine.look)
         until(lambda: waits and waits[-1] > CALL_S, "that the list is waited for")
@@ -509,7 +509,7 @@ def test_a_look_does_not_wait_longer_than_it_says(start: Start) -> None:
     machine.look(wait_s=0.03)
     assert time.monotonic() - began < SOON_S
     until(lambda: machine.reader.inside, "the call")
-    look = machine.host.look(0.0)
+    look = machine.host.poll(0.0)
     assert ([gpu.state for gpu in look.gpus], energies(look)) == (["ok", "ok"], [2, 1])
 
 
@@ -520,11 +520,11 @@ def test_what_is_too_old_is_left_out(start: Start) -> None:
     look = machine.look(wait_s=0.01)
     assert energies(look) == [1, 1, 1]
     machine.clock.advance(10)
-    look = machine.host.look(0.01)
+    look = machine.host.poll(0.01)
     assert energies(look) == [None, None, None]
     assert look.gpus[2].processes is not None
     machine.clock.advance(100)
-    assert machine.host.look(0.01).gpus[2].processes is None
+    assert machine.host.poll(0.01).gpus[2].processes is None
 
 
 def test_a_device_that_hung_comes_last_and_is_asked_less(start: Start) -> None:
@@ -538,7 +538,7 @@ def test_a_device_that_hung_comes_last_and_is_asked_less(start: Start) -> None:
     machine.reader.hang(("activity", "0"))
     machine.look(wait_s=0.0)
     until(lambda: machine.reader.inside, "the call")
-    assert energies(machine.host.look(0.0))[1:] == [6, 6]  # they were asked before it
+    assert energies(machine.host.poll(0.0))[1:] == [6, 6]  # they were asked before it
 
 
 def test_hiccups_hours_apart_do_not_add_up(start: Start) -> None:
@@ -571,10 +571,10 @@ def test_a_device_that_hangs_again_as_it_is_tried_is_tried_ever_more_rarely(star
 def test_that_a_device_hung_counts_for_an_hour() -> None:
     seat = DeviceTracker(Gpu("GPU-0", "0", "acme"))
     for moment in (0.0, 2000.0, 3000.0):
-        seat.hang("activity", moment)
-    assert [seat.times_hung(moment) for moment in (3001, 3601, 5601, 6601)] == [3, 2, 1, 0]
-    seat.hang("activity", 9000.0)
-    assert len(seat.hung) == 1
+        seat.record_hang("activity", moment)
+    assert [seat.recent_hangs(moment) for moment in (3001, 3601, 5601, 6601)] == [3, 2, 1, 0]
+    seat.record_hang("activity", 9000.0)
+    assert len(seat.hang_times) == 1
 
 
 def test_a_second_device_that_hangs_directly_after_the_first_is_the_driver_that_hangs(start: Start) -> None:
@@ -582,9 +582,9 @@ def test_a_second_device_that_hangs_directly_after_the_first_is_the_driver_that_
     machine.look()
     gate = machine.reader.hang("activity")
     look = until(lambda: (it := machine.look(1.0, 0.05)).state == "hanging" and it, "the driver to hang")
-    assert look.words == "2 calls have not come back"
+    assert look.message == "2 calls have not come back"
     assert [gpu.state for gpu in look.gpus] == ["hanging", "ok", "ok", "ok", "ok"]
-    look = until(lambda: (it := machine.look(1.0, 0.05)).words == "3 calls have not come back" and it, "the third")
+    look = until(lambda: (it := machine.look(1.0, 0.05)).message == "3 calls have not come back" and it, "the third")
     assert [gpu.state for gpu in look.gpus] == ["hanging", "ok", "ok", "ok", "ok"]
     machine.release(gate, stay=0)
     machine.look()
@@ -617,7 +617,7 @@ def test_after_three_nothing_is_asked_until_one_comes_back(start: Start) -> None
     machine.look()
     gates = [machine.reader.hang(("activity", str(i))) for i in range(4)]
     look = machine.look()
-    assert (look.state, look.words) == ("hanging", "3 calls have not come back")
+    assert (look.state, look.message) == ("hanging", "3 calls have not come back")
     assert [gpu.state for gpu in look.gpus] == ["hanging"] + ["ok"] * 4
     before = machine.reader.calls.copy()
     began = time.monotonic()
@@ -638,14 +638,14 @@ def test_a_driver_that_hangs_as_it_opens_is_told(start: Start) -> None:
     machine = start(call_s=CALL_S, open_s=CALL_S)
     gate = machine.reader.hang("open")
     look = machine.look(wait_s=0.02)
-    assert (look.state, look.ready) == ("ok", False)
+    assert (look.state, look.is_ready) == ("ok", False)
     until(lambda: machine.look(0.0, 0.02).state == "hanging", "the state")
     look = machine.look(100, 0.02)
-    assert (look.state, look.words, look.gpus) == ("hanging", "open has not come back", ())
+    assert (look.state, look.message, look.gpus) == ("hanging", "open has not come back", ())
     assert machine.reader.calls["open"] == 1
     gate.set()
     look = machine.look()
-    assert (energies(look), look.ready) == ([1, 1, 1], True)
+    assert (energies(look), look.is_ready) == ([1, 1, 1], True)
 
 
 def test_a_list_that_hangs_costs_no_gpu_that_is_known(start: Start) -> None:
@@ -688,15 +688,15 @@ def test_events_that_fail_cost_nothing_else(start: Start) -> None:
 
 def test_whether_errors_are_told_is_what_the_reader_says(start: Start) -> None:
     machine = start()
-    assert machine.look().tells_events
+    assert machine.look().reports_events
     machine.reader.events = False
-    assert not machine.look().tells_events
+    assert not machine.look().reports_events
 
 
 def test_without_a_driver_nobody_tells_of_errors(start: Start) -> None:
     machine = start()
     machine.reader.failing["open"] = GpuUnavailable("no_library", "none")
-    assert not machine.look().tells_events
+    assert not machine.look().reports_events
 
 
 def test_a_reader_without_events_is_not_asked_all_the_time(start: Start) -> None:
@@ -713,7 +713,7 @@ def test_an_event_thread_that_finds_the_driver_replaced_says_so(start: Start) ->
     machine = start()
     machine.reader.failing["wait_event"] = GpuDriverReplaced("another one")
     machine.look()
-    until(lambda: machine.look(0.0).replaced, "the news")
+    until(lambda: machine.look(0.0).is_driver_replaced, "the news")
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -801,14 +801,14 @@ def utilization(look: GpuReading) -> list[float | None]:
 
 def test_a_call_of_the_library_that_hangs_costs_one_gpu(driver: FakeDriver) -> None:
     host = host_of(driver, call_s=CALL_S)
-    assert utilization(host.look(PATIENT_S)) == [0.97] * 8
+    assert utilization(host.poll(PATIENT_S)) == [0.97] * 8
     sick = driver.scenario.gpus[3]
     for gpu in driver.scenario.gpus:
         gpu.utilization = 50
     driver.change(lambda scenario: scenario.hang("nvmlDeviceGetClockInfo", sick))
-    look = until(lambda: (it := host.look(PATIENT_S)).gpus[3].state == "hanging" and it, "the GPU to hang")
+    look = until(lambda: (it := host.poll(PATIENT_S)).gpus[3].state == "hanging" and it, "the GPU to hang")
     time.sleep(0.03)
-    assert utilization(host.look(PATIENT_S)) == [0.5, 0.5, 0.5, None, 0.5, 0.5, 0.5, 0.5]
+    assert utilization(host.poll(PATIENT_S)) == [0.5, 0.5, 0.5, None, 0.5, 0.5, 0.5, 0.5]
     before = driver.calls()["nvmlDeviceGetUtilizationRates"]
     assert not host.close(0.2)
     driver.scenario.release()
@@ -821,17 +821,17 @@ def test_a_call_of_the_library_that_hangs_costs_one_gpu(driver: FakeDriver) -> N
 
 def test_a_late_call_asks_no_more_and_the_gpu_comes_back(driver: FakeDriver) -> None:
     host = host_of(driver, call_s=CALL_S, medium_s=0.05)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     sick = driver.scenario.gpus[3]
     driver.change(lambda scenario: scenario.hang("nvmlDeviceGetUtilizationRates", sick))
-    until(lambda: host.look(PATIENT_S).gpus[3].state == "hanging", "the GPU to hang")
+    until(lambda: host.poll(PATIENT_S).gpus[3].state == "hanging", "the GPU to hang")
     time.sleep(0.03)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     before = driver.calls()["nvmlDeviceGetTotalEnergyConsumption"]
     driver.change(lambda scenario: scenario.release())
     time.sleep(0.05)
     assert driver.calls()["nvmlDeviceGetTotalEnergyConsumption"] == before
-    until(lambda: utilization(host.look(PATIENT_S)) == [0.97] * 8, "the GPU to come back")
+    until(lambda: utilization(host.poll(PATIENT_S)) == [0.97] * 8, "the GPU to come back")
     assert host.close(PATIENT_S)
     assert driver.calls()["nvmlShutdown"] == 1
 
@@ -839,25 +839,25 @@ def test_a_late_call_asks_no_more_and_the_gpu_comes_back(driver: FakeDriver) -> 
 def test_a_gpu_that_hangs_as_it_is_met_is_named_and_the_others_are_met(driver: FakeDriver) -> None:
     driver.change(lambda scenario: scenario.hang("nvmlDeviceGetUUID", scenario.gpus[2]))
     host = host_of(driver, call_s=CALL_S, slow_s=0.1, open_s=CALL_S)
-    look = host.look(PATIENT_S)
+    look = host.poll(PATIENT_S)
     assert [gpu.state for gpu in look.gpus] == ["ok", "ok", "hanging", *["ok"] * 5]
     assert (look.gpus[2].gpu.uuid, look.gpus[2].gpu.index) == ("GPU-unknown-2", "2")
     assert utilization(look)[:4] == [0.97, 0.97, None, 0.97]
     driver.change(lambda scenario: scenario.release())
-    until(lambda: utilization(host.look(PATIENT_S)) == [0.97] * 8, "the GPU to be met")
-    assert [gpu.gpu.uuid for gpu in host.look(PATIENT_S).gpus] == [uuid_of(i) for i in range(8)]
+    until(lambda: utilization(host.poll(PATIENT_S)) == [0.97] * 8, "the GPU to be met")
+    assert [gpu.gpu.uuid for gpu in host.poll(PATIENT_S).gpus] == [uuid_of(i) for i in range(8)]
     assert host.close(PATIENT_S)
 
 
 def test_a_gpu_that_answers_nothing_at_all_costs_one_thread(driver: FakeDriver) -> None:
     host = host_of(driver, call_s=CALL_S, medium_s=0.02, slow_s=0.02)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     host._gpus_due = math.inf  # a list that hangs, as this GPU is asked whether it is divided, has a thread of its own
     driver.change(lambda scenario: scenario.hang("*", scenario.gpus[3]))
-    until(lambda: host.look(PATIENT_S).gpus[3].state == "hanging", "the GPU to hang")
+    until(lambda: host.poll(PATIENT_S).gpus[3].state == "hanging", "the GPU to hang")
     end = time.monotonic() + 3 * CALL_S
     while time.monotonic() < end:
-        look = host.look(PATIENT_S)
+        look = host.poll(PATIENT_S)
         assert (look.state, [gpu.state for gpu in look.gpus].count("ok")) == ("ok", 7)
         assert utilization(look).count(0.97) == 7
         time.sleep(0.02)
@@ -866,10 +866,10 @@ def test_a_gpu_that_answers_nothing_at_all_costs_one_thread(driver: FakeDriver) 
 
 def test_a_driver_that_answers_nobody_while_one_call_hangs_is_hanging(driver: FakeDriver) -> None:
     host = host_of(driver, call_s=CALL_S)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     driver.scenario.global_lock = True
     driver.change(lambda scenario: scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[0]))
-    look = until(lambda: (it := host.look(PATIENT_S)).state == "hanging" and it, "the driver to hang")
+    look = until(lambda: (it := host.poll(PATIENT_S)).state == "hanging" and it, "the driver to hang")
     assert [gpu.state for gpu in look.gpus] == ["hanging", *["ok"] * 7]
     began = time.monotonic()
     assert not host.close(0.5)
@@ -878,25 +878,25 @@ def test_a_driver_that_answers_nobody_while_one_call_hangs_is_hanging(driver: Fa
 
 def test_a_lost_gpu_and_its_xid_are_there_at_the_next_look(driver: FakeDriver) -> None:
     host = host_of(driver)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     until(lambda: driver.calls()["nvmlDeviceRegisterEvents"] == 8, "the registration")
     sick = driver.scenario.gpus[5]
     sick.state = "lost"
     driver.change(lambda scenario: scenario.xid(79, sick))
     time.sleep(0.03)
-    look = host.look(PATIENT_S)
-    assert (look.gpus[5].state, look.gpus[5].words, utilization(look)[5]) == ("lost", "GPU is lost", None)
+    look = host.poll(PATIENT_S)
+    assert (look.gpus[5].state, look.gpus[5].message, utilization(look)[5]) == ("lost", "GPU is lost", None)
     assert utilization(look).count(0.97) == 7
-    (event,) = until(lambda: host.look(0.1).events, "the Xid")
+    (event,) = until(lambda: host.poll(0.1).events, "the Xid")
     assert (event.uuid, event.xid) == (uuid_of(5), 79)
     assert host.close(PATIENT_S)
 
 
 def test_a_library_that_is_replaced_is_told(driver: FakeDriver) -> None:
     host = host_of(driver)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     driver.change(lambda scenario: setattr(scenario, "broken", "LIB_RM_VERSION_MISMATCH"))
-    look = until(lambda: (it := host.look(PATIENT_S)).replaced and it, "the news")
+    look = until(lambda: (it := host.poll(PATIENT_S)).is_driver_replaced and it, "the news")
     assert (look.state, utilization(look)) == ("version_mismatch", [None] * 8)
 
 
@@ -905,24 +905,24 @@ def test_a_library_that_works_again_is_opened_anew_in_this_process(
 ) -> None:
     monkeypatch.setattr(host_reader, "LEAST_RETRY_S", 0.1)
     host = host_of(driver)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     driver.change(lambda scenario: setattr(scenario, "broken", "UNINITIALIZED"))
-    until(lambda: host.look(PATIENT_S).replaced, "the news")
+    until(lambda: host.poll(PATIENT_S).is_driver_replaced, "the news")
     driver.scenario.driver = "575.57.08"
     driver.change(lambda scenario: setattr(scenario, "broken", 0))
-    look = until(lambda: (it := host.look(PATIENT_S)).state == "ok" and it, "the driver")
+    look = until(lambda: (it := host.poll(PATIENT_S)).state == "ok" and it, "the driver")
     assert look.driver is not None
-    assert (look.driver.version, look.replaced) == ("575.57.08", False)
-    until(lambda: utilization(host.look(PATIENT_S)) == [0.97] * 8, "all GPUs")
+    assert (look.driver.version, look.is_driver_replaced) == ("575.57.08", False)
+    until(lambda: utilization(host.poll(PATIENT_S)) == [0.97] * 8, "all GPUs")
     assert host.close(PATIENT_S)
 
 
 def test_one_odd_code_is_no_replaced_driver(driver: FakeDriver) -> None:
     host = host_of(driver)
-    host.look(PATIENT_S)
+    host.poll(PATIENT_S)
     driver.change(lambda scenario: scenario.fail("nvmlDeviceGetUtilizationRates", "UNINITIALIZED", scenario.gpus[2]))
-    look = until(lambda: (it := host.look(PATIENT_S)) and utilization(it)[2] is None and it, "the failure")
-    assert (look.state, look.replaced, look.gpus[2].state) == ("ok", False, "ok")
+    look = until(lambda: (it := host.poll(PATIENT_S)) and utilization(it)[2] is None and it, "the failure")
+    assert (look.state, look.is_driver_replaced, look.gpus[2].state) == ("ok", False, "ok")
     assert look.gpus[2].activity is not None
     assert look.gpus[2].activity.temperature_c is not None
     assert utilization(look).count(0.97) == 7

@@ -23,13 +23,13 @@ from exporter.launch.checks import (
     check_launch,
     is_launch_verified,
 )
-from exporter.launch.collector import AFTERWARDS_S, DEVICES, LOOK_S, LaunchCollector, LaunchSnapshot
+from exporter.launch.collector import DEVICES_VARIABLE, FINAL_INTERVAL_S, POLL_S, LaunchCollector, LaunchSnapshot
 from exporter.launch.facts_reader import read_open_gpus, why_not_writable
 from exporter.machine.procfs import read_environment
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
 
 TIMEOUT_S = 60.0
-NODE_IN_ORDER = NodeLaunchFacts(output_dir="/out", output_files=2, gives_progress=True, has_gpus=True)
+NODE_IN_ORDER = NodeLaunchFacts(output_dir="/out", output_files=2, expects_progress=True, has_gpus=True)
 EVERYTHING = tuple(LEVELS)
 
 
@@ -59,14 +59,14 @@ def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunchFacts:
 def checks_of(
     *workers: WorkerLaunchFacts, node: NodeLaunchFacts = NODE_IN_ORDER, elapsed_s: float = 10.0, over: bool = False
 ) -> dict[str, NodeLaunchCheck]:
-    found = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, over=over)
+    found = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over)
     return {check.name: check for check in found}
 
 
 def test_a_launch_with_nothing_missing_passes_every_check_in_order() -> None:
     found = checks_of(worker(0), worker(1))
     assert tuple(found) == EVERYTHING
-    assert all(check.passed is True and not check.lacking for check in found.values())
+    assert all(check.passed is True and not check.problems for check in found.values())
     assert is_launch_verified(found.values())
     assert found["processes"].detail == "2 of 2 workers started"
 
@@ -116,7 +116,7 @@ def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: Wo
     assert waiting.passed is None
     told = checks_of(worker(0), second, elapsed_s=TIMEOUT_S)[name]
     assert told.passed is False
-    assert (told.lacking[-1].worker, told.lacking[-1].rank, told.lacking[-1].found) == ("worker_w1", 1, found)
+    assert (told.problems[-1].worker, told.problems[-1].rank, told.problems[-1].found) == ("worker_w1", 1, found)
     assert "worker_w1 (rank 1)" in told.detail
     assert is_launch_verified(checks_of(worker(0), second, elapsed_s=TIMEOUT_S).values()) is (LEVELS[name] == "warning")
     assert checks_of(worker(0), second, over=True)[name].passed is (found == "its process is gone")
@@ -132,7 +132,7 @@ def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: Wo
 def test_what_the_node_lacks_is_waited_for_and_then_told(name: str, node: NodeLaunchFacts) -> None:
     assert checks_of(worker(), node=node)[name].passed is None
     told = checks_of(worker(), node=node, elapsed_s=TIMEOUT_S)[name]
-    assert (told.passed, told.lacking[0].worker) == (False, None)
+    assert (told.passed, told.problems[0].worker) == (False, None)
 
 
 def test_what_does_not_apply_is_not_checked() -> None:
@@ -218,8 +218,8 @@ def test_at_the_end_every_check_has_an_answer(
     workers: list[WorkerLaunchFacts], node: NodeLaunchFacts, over: bool
 ) -> None:
     elapsed_s = 0.0 if over else TIMEOUT_S
-    for check in check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, over=over):
-        assert check.passed is (not check.lacking)
+    for check in check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over):
+        assert check.passed is (not check.problems)
     for check in check_launch(workers, node, elapsed_s=0.0, launch_timeout_s=TIMEOUT_S):
         assert check.passed is not False
 
@@ -309,7 +309,7 @@ def launch(tmp_path: Path) -> Launch:
 
 
 def test_a_launch_that_is_complete_is_verified_and_not_looked_at_again(launch: Launch) -> None:
-    assert launch.collector.interval_s == LOOK_S
+    assert launch.collector.interval_s == POLL_S
     found = launch.look()
     assert (found.verified, found.final) == (True, True)
     names = ("processes", "count", "logs", "log_lines", "output_dir", "output", "progress")
@@ -317,7 +317,7 @@ def test_a_launch_that_is_complete_is_verified_and_not_looked_at_again(launch: L
     asked = launch.others.asked
     launch.others.workers.clear()
     assert launch.look(100) is found
-    assert (launch.others.asked, launch.collector.interval_s) == (asked, AFTERWARDS_S)
+    assert (launch.others.asked, launch.collector.interval_s) == (asked, FINAL_INTERVAL_S)
 
 
 @pytest.mark.parametrize(("uses", "passed"), [([{"gpu": "0"}], True), ([], None)])
@@ -454,9 +454,9 @@ def test_a_sidecar_that_comes_back_keeps_what_was_found_in_this_attempt(launch: 
 
 def process_with(devices: str | None) -> "subprocess.Popen[bytes]":
     """A process that waits for its standard input, with these devices named in its environment."""
-    environment = {name: value for name, value in os.environ.items() if name != DEVICES}
+    environment = {name: value for name, value in os.environ.items() if name != DEVICES_VARIABLE}
     if devices is not None:
-        environment[DEVICES] = devices
+        environment[DEVICES_VARIABLE] = devices
     process = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
     until(lambda: read_environment(process.pid, ()) is not None, "its environment: execve is not at its end yet")
     return process

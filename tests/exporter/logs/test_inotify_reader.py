@@ -59,11 +59,11 @@ def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
     descriptor = os.open(resting_log, os.O_RDONLY) if is_open else -1
     watch = watched(wakeups, resting_log)
     wakeups.drain()
-    assert watch.quiet
+    assert watch.is_unchanged
     change(resting_log)
-    assert watch.quiet, "a round goes by what was so when it began"
+    assert watch.is_unchanged, "a round goes by what was so when it began"
     wakeups.drain()
-    assert not watch.quiet
+    assert not watch.is_unchanged
     if is_open:
         os.close(descriptor)
 
@@ -74,7 +74,7 @@ def test_reading_is_no_change(wakeups: InotifyWatches, resting_log: Path) -> Non
     list(resting_log.parent.iterdir())
     append(resting_log.with_name("another.log"), b"two\n")
     wakeups.drain()
-    assert watch.quiet
+    assert watch.is_unchanged
 
 
 def test_readers_of_one_file_are_each_told(wakeups: InotifyWatches, resting_log: Path) -> None:
@@ -84,13 +84,13 @@ def test_readers_of_one_file_are_each_told(wakeups: InotifyWatches, resting_log:
     wakeups.drop(first)
     append(resting_log, b"two\n")
     wakeups.drain()
-    assert (first.quiet, second.quiet, third.quiet) == (False, False, False)
+    assert (first.is_unchanged, second.is_unchanged, third.is_unchanged) == (False, False, False)
     again = watched(wakeups, resting_log)
     wakeups.drain()
-    assert again.quiet, "what is left of the watches before is none of its events"
+    assert again.is_unchanged, "what is left of the watches before is none of its events"
     append(linked, b"three\n")
     wakeups.drain()
-    assert not again.quiet
+    assert not again.is_unchanged
 
 
 def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: InotifyWatches, resting_log: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: InotifyWatches, resti
     wakeups.drop(again)  # its event is waiting
     kept = watched(wakeups, resting_log)
     wakeups.drain()
-    assert (watch.quiet, again.quiet, kept.quiet) == (False, False, True)
+    assert (watch.is_unchanged, again.is_unchanged, kept.is_unchanged) == (False, False, True)
 
 
 def test_many_changes_at_once_are_all_taken_in(wakeups: InotifyWatches, resting_log: Path) -> None:
@@ -113,7 +113,7 @@ def test_many_changes_at_once_are_all_taken_in(wakeups: InotifyWatches, resting_
     for log in logs[::2]:
         append(log, b"x\n")
     wakeups.drain()
-    assert [watch.quiet for watch in watches] == [False, True] * 300
+    assert [watch.is_unchanged for watch in watches] == [False, True] * 300
 
 
 def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: InotifyWatches) -> None:
@@ -138,7 +138,7 @@ def test_a_file_that_is_gone_is_not_watched(wakeups: InotifyWatches, resting_log
     resting_log.unlink()
     assert wakeups.watch(str(resting_log), device) is None
     resting_log.touch()
-    assert watched(wakeups, resting_log).quiet, "others are, and it is once it is there"
+    assert watched(wakeups, resting_log).is_unchanged, "others are, and it is once it is there"
 
 
 MOUNTS = (
@@ -199,14 +199,14 @@ def test_no_more_files_are_watched_than_so_many(
     other.touch()
     assert wakeups.watch(str(other), other.stat().st_dev) is None
     wakeups.drop(watch)
-    assert watched(wakeups, other).quiet
+    assert watched(wakeups, other).is_unchanged
 
 
 def test_when_events_were_lost_nothing_is_believed_any_longer(resting_log: Path, wakeups: InotifyWatches) -> None:
     watch = watched(wakeups, resting_log)
-    wakeups._take(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
-    assert not watch.quiet
-    assert watched(wakeups, resting_log).quiet
+    wakeups._apply_events(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
+    assert not watch.is_unchanged
+    assert watched(wakeups, resting_log).is_unchanged
 
 
 def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: InotifyWatches) -> None:
@@ -215,6 +215,6 @@ def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: InotifyWa
     assert not os.get_inheritable(wakeups._fd)
     assert len(os.listdir("/proc/self/fd")) == before + 1
     wakeups.close()
-    assert (watch.quiet, len(os.listdir("/proc/self/fd"))) == (False, before)
+    assert (watch.is_unchanged, len(os.listdir("/proc/self/fd"))) == (False, before)
     wakeups.drain()
     wakeups.drop(watch)

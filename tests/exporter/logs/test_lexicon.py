@@ -45,7 +45,7 @@ def lexicon(*own: tuple[str, str] | tuple[str, str, str], pack: str = "auto") ->
 
 def expressions(of: Lexicon, pack: str) -> dict[str, str]:
     """The expression of each progress pattern, by its name."""
-    return {pattern.name: pattern.regex.pattern.decode().rpartition(" (")[0] for pattern in of.progress(pack)}
+    return {pattern.name: pattern.regex.pattern.decode().rpartition(" (")[0] for pattern in of.progress_patterns(pack)}
 
 
 def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> None:
@@ -68,17 +68,17 @@ def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> N
 
 def test_two_patterns_of_one_layer_may_have_one_name() -> None:
     packs = (parse_pack(GENERIC_PACK.replace('"rate"', '"step"'), "generic"), PACKS[1])
-    kinds = [p.kind for p in Lexicon(packs, ()).progress(GENERIC) if p.name == "step"]
+    kinds = [p.kind for p in Lexicon(packs, ()).progress_patterns(GENERIC) if p.name == "step"]
     assert kinds == [PatternKind.POSITION, PatternKind.VALUE]
-    assert [p.kind for p in Lexicon(packs, ()).progress("trainer") if p.name == "step"] == [PatternKind.POSITION]
+    assert [p.kind for p in Lexicon(packs, ()).progress_patterns("trainer") if p.name == "step"] == [PatternKind.POSITION]
 
 
 def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
-    assert lexicon().preference("trainer") == ("global", "step", "items", "epoch")
-    assert lexicon(("items", r"own (\d+)"), ("loss", r"own (\d+)")).preference("trainer") == (
+    assert lexicon().preferred_positions("trainer") == ("global", "step", "items", "epoch")
+    assert lexicon(("items", r"own (\d+)"), ("loss", r"own (\d+)")).preferred_positions("trainer") == (
         *("items", "global", "step", "epoch"),
     )
-    assert lexicon().preference(GENERIC) == ("items", "step")
+    assert lexicon().preferred_positions(GENERIC) == ("items", "step")
 
 
 def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
@@ -105,7 +105,7 @@ def test_a_pattern_of_a_job_file_is_what_its_name_and_its_groups_say(
     name: str, text: str, severity: str | None, kind: PatternKind, unit: str | None
 ) -> None:
     pattern = compile_job_pattern(name, text, severity)
-    assert (pattern.kind, pattern.unit, pattern.severity, pattern.own) == (kind, unit, severity, True)
+    assert (pattern.kind, pattern.unit, pattern.severity, pattern.is_user_defined) == (kind, unit, severity, True)
 
 
 def test_a_pattern_of_a_job_file_that_cannot_be_used_is_refused() -> None:
@@ -124,15 +124,15 @@ def test_an_error_of_the_job_file_takes_the_place_of_the_one_of_its_name() -> No
 
 def test_the_pack_that_the_job_file_names_is_not_found_out() -> None:
     words = lexicon(pack="generic")
-    assert words.auto() is None
-    assert words.pack_of(b"TRAINER 1.0\n") == "generic"
+    assert words.new_detector() is None
+    assert words.choose_pack(b"TRAINER 1.0\n") == "generic"
 
 
 def test_without_a_name_the_lines_tell_the_pack() -> None:
     words = lexicon()
-    assert words.auto() is not None
-    assert words.pack_of(b"Processed\n", b"TRAINER 1.0\n") == "trainer"
-    assert words.pack_of(b"hello\n") == GENERIC
+    assert words.new_detector() is not None
+    assert words.choose_pack(b"Processed\n", b"TRAINER 1.0\n") == "trainer"
+    assert words.choose_pack(b"hello\n") == GENERIC
 
 
 def test_the_engine_of_a_pack_is_made_once_and_knows_no_other_pack() -> None:

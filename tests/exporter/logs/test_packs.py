@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS
 from exporter.logs.search.literals import safe_length
-from exporter.logs.packs import END_BYTES, LOOK_BYTES, SPREAD_BYTES, PackDetector, Pack, PackError, PackSample, resolve_inheritance, looks_like_progress, parse_pack
+from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, SPREAD_BYTES, PackDetector, Pack, PackError, PackSample, resolve_inheritance, looks_like_progress, parse_pack
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_error_patterns, read_packs
@@ -174,7 +174,7 @@ def test_noise_is_no_progress_and_no_pack() -> None:
         assert (found.positions, found.values, found.marks) == ([], {}, []), pack.name
     auto = PackDetector(ALL)
     auto.feed(NOISE)
-    assert (auto.choice, auto.settled) == (None, False)
+    assert (auto.choice, auto.is_final) == (None, False)
 
 
 def test_a_configuration_dump_holds_no_error() -> None:
@@ -254,7 +254,7 @@ def test_some_sample_alone_tells_its_pack(name: str) -> None:
 def test_the_choice_follows_the_more_specific_evidence() -> None:
     auto = PackDetector(ALL)
     auto.feed(b"  8%|###  | 80/1000 [01:09<13:23,  1.15it/s]\r" * 20)
-    assert (auto.choice, auto.settled) == ("tqdm", False)
+    assert (auto.choice, auto.is_final) == ("tqdm", False)
     auto.feed(b"{'loss': 0.5, 'learning_rate': 4e-05, 'epoch': 0.3}\n")
     assert auto.choice == "hf-trainer"
 
@@ -285,35 +285,35 @@ def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
     auto = PackDetector(ALL)
     line = NAMED["sglang"].samples[1].text + b"\n"
     auto.feed(line * 3)
-    assert (auto.choice, auto.settled) == ("sglang", False)
+    assert (auto.choice, auto.is_final) == ("sglang", False)
     auto.feed(line * (SPREAD_BYTES // len(line)))
-    assert auto.settled
+    assert auto.is_final
     auto.feed(NAMED["vllm"].samples[0].text * 9)
     assert auto.choice == "sglang"
 
 
 def test_the_choice_of_a_library_settles_once_enough_has_been_looked_at() -> None:
     auto = PackDetector(ALL)
-    auto.feed(b"120it [00:10, 11.9it/s]\n" + b"x" * LOOK_BYTES)
-    assert (auto.choice, auto.settled) == ("tqdm", True)
+    auto.feed(b"120it [00:10, 11.9it/s]\n" + b"x" * FULL_READ_BYTES)
+    assert (auto.choice, auto.is_final) == ("tqdm", True)
 
 
 def test_evidence_after_a_long_compilation_still_counts() -> None:
     auto = PackDetector(ALL)
-    auto.feed((b"gcc -c file.c -o file.o\n" * 1000) * (LOOK_BYTES // 24000 + 1))
-    assert (auto.choice, auto.settled) == (None, False)
+    auto.feed((b"gcc -c file.c -o file.o\n" * 1000) * (FULL_READ_BYTES // 24000 + 1))
+    assert (auto.choice, auto.is_final) == (None, False)
     auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text + b"\n")
     assert auto.choice == "megatron"
 
 
 def test_a_log_that_fits_no_pack_is_likened_to_the_nearest() -> None:
-    near = PackDetector(ALL).nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
+    near = PackDetector(ALL).find_nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
     assert near is not None
     assert near[0] == "megatron"
     assert '"consumed"' in near[1]
-    assert PackDetector(ALL).nearest(b"nothing here\n") is None
-    assert PackDetector(ALL).nearest(b"Processed 5/9 items by worker 3\n") is None
-    assert PackDetector(ALL).nearest(b"consumed samples, but no number\n") is None
+    assert PackDetector(ALL).find_nearest(b"nothing here\n") is None
+    assert PackDetector(ALL).find_nearest(b"Processed 5/9 items by worker 3\n") is None
+    assert PackDetector(ALL).find_nearest(b"consumed samples, but no number\n") is None
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_any_bytes_can_be_fed(pieces: list[bytes]) -> None:
     for piece in pieces:
         auto.feed(piece)
         looks_like_progress(piece)
-    near = auto.nearest(b"\n".join(pieces))
+    near = auto.find_nearest(b"\n".join(pieces))
     assert auto.choice is None or auto.choice in NAMED
     assert near is None or near[0] in NAMED
 

@@ -112,7 +112,7 @@ connection_pool: 8
 """
 
 GENERIC = build_lexicon("generic")
-STANDARD = (*GENERIC.progress("generic"), *GENERIC.errors)
+STANDARD = (*GENERIC.progress_patterns("generic"), *GENERIC.errors)
 ENGINE = SearchEngine(STANDARD)
 
 
@@ -226,7 +226,7 @@ def test_a_number_beyond_every_count_is_no_position_for_a_jobs_own_pattern() -> 
 
 
 def own(name: str, pattern: str, kind: PatternKind) -> Pattern:
-    return compile_pattern(name, pattern, kind=kind, own=True)
+    return compile_pattern(name, pattern, kind=kind, is_user_defined=True)
 
 
 @pytest.mark.parametrize(

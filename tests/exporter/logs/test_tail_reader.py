@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.logs import tail_reader as tail_module
-from exporter.logs.tail_reader import CHUNK_BYTES, COPY_MARK_BYTES, GONE_S, MARK_BYTES, LogTail
+from exporter.logs.tail_reader import CHUNK_BYTES, COPY_MARK_BYTES, DELETED_S, MARK_BYTES, LogTail
 from tests.support.exporter import open_files
 from tests.support.strategies import PLACES, cut
 
@@ -35,7 +35,7 @@ def look(tail: LogTail) -> list[bytes]:
 
 def pieces(tail: LogTail, most_bytes: int = 64 * CHUNK_BYTES) -> list[tuple[bytes, int]]:
     """Text and offset of the pieces of one look at one generation."""
-    return [(bytes(buffer[:end]), offset) for buffer, end, offset in tail.pieces(most_bytes)]
+    return [(bytes(buffer[:end]), offset) for buffer, end, offset in tail.read_chunks(most_bytes)]
 
 
 def restart(tail: LogTail) -> LogTail:
@@ -68,7 +68,7 @@ def test_however_the_writes_are_cut_the_records_join_to_the_text(
         found += look(tail)
     tail.close()
     assert all(chunk.endswith((b"\n", b"\r")) for chunk in found)
-    assert b"".join(found) + tail.rest() == text
+    assert b"".join(found) + tail.pop_unfinished_record() == text
     assert tail.bytes_read == len(text)
     assert tail.lag_bytes == 0
 
@@ -94,8 +94,8 @@ def test_the_rest_without_a_newline_is_given_once(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\nlast words")
     look(tail)
-    assert tail.rest() == b"last words"
-    assert tail.rest() == b""
+    assert tail.pop_unfinished_record() == b"last words"
+    assert tail.pop_unfinished_record() == b""
     append(path, b" and more\n")
     assert look(tail) == [b" and more\n"]
 
@@ -145,7 +145,7 @@ def test_rotations_lose_nothing_and_repeat_nothing(
             path.rename(path.with_suffix(f".{number}"))
         append(path, after)
         found += look(tail)
-    assert b"".join(found) + tail.rest() == b"".join(before + after for before, after, _ in pieces)
+    assert b"".join(found) + tail.pop_unfinished_record() == b"".join(before + after for before, after, _ in pieces)
     tail.close()
 
 
@@ -374,9 +374,9 @@ def test_offsets_count_anew_in_each_generation(path: Path) -> None:
     pieces(tail)
     path.rename(path.with_suffix(".1"))
     append(path, b"new\n")
-    assert (pieces(tail), tail.generation, tail.more) == ([(b"last", 4)], 0, True)
+    assert (pieces(tail), tail.generation, tail.has_more) == ([(b"last", 4)], 0, True)
     assert tail.reread(0, 100) == b"old\nlast", "still of the generation that the look was at"
-    assert (pieces(tail), tail.generation, tail.more) == ([(b"new\n", 0)], 1, False)
+    assert (pieces(tail), tail.generation, tail.has_more) == ([(b"new\n", 0)], 1, False)
     assert tail.reread(0, 100) == b"new\n"
 
 
@@ -661,10 +661,10 @@ def test_a_deleted_log_is_closed_after_a_while_so_that_its_blocks_are_free(
         path.unlink()
         writer.write(b"two\n")
         assert look(tail) == [b"two\n"]
-        now += GONE_S - 1
+        now += DELETED_S - 1
         writer.write(b"three\nlast wo")
         assert look(tail) == [b"three\n"], "still written to"
-    now += GONE_S - 1
+    now += DELETED_S - 1
     assert look(tail) == []
     assert open_files(str(path)) == [f"{path} (deleted)"]
     now += 1
@@ -690,7 +690,7 @@ def test_a_log_that_is_not_known_to_be_deleted_is_kept_open(
         path.with_suffix(".1").unlink()
         path.touch()  # whoever made it has written nothing yet
     for _ in range(3):
-        now += GONE_S
+        now += DELETED_S
         assert look(tail) == []
     append(path, b"two\n")
     assert look(tail) == [b"two\n"]
@@ -852,7 +852,7 @@ def test_a_look_at_much_ends_when_its_time_is_over(path: Path) -> None:
         out.write(numbered(1, 10))
         out.truncate(100 << 30)  # sparse: as much as a huge log
     tail = LogTail(str(path))
-    found = [bytes(buffer[:end]) for buffer, end, _ in tail.pieces(1 << 40, lambda: True)]
+    found = [bytes(buffer[:end]) for buffer, end, _ in tail.read_chunks(1 << 40, lambda: True)]
     assert found == [numbered(1, 10)]
     assert tail.bytes_read == CHUNK_BYTES
     assert tail.lag_bytes == (100 << 30) - CHUNK_BYTES
@@ -870,7 +870,7 @@ def test_looks_at_two_logs_may_be_interleaved(path: Path) -> None:
 def test_a_look_that_is_broken_off_goes_on_after_the_piece_it_gave(path: Path) -> None:
     append(path, numbered(1, 200_000))
     tail = LogTail(str(path))
-    buffer, end, _ = next(tail.pieces())
+    buffer, end, _ = next(tail.read_chunks())
     first = bytes(buffer[:end])
     assert b"".join([first, *look(tail)]) == numbered(1, 200_000)
 

@@ -47,12 +47,12 @@ class Log:
         self.written += text
 
     def look(self, most_bytes: int) -> None:
-        for buffer, end, _ in self.tail.pieces(most_bytes):
+        for buffer, end, _ in self.tail.read_chunks(most_bytes):
             self.found += bytes(buffer[:end])
 
     def look_at_all(self) -> None:
         self.look(1 << 20)
-        while self.tail.more or self.tail.lag_bytes:
+        while self.tail.has_more or self.tail.lag_bytes:
             self.look(1 << 20)
 
     def rotate(self) -> None:
@@ -119,7 +119,7 @@ def test_each_record_comes_once_whatever_happens_to_log_and_reader(
         for name, *arguments in steps:
             getattr(log, name)(*arguments)
         log.look_at_all()
-        log.found += log.tail.rest()
+        log.found += log.tail.pop_unfinished_record()
         log.tail.close()
         tail_module._spare.clear()
     assert log.found == log.written

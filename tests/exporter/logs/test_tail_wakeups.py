@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.logs import tail_reader as tail_module
 from exporter.logs import inotify_reader as module
-from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
+from exporter.logs.tail_reader import IDLE_READS, TRUSTED_READS, LogTail
 from exporter.logs.inotify_reader import IN_ATTRIB, InotifyWatches, InotifyWatch
 
 
@@ -46,10 +46,10 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
     caplog.set_level(logging.DEBUG)
     wakeups = InotifyWatches()
     tail, found = LogTail(str(resting_log), wakeups), list[bytes]()
-    for number in range(3 * TRUSTED_LOOKS):
+    for number in range(3 * TRUSTED_READS):
         wakeups.drain()
         found += tail.read()
-        if number == 2 * TRUSTED_LOOKS:
+        if number == 2 * TRUSTED_READS:
             append(resting_log, b"two\n")
             os.utime(resting_log, (2, 2))
     assert found == [b"one\n", b"two\n"]
@@ -62,10 +62,10 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
 def rested(resting_log: Path, wakeups: InotifyWatches) -> LogTail:
     """A tail of a log to which nothing has been written for so long that it goes by its watch."""
     tail = LogTail(str(resting_log), wakeups)
-    for _ in range(STILL_LOOKS + 3):
+    for _ in range(IDLE_READS + 3):
         wakeups.drain()
         list(tail.read())
-    assert tail._trusted
+    assert tail._trusted_reads_left
     return tail
 
 
@@ -79,7 +79,7 @@ def test_a_log_at_rest_is_not_asked_but_now_and_then(
         return ask(name)
 
     monkeypatch.setattr(os, "stat", stat_of)
-    for _ in range(10 * (TRUSTED_LOOKS + 1)):
+    for _ in range(10 * (TRUSTED_READS + 1)):
         wakeups.drain()
         assert list(tail.read()) == []
     monkeypatch.undo()
@@ -96,7 +96,7 @@ def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups
     directory.mkdir()
     resting_log.write_bytes(b"two\n")
     found = list[bytes]()
-    for _ in range(TRUSTED_LOOKS + 1):
+    for _ in range(TRUSTED_READS + 1):
         wakeups.drain()
         found += tail.read()
     assert found == [b"two\n"]
@@ -109,7 +109,7 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
     tail = rested(resting_log, wakeups) if again else LogTail(str(resting_log), wakeups)
     if again:  # something has happened that changes nothing
         (number,) = wakeups._watches
-        wakeups._take(struct.pack("=iIII", number, IN_ATTRIB, 0, 0))
+        wakeups._apply_events(struct.pack("=iIII", number, IN_ATTRIB, 0, 0))
     begin = wakeups.watch
 
     def watch(name: str, device: int) -> InotifyWatch | None:
@@ -130,7 +130,7 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
 def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path, wakeups: InotifyWatches) -> None:
     tail = LogTail(str(resting_log), wakeups)
     for number in range(20):
-        for _ in range(STILL_LOOKS + 1):
+        for _ in range(IDLE_READS + 1):
             wakeups.drain()
             list(tail.read())
         append(resting_log, b"more\n")
@@ -150,7 +150,7 @@ def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeu
     before = LogTail(str(resting_log))
     list(before.read())
     tail = LogTail.restore(str(resting_log), before.state(), wakeups)
-    for _ in range(STILL_LOOKS + 3):
+    for _ in range(IDLE_READS + 3):
         list(tail.read())
     assert wakeups._watches
     before.close()
@@ -241,8 +241,8 @@ QUIET = ("nothing", "settle", "link", "swap", "close")
 
 def told(tail: LogTail) -> tuple[object, ...]:
     """What a look tells."""
-    found = [bytes(buffer[:end]) for buffer, end, _ in tail.pieces()]
-    return found, tail.size, tail.generation, tail.lag_bytes, tail.mtime, tail.more, tail.bytes_read, tail.problem
+    found = [bytes(buffer[:end]) for buffer, end, _ in tail.read_chunks()]
+    return found, tail.size, tail.generation, tail.lag_bytes, tail.mtime, tail.has_more, tail.bytes_read, tail.problem
 
 
 @given(
@@ -261,9 +261,9 @@ def test_look_by_look_a_tail_sees_the_same_with_and_without_wakeups(
     log, wakeups = Log(Path(tempfile.mkdtemp(dir=local_root))), InotifyWatches()
     plain, woken = LogTail(str(log.path)), LogTail(str(log.path), wakeups)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "STILL_LOOKS", 1)  # what is watched soon is watched often
-        patch.setattr(tail_module, "TRUSTED_LOOKS", 3)
-        woken._watch_in = 1
+        patch.setattr(tail_module, "IDLE_READS", 1)  # what is watched soon is watched often
+        patch.setattr(tail_module, "TRUSTED_READS", 3)
+        woken._reads_until_watch = 1
         if passed_over:
             log.settle()
             plain.start_at_end()

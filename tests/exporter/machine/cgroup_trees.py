@@ -138,7 +138,7 @@ def real_cgroup(name: str) -> Iterator[RealCgroup]:
     """A cgroup of this name and of this process's id; skips where none can be made."""
     if os.geteuid() != 0:
         pytest.skip("only root may make cgroups")
-    places = oom_kills.memory_cgroup_places()
+    places = oom_kills.memory_cgroup_candidates()
     if not places:
         pytest.skip("no memory cgroups here")
     version, mount, path = places[0]

@@ -38,7 +38,7 @@ def hosts() -> Iterator[Make]:
     made: list[FileWatchHost] = []
 
     def make(process: bool) -> FileWatchHost:
-        made.append(FileWatchHost(SystemClock(), process=process))
+        made.append(FileWatchHost(SystemClock(), use_helper=process))
         return made[-1]
 
     yield make
@@ -121,9 +121,9 @@ def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: 
     os.kill(host.pid, signal.SIGKILL)
     with pytest.raises(FileHelperEnded):
         until(lambda: slow.result(0) is None if slow.responding else None, "the end")
-    until(lambda: not isinstance(host.look([slow], NOW, 0)[0], FileHelperEnded), "another helper")
-    slow.tell(ANSWER, pickle.dumps("late"), earlier)
-    slow.tell(READY, "ended", earlier)
+    until(lambda: not isinstance(host.poll([slow], NOW, 0)[0], FileHelperEnded), "another helper")
+    slow.receive(ANSWER, pickle.dumps("late"), earlier)
+    slow.receive(READY, "ended", earlier)
     with pytest.raises(WatchHanging):
         slow.result(0)
     gate.touch()
@@ -145,7 +145,7 @@ def test_an_error_of_a_look_is_that_of_its_watch_alone(process: bool, hosts: Mak
         host.watch("unmade", partial(Unmakeable, str(tmp_path))),
     ]
     for _ in range(2):
-        told, denied, wrong, unmade = host.look(watches, NOW, WAIT_S)
+        told, denied, wrong, unmade = host.poll(watches, NOW, WAIT_S)
         assert told[0] == ""
         assert isinstance(denied, PermissionError)
         assert (denied.errno, denied.filename) == (13, "odd\udcff\nname")
@@ -171,16 +171,16 @@ def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: 
     ask(host.watch("told", partial(Told, str(tmp_path))))
     watches = [host.watch(f"slow{n}", partial(Slow, str(tmp_path), str(tmp_path / "gate"))) for n in range(60)]
     began = time.monotonic()
-    answers = host.look(watches, NOW, 1.0)
+    answers = host.poll(watches, NOW, 1.0)
     assert all(isinstance(answer, WatchHanging) for answer in answers)
     assert 1.0 <= time.monotonic() - began < SOON_S  # one after the other it would be a minute
     began = time.monotonic()
-    answers = host.look(watches, NOW, WAIT_S)  # nobody waits for them a second time
+    answers = host.poll(watches, NOW, WAIT_S)  # nobody waits for them a second time
     assert all(isinstance(answer, WatchHanging) for answer in answers)
     assert time.monotonic() - began < SOON_S
     (tmp_path / "gate").touch()
     until(lambda: all(watched.responding for watched in watches), "the answers")
-    assert host.look(watches, NOW, WAIT_S) == [1] * 60
+    assert host.poll(watches, NOW, WAIT_S) == [1] * 60
 
 
 def test_where_a_link_leads_is_the_mount(hosts: Make, tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_a_node_without_remote_mounts_needs_no_process(tmp_path: Path) -> None:
     ):
         (tmp_path / "self" / "mountinfo").write_text(text, encoding="ascii")
         host = FileWatchHost(SystemClock(), proc=str(tmp_path))
-        assert host.process is process
+        assert host.uses_helper is process
         host.close()
 
 
 def test_threads_that_are_idle_end_with_the_host(tmp_path: Path) -> None:
-    host = FileWatchHost(SystemClock(), process=False)
+    host = FileWatchHost(SystemClock(), use_helper=False)
     for number in range(3):
         ask(host.watch(f"ending{number}", partial(Told, str(tmp_path))))
     assert sum(thread.name.startswith("look-ending") for thread in threading.enumerate()) == 3
@@ -296,7 +296,7 @@ def test_a_helper_that_was_killed_is_started_again(
     host = hosts(True)
     first, second = (host.watch(name, partial(Told, str(tmp_path))) for name in "ab")
     for _ in range(3):
-        host.look([first, second], NOW, WAIT_S)
+        host.poll([first, second], NOW, WAIT_S)
     pid = pid_of(host)
     with caplog.at_level(logging.WARNING, "gpujob.files"):
         os.kill(pid, signal.SIGKILL)
@@ -353,16 +353,16 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
 def test_a_file_system_that_hangs_costs_its_own_watch(mode: str, hosts: Make, fuse: FuseMount, tmp_path: Path) -> None:
     host = FileWatchHost(SystemClock())
     try:
-        assert host.process, "a FUSE mount asks for it"
+        assert host.uses_helper, "a FUSE mount asks for it"
         there = host.watch("there", partial(Listing, str(fuse.point)))
         here = host.watch("here", partial(Told, str(tmp_path)))
-        assert host.look([there, here], NOW, WAIT_S)[0] == ["a"]
+        assert host.poll([there, here], NOW, WAIT_S)[0] == ["a"]
         fuse.say(mode)
         there.request(NOW)
         with pytest.raises(WatchHanging):
             there.result(0.2)
         for count in range(2, 7):
-            gone_answer, told = host.look([there, here], NOW, WAIT_S)  # no time is lost on the one that hangs
+            gone_answer, told = host.poll([there, here], NOW, WAIT_S)  # no time is lost on the one that hangs
             assert isinstance(gone_answer, WatchHanging)
             assert gone_answer.mount == str(fuse.point)
             assert told[1] == count
@@ -395,17 +395,17 @@ def test_a_helper_that_is_killed_while_a_look_of_it_hangs_is_replaced(
 ) -> None:
     host = hosts(True)
     there, here = host.watch("there", partial(Listing, str(fuse.point))), host.watch("h", partial(Told, str(tmp_path)))
-    host.look([there, here], NOW, WAIT_S)
+    host.poll([there, here], NOW, WAIT_S)
     pid = pid_of(host)
     fuse.say("swallow")
-    host.look([there, here], NOW, 0.1)
+    host.poll([there, here], NOW, 0.1)
     os.kill(pid, signal.SIGKILL)  # out of memory, say: the thread that hangs keeps the socket open
 
     def looked() -> object:
-        found = host.look([there, here], NOW, 0.1)[1]
+        found = host.poll([there, here], NOW, 0.1)[1]
         return found if isinstance(found, tuple) and found[3] != pid else None
 
     assert until(looked, "another helper")[1] == 1
     assert host.pid != pid
     fuse.say("answer")
-    until(lambda: host.look([there], NOW, 1.0)[0] == ["a"], "the file system")
+    until(lambda: host.poll([there], NOW, 1.0)[0] == ["a"], "the file system")

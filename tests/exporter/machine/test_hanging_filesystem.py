@@ -14,7 +14,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import PathGroup
 from exporter.files.disks.collector import AVAILABLE, RESPONDING
 from exporter.files.outputs.collector import BYTES, FILES
-from exporter.machine.file_host import LOOK_WAIT_S
+from exporter.machine.file_host import POLL_WAIT_S
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support.exporter import SOON_S, make_manifest, until, write_manifest
@@ -119,7 +119,7 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
         job.sidecar.text("/metrics")
         durations.append(time.monotonic() - began)
         time.sleep(0.05)
-    assert sorted(durations)[-3] < LOOK_WAIT_S, durations
+    assert sorted(durations)[-3] < POLL_WAIT_S, durations
     until(lambda: job.values(RESPONDING) == {REMOTE: 0, LOCAL: 1, RUN: 1}, "the answers of the others")
     until(lambda: job.values(AVAILABLE).keys() == {LOCAL, RUN}, "what they have")
     for _ in range(3):  # the other group's files are still counted as they grow

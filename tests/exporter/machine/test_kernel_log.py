@@ -161,7 +161,7 @@ def test_events_since_the_jobs_start_are_kept_and_each_only_once(device: Device)
         KernelEvent(1101.5, OomVictim(21167)),
         KernelEvent(1103.0, KernelXid("0000:3b:00", 79, 5)),
     )
-    assert log.unavailable is None
+    assert log.unavailable_reason is None
     assert log.events == expected
     log.read()
     assert log.events == expected
@@ -200,7 +200,7 @@ def test_overwritten_records_cost_only_themselves(device: Device, monkeypatch: p
     log.read()
     assert not overwritten
     assert len(log.events) == 1
-    assert log.unavailable is None
+    assert log.unavailable_reason is None
 
 
 def test_a_log_that_fails_is_unavailable_from_then_on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_log_that_fails_is_unavailable_from_then_on(device: Device, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", read)
         log.read()
-    assert log.unavailable == "Input/output error"
+    assert log.unavailable_reason == "Input/output error"
     assert len(open_files(pipe)) == len(held) - 1
     device.say(KILLED, 150.0)
     log.read()
@@ -222,7 +222,7 @@ def test_a_log_that_fails_is_unavailable_from_then_on(device: Device, monkeypatc
 
 
 def test_a_flood_is_read_in_parts_and_its_moments_are_its_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "RECORDS_PER_LOOK", 5)
+    monkeypatch.setattr(kernel_log, "RECORDS_PER_READ", 5)
     clock = Uptime(1200.0)
     log = KernelLog(clock, 1100.0, device.path, str(device.proc))
     for pid in range(8):
@@ -235,12 +235,12 @@ def test_a_flood_is_read_in_parts_and_its_moments_are_its_own(device: Device, mo
 
 
 def test_only_the_last_events_are_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "KEPT", 3)
+    monkeypatch.setattr(kernel_log, "MOST_EVENTS", 3)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     for pid in range(8):
         device.say(KILLED.replace("21167", str(pid)), 110.0 + pid)
     log.read()
-    assert [event.what.pid for event in log.events] == [5, 6, 7]
+    assert [event.detail.pid for event in log.events] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EACCES, errno.ENOENT])
@@ -251,7 +251,7 @@ def test_a_log_that_may_not_be_read_is_unavailable(device: Device, monkeypatch: 
     monkeypatch.setattr(os, "open", refuse)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
-    assert log.unavailable == os.strerror(error)
+    assert log.unavailable_reason == os.strerror(error)
     assert log.events == ()
 
 
@@ -260,12 +260,12 @@ def test_the_pids_of_another_namespace_are_not_looked_for(device: Device, monkey
     device.say(KILLED, 150.0)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
-    assert log.unavailable == "running in a separate pid namespace"
+    assert log.unavailable_reason == "running in a separate pid namespace"
     assert log.events == ()
 
 
 def test_a_machine_without_proc_has_no_log(tmp_path: Path) -> None:
-    assert KernelLog(Uptime(), None, "/dev/kmsg", str(tmp_path)).unavailable == "No such file or directory"
+    assert KernelLog(Uptime(), None, "/dev/kmsg", str(tmp_path)).unavailable_reason == "No such file or directory"
 
 
 # The real kernel
@@ -276,8 +276,8 @@ def real_log() -> KernelLog:
     if os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE:
         pytest.skip("not in the first pid namespace")
     log = KernelLog(SystemClock(), None)
-    if log.unavailable is not None:
-        pytest.skip(f"the kernel's log: {log.unavailable}")
+    if log.unavailable_reason is not None:
+        pytest.skip(f"the kernel's log: {log.unavailable_reason}")
     return log
 
 
@@ -289,17 +289,17 @@ def test_the_real_kernel_tells_whom_it_has_killed_and_when(real_log: KernelLog) 
         pid = real.exceed()
         after = time.time()
         real_log.read()
-        mine = [event for event in real_log.events if event.what.pid == pid]
-        cgroups = [event.what.cgroup for event in mine if isinstance(event.what, OomVictim)]
+        mine = [event for event in real_log.events if event.detail.pid == pid]
+        cgroups = [event.detail.cgroup for event in mine if isinstance(event.detail, OomVictim)]
         assert any(cgroup is not None and cgroup.endswith(f"/{real.directory.name}") for cgroup in cgroups)
         assert None in cgroups  # the line that says that it was done
         assert all(before - 1 <= event.time <= after + 1 for event in mine)
         earlier = KernelLog(SystemClock(), before - 1)
         earlier.read()
-        assert pid in [event.what.pid for event in earlier.events]
+        assert pid in [event.detail.pid for event in earlier.events]
         later = KernelLog(SystemClock(), None)
         later.read()
-        assert pid not in [event.what.pid for event in later.events]
+        assert pid not in [event.detail.pid for event in later.events]
 
 
 def test_nobody_can_write_a_kill_into_the_real_log(real_log: KernelLog) -> None:
@@ -309,4 +309,4 @@ def test_nobody_can_write_a_kill_into_the_real_log(real_log: KernelLog) -> None:
     except OSError as error:
         pytest.skip(f"cannot write to the kernel's log: {error}")
     real_log.read()
-    assert 4194305 not in [event.what.pid for event in real_log.events]
+    assert 4194305 not in [event.detail.pid for event in real_log.events]

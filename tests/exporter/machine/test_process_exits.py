@@ -78,14 +78,14 @@ def test_a_child_that_nobody_has_waited_for_tells_by_proc(
     ticks = read_start_ticks(process.pid)
     assert watch.watch(process.pid, ticks)
     assert watch.dispatch() == ()
-    assert watch.ended(process.pid, ticks) is None
+    assert watch.find_end(process.pid, ticks) is None
     assert watch.status(process.pid, ticks) is None
     go_on(process)
     (ending,) = wait_for_ends(watch, 1)
     assert ending == ProcessEnd(process.pid, ticks, 1_700_000_000.0, ending.status, "zombie")
     assert ending.status is not None
     assert os.waitstatus_to_exitcode(ending.status) == code == process.wait()
-    assert watch.ended(process.pid, ticks) == ending
+    assert watch.find_end(process.pid, ticks) == ending
     assert watch.status(process.pid, ticks) == ending.status
     assert watch.dispatch() == ()
 
@@ -124,7 +124,7 @@ def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(
     process.wait()
     with another_user():
         assert watch.status(process.pid, ticks) == 3 << 8
-        assert watch.ended(process.pid, ticks) == ProcessEnd(process.pid, ticks, 1_700_000_000.0, 3 << 8, "pidfd")
+        assert watch.find_end(process.pid, ticks) == ProcessEnd(process.pid, ticks, 1_700_000_000.0, 3 << 8, "pidfd")
     watch.close()
 
 
@@ -152,7 +152,7 @@ def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ProcessE
     watch.watch(process.pid, ticks)
     go_on(process)
     process.wait()
-    assert watch.ended(process.pid, ticks) is None
+    assert watch.find_end(process.pid, ticks) is None
     assert watch.status(process.pid, ticks) == 3 << 8
 
 
@@ -213,7 +213,7 @@ def test_a_recycled_pid_is_never_watched(watch: ProcessExitWatch, start: Start) 
             ProcessExitWatch(FakeClock()).watch(pid, ticks)
         new = read_start_ticks(pid)
         assert watch.watch(pid, new)
-        assert watch.ended(pid, new) is None
+        assert watch.find_end(pid, new) is None
         other.kill()
         (ending,) = wait_for_ends(watch, 1)
         assert (ending.start_ticks, ending.status) == (new, signal.SIGKILL)
@@ -286,15 +286,15 @@ def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
             process = subprocess.Popen(["sleep", "60"])
             ticks = read_start_ticks(process.pid)
             watch.watch(process.pid, ticks)
-            if watch.ended(process.pid, ticks) is not None:
+            if watch.find_end(process.pid, ticks) is not None:
                 trouble.append("told of a process that lives")
             process.kill()
             process.wait()
-            until(lambda key=(process.pid, ticks): watch.ended(*key), "its end")
-            ending = watch.ended(process.pid, ticks)
+            until(lambda key=(process.pid, ticks): watch.find_end(*key), "its end")
+            ending = watch.find_end(process.pid, ticks)
             if ending is not None and ending.status not in (signal.SIGKILL, None):
                 trouble.append(f"status {ending.status}")
-            watch.forget(process.pid, ticks)
+            watch.drop(process.pid, ticks)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -315,14 +315,14 @@ def test_who_is_forgotten_is_not_told_of(watch: ProcessExitWatch, start: Start) 
     assert watch.watch(process.pid, ticks)
     assert watch.watch(process.pid, ticks), "asking twice changes nothing"
     assert len(os.listdir("/proc/self/fd")) == before + 1
-    watch.forget(process.pid, ticks)
-    watch.forget(process.pid, ticks)
+    watch.drop(process.pid, ticks)
+    watch.drop(process.pid, ticks)
     assert len(os.listdir("/proc/self/fd")) == before
     process.kill()
     process.wait()
     assert not readable(watch, 0.05)
     assert watch.dispatch() == ()
-    assert watch.ended(process.pid, ticks) is None
+    assert watch.find_end(process.pid, ticks) is None
 
 
 def test_descriptors_go_back_once_the_status_is_known(start: Start) -> None:
@@ -349,7 +349,7 @@ def test_a_kernel_without_pidfds_leaves_it_to_the_caller(
     ticks = read_start_ticks(process.pid)
     monkeypatch.setattr(os, "pidfd_open", refuse)
     assert not watch.watch(process.pid, ticks)
-    assert watch.ended(process.pid, ticks) is None
+    assert watch.find_end(process.pid, ticks) is None
     go_on(process)
     until(lambda: watch.status(process.pid, ticks) == 3 << 8, "what /proc says of its end")
 

@@ -227,7 +227,7 @@ def test_a_new_child_is_seen_by_the_next_look(start: Start) -> None:
     assert process.stdout is not None
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 1, "its first child")
-    if tree._looks % ProcessTree.WHOLE_TREE_EVERY == 0:
+    if tree._reads % ProcessTree.FULL_READ_EVERY == 0:
         read(tree)  # the next one would be a whole look
     process.stdin.write("\n")
     process.stdin.flush()
@@ -506,7 +506,7 @@ def test_two_thousand_descendants_are_all_seen(start: Start) -> None:
     assert [read(tree).children for _ in range(6)] == [2000] * 6
     assert len(tree.pids) == 2001
     assert read(tree).threads == 2001
-    details = tree.details()
+    details = tree.read_details()
     assert details.open_files is not None
     assert details.open_files <= 5 * MOST_PROCESSES
     tree.close()
@@ -520,7 +520,7 @@ def test_all_are_seen_with_a_single_spare_descriptor(start: Start) -> None:
     with spare_descriptors(2):
         tree = ProcessTree(process.pid)
         samples = [read(tree) for _ in range(6)]
-        details, survivors = tree.details(), tree.survivors()
+        details, survivors = tree.read_details(), tree.survivors()
     assert [(sample.children, sample.threads) for sample in samples] == [(20, 21)] * 6
     assert all(sample.io_read_bytes is not None for sample in samples)
     assert len(survivors) == 20
@@ -535,7 +535,7 @@ def test_the_worker_is_seen_without_a_spare_descriptor(start: Start) -> None:
     process.stdout.readline()
     with spare_descriptors(1):
         tree = ProcessTree(process.pid)
-        sample, details, survivors = read(tree), tree.details(), tree.survivors()
+        sample, details, survivors = read(tree), tree.read_details(), tree.survivors()
     assert (sample.children, sample.threads, survivors) == (0, 1, ())
     assert sample.rss_bytes > 1 << 20
     assert details.open_files is None
@@ -591,7 +591,7 @@ def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: i
         with pytest.raises(ProcessLookupError, match=f"^process {child} is another one now$"):
             ProcessTree(child, own.start_ticks)
         assert read_start_ticks(child) != own.start_ticks
-        assert own.details() == ProcessTreeDetails(None, None, None, None, (), ())
+        assert own.read_details() == ProcessTreeDetails(None, None, None, None, (), ())
     finally:
         other.kill()
         other.wait()
@@ -641,7 +641,7 @@ def test_details_of_a_worker_and_its_child(start: Start, tmp_path: Path) -> None
     read(tree)
     (child,) = other.children()
     until(lambda: child.name() == "sleep" and child.status() == "sleeping", "its child")
-    details = tree.details()
+    details = tree.read_details()
     assert details.pss_bytes == pytest.approx(other.memory_full_info().pss + child.memory_full_info().pss, rel=0.3)
     assert details.open_files == len(os.listdir(f"/proc/{process.pid}/fd")) + 3
     assert details.voluntary_switches is not None
@@ -650,7 +650,7 @@ def test_details_of_a_worker_and_its_child(start: Start, tmp_path: Path) -> None
     assert details.devices == ()
     child.kill()
     until(lambda: read(tree).children == 0 or child.status() == "zombie", "the end of its child")
-    after = tree.details()
+    after = tree.read_details()
     assert after.voluntary_switches is not None
     assert after.voluntary_switches >= details.voluntary_switches
 
@@ -667,7 +667,7 @@ def test_details_are_bounded(start: Start, tmp_path: Path) -> None:
     process.stdout.readline()
     tree = ProcessTree(process.pid)
     with mock.patch.object(os, "readlink", side_effect=os.readlink) as readlink:
-        details = tree.details()
+        details = tree.read_details()
     assert details.open_files == 303
     assert len(details.paths) == MOST_LINKS // 2 - 3 < MOST_PATHS
     assert readlink.call_count <= MOST_LINKS
@@ -685,7 +685,7 @@ def test_devices_of_any_process_are_named_and_sockets_are_no_paths(tmp_path: Pat
             (tmp_path / str(pid) / "fd" / str(at)).symlink_to(target)
     tree = ProcessTree(7, proc=str(tmp_path))
     assert read(tree).children == 1
-    details = tree.details()
+    details = tree.read_details()
     assert details.devices == ("/dev/nvidia1", "/dev/nvidiactl")
     assert details.paths == ("/data/out 1.jsonl",)
     assert (details.pss_bytes, details.voluntary_switches) == (None, None)
@@ -698,7 +698,7 @@ def test_what_another_user_may_not_know_is_none(start: Start) -> None:
     ticks = read_start_ticks(ended.pid)
     with another_user():
         tree = ProcessTree(process.pid)
-        sample, details = read(tree), tree.details()
+        sample, details = read(tree), tree.read_details()
         environment, status = read_environment(process.pid, ["PATH"]), read_zombie_status(ended.pid, ticks)
     assert sample.threads == 1
     assert (sample.io_read_bytes, sample.io_write_bytes) == (None, None)
@@ -716,13 +716,13 @@ def test_a_dear_look_at_the_memory_is_followed_by_a_rest(start: Start, monkeypat
         clock[0] += 0.02
         return next(sizes)
 
-    monkeypatch.setattr(process_tree, "_pss_bytes", walk)
+    monkeypatch.setattr(process_tree, "_read_pss_bytes", walk)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     tree = ProcessTree(process.pid)
     seen = []
     for _ in range(4):
-        seen.append(tree.details().pss_bytes)
+        seen.append(tree.read_details().pss_bytes)
         clock[0] += 15
     assert seen == [5, 5, 5, 6]
 
@@ -777,7 +777,7 @@ def test_a_pid_that_is_used_again_may_become_a_child(tmp_path: Path, monkeypatch
     (tmp_path / "8").rename(tmp_path / "old")
     (tmp_path / "8").mkdir()
     (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
-    assert max(read(tree).children for _ in range(ProcessTree.WHOLE_TREE_EVERY)) == 1
+    assert max(read(tree).children for _ in range(ProcessTree.FULL_READ_EVERY)) == 1
     tree.close()
 
 
@@ -944,7 +944,7 @@ def test_sums_never_fall_nor_pass_the_truth_whatever_happens_during_a_look(
                 last = now
                 if not ahead:
                     break
-            for _ in range(2 * ProcessTree.WHOLE_TREE_EVERY):
+            for _ in range(2 * ProcessTree.FULL_READ_EVERY):
                 sample = read(tree)
         tree.close()
         assert sample.rss_bytes == 3 * PAGE_SIZE * (1 + sample.children)

@@ -11,7 +11,7 @@ class Told:
     def __init__(self, directory: str, word: str = "") -> None:
         self._word, self._count = word, 0
 
-    def look(self, now: float) -> tuple[str, int, float, int]:
+    def poll(self, now: float) -> tuple[str, int, float, int]:
         self._count += 1
         return self._word, self._count, now, os.getpid()
 
@@ -22,7 +22,7 @@ class Listing:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def look(self, now: float) -> list[str]:
+    def poll(self, now: float) -> list[str]:
         return sorted(os.listdir(self._directory))
 
 
@@ -32,7 +32,7 @@ class Slow:
     def __init__(self, directory: str, gate: str) -> None:
         self._gate, self._count = gate, 0
 
-    def look(self, now: float) -> int:
+    def poll(self, now: float) -> int:
         while not os.path.exists(self._gate):
             time.sleep(0.005)
         self._count += 1
@@ -45,7 +45,7 @@ class Failing:
     def __init__(self, directory: str, what: str) -> None:
         self._what = what
 
-    def look(self, now: float) -> object:
+    def poll(self, now: float) -> object:
         if self._what == "value":
             raise ValueError("not a number")
         if self._what == "crash":
@@ -62,5 +62,5 @@ class Unmakeable:
     def __init__(self, directory: str) -> None:
         raise NotADirectoryError(20, "Not a directory", directory)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Never asked."""

@@ -19,8 +19,8 @@ from exporter.collecting.collector import NodeStatus
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
-from exporter.logs.tail_reader import CHUNK_BYTES, STILL_LOOKS
-from exporter.machine.folders import LOOK_ANYWAY_EVERY, RECENT_S
+from exporter.logs.tail_reader import CHUNK_BYTES, IDLE_READS
+from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
 from exporter.progress import collector as logs_module
 from exporter.progress import worker_logs_reader
 from exporter.progress.collector import (
@@ -351,7 +351,7 @@ def test_a_node_follows_its_own_workers_alone(tmp_path: Path) -> None:
 
 
 def test_more_than_one_look_can_take_is_read_in_several(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_logs_reader, "LOOK_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(worker_logs_reader, "POLL_BYTES", 2 * CHUNK_BYTES)
     line = "x" * 99 + "\n"
     logs.append(line * (3 * CHUNK_BYTES // 100) + items(7))
     first = logs.facts()
@@ -586,12 +586,12 @@ def test_a_checkpoint_that_is_being_saved_is_the_phase_of_the_job(logs: Logs) ->
     steady(logs, 20)
     logs.append("Saving checkpoint\n")
     logs.facts()
-    assert logs.context.board.phase == "checkpointing"
+    assert logs.context.published.log_phase == "checkpointing"
     logs.clock.advance(400)
     assert not logs.facts().stalled, "the log has said what it is at"
     logs.append(items(101, total=1000))
     logs.facts()
-    assert logs.context.board.phase is None
+    assert logs.context.published.log_phase is None
 
 
 def test_an_expression_that_never_ends_is_given_up_and_counted(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_a_log_of_all_runs_is_not_read_again_when_its_worker_is_restarted(tmp_pa
 
 
 def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_logs_reader, "LOOK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(worker_logs_reader, "POLL_BYTES", CHUNK_BYTES)
     logs.append(("x" * 99 + "\n") * (3 * CHUNK_BYTES // 100) + items(50) + "Connection refused\n")
     logs.restart(0)
     logs.restart(1)
@@ -637,9 +637,9 @@ def test_what_comes_after_a_long_silence_is_read_in_its_round(
     logs = Logs(local_folder)
     logs.append(items(1))
     os.utime(logs.run_dir / f"{NODE}_worker_w0.out", (1, 1))
-    for _ in range(STILL_LOOKS + 4):
+    for _ in range(IDLE_READS + 4):
         logs.facts()
-    assert logs.collector._wakeups._watches
+    assert logs.collector._inotify._watches
 
     def write(*_: object) -> int:
         logs.append(items(2))
@@ -751,7 +751,7 @@ def test_a_history_that_hangs_keeps_no_log_from_being_read(
 ) -> None:
     answer = threading.Event()
     monkeypatch.setattr(logs_module, "read_run_history", lambda *_: answer.wait() or ())
-    monkeypatch.setattr(logs_module, "HISTORY_S", 0.05)
+    monkeypatch.setattr(logs_module, "HISTORY_TIMEOUT_S", 0.05)
     logs.append(items(3))
     try:
         assert logs.facts().position == 3
@@ -849,7 +849,7 @@ def test_start_records_are_opened_when_there_is_news_of_the_workers(
     logs.clock.advance(RECENT_S + 1e6)
     before = opened.count("worker_w0_rank0_a0_r0.start.json")
     assert before == 1
-    for _ in range(10 * LOOK_ANYWAY_EVERY):
+    for _ in range(10 * FORCED_CHECK_EVERY):
         logs.facts()
     assert opened.count("worker_w0_rank0_a0_r0.start.json") - before == 10
     started(logs)

@@ -49,7 +49,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_reader, "_told", set())
+    monkeypatch.setattr(history_reader, "_reported_paths", set())
 
 
 def run_at(time: float, **changes: Any) -> RunHistory:

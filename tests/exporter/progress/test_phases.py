@@ -5,50 +5,50 @@ import json
 import pytest
 
 from exporter.logs.search.findings import ActivityMark
-from exporter.progress.phases import BELIEVED_LEAST_S, BELIEVED_S, WorkerActivities, job_phase
+from exporter.progress.phases import LEAST_ACTIVITY_S, MOST_ACTIVITY_S, WorkerActivities, job_phase
 
 
 def marks(*records: tuple[float, str, bool]) -> WorkerActivities:
     """Marks of a worker from (moment, name, whether it begins)."""
     found = WorkerActivities()
     for t, name, begins in records:
-        found.take(ActivityMark(name, begins, 0), t)
+        found.apply(ActivityMark(name, begins, 0), t)
     return found
 
 
 def test_a_mark_holds_until_it_ends() -> None:
     worker = marks((100.0, "checkpointing", True))
-    assert worker.present(150.0, 90.0) == "checkpointing"
-    worker.take(ActivityMark("checkpointing", False, 0), 160.0)
-    assert worker.present(161.0, 90.0) is None
+    assert worker.current_phase(150.0, 90.0) == "checkpointing"
+    worker.apply(ActivityMark("checkpointing", False, 0), 160.0)
+    assert worker.current_phase(161.0, 90.0) is None
 
 
 def test_progress_after_a_mark_ends_it() -> None:
     worker = marks((100.0, "checkpointing", True))
-    assert worker.present(150.0, 100.0) == "checkpointing"
-    assert worker.present(150.0, 101.0) is None
+    assert worker.current_phase(150.0, 100.0) == "checkpointing"
+    assert worker.current_phase(150.0, 101.0) is None
 
 
 def test_a_mark_is_not_believed_for_ever() -> None:
     worker = marks((100.0, "evaluating", True))
-    assert worker.present(100.0 + BELIEVED_S, None) == "evaluating"
-    assert worker.present(101.0 + BELIEVED_S, None) is None
+    assert worker.current_phase(100.0 + MOST_ACTIVITY_S, None) == "evaluating"
+    assert worker.current_phase(101.0 + MOST_ACTIVITY_S, None) is None
 
 
-@pytest.mark.parametrize(("lasted_s", "believed_s"), [(10.0, BELIEVED_LEAST_S), (1000.0, 3000.0)])
+@pytest.mark.parametrize(("lasted_s", "believed_s"), [(10.0, LEAST_ACTIVITY_S), (1000.0, 3000.0)])
 def test_a_mark_whose_kind_has_ended_before_is_believed_three_times_as_long(lasted_s: float, believed_s: float) -> None:
     worker = marks((0.0, "evaluating", True), (lasted_s, "evaluating", False), (5000.0, "evaluating", True))
-    assert worker.present(5000.0 + believed_s, None) == "evaluating"
-    assert worker.present(5001.0 + believed_s, None) is None
+    assert worker.current_phase(5000.0 + believed_s, None) == "evaluating"
+    assert worker.current_phase(5001.0 + believed_s, None) is None
 
 
 def test_a_checkpoint_is_written_also_during_an_evaluation() -> None:
-    assert marks((1.0, "evaluating", True), (2.0, "checkpointing", True)).present(3.0, None) == "checkpointing"
+    assert marks((1.0, "evaluating", True), (2.0, "checkpointing", True)).current_phase(3.0, None) == "checkpointing"
 
 
 @pytest.mark.parametrize("name", ["compiling", "loading", "completing"])
 def test_other_marks_are_no_phase(name: str) -> None:
-    assert marks((1.0, name, True)).present(2.0, None) is None
+    assert marks((1.0, name, True)).current_phase(2.0, None) is None
 
 
 def test_moments_and_durations_of_checkpoints_are_kept() -> None:
@@ -61,15 +61,15 @@ def test_moments_and_durations_of_checkpoints_are_kept() -> None:
         (1300.0, "checkpointing", True),
         (1900.0, "checkpointing", True),  # nothing has told that the one before ended
     )
-    assert list(worker.begun["checkpointing"]) == [100.0, 700.0, 1300.0, 1900.0]
+    assert list(worker.recent_starts["checkpointing"]) == [100.0, 700.0, 1300.0, 1900.0]
     assert list(worker.durations["checkpointing"]) == [20.0]
-    assert worker.since == {"checkpointing": 1900.0}
+    assert worker.active_since == {"checkpointing": 1900.0}
 
 
 def test_a_new_run_is_at_nothing() -> None:
     worker = marks((100.0, "evaluating", True))
     worker.begin_run()
-    assert worker.present(101.0, None) is None
+    assert worker.current_phase(101.0, None) is None
 
 
 def test_marks_go_on_from_their_state() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from exporter.contract.identity import safe_label
 from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.progress.progress_file import (
+    ALL_RECORDS_BYTES,
     END_BYTES,
     MOST_NAMES,
     MOST_RECORD_BYTES,
-    WHOLE_TEXT_BYTES,
     WORKING,
     ProgressUpdate,
     ProgressUpdates,
@@ -177,7 +177,7 @@ def test_findings_of_several_lines_are_in_their_order_with_their_places() -> Non
         values={"loss": {None: LogValue(2.5, place)}},
         marks=[ActivityMark("loading", True, place)],
         records=3,
-        unusable=1,
+        invalid=1,
         phase="loading",
     )
     assert isinstance(parse_updates(b"", 0), LogFindings)
@@ -222,7 +222,7 @@ def long_text(*records: bytes, at: int) -> bytes:
     filler = [line(done=0, step=index) for index in range(at)]
     rest = line(done=1) + b"\n"
     head = b"\n".join((*filler, *records, b""))
-    return head + rest * (WHOLE_TEXT_BYTES // len(rest) + 1)
+    return head + rest * (ALL_RECORDS_BYTES // len(rest) + 1)
 
 
 def test_of_a_long_text_the_end_counts_and_the_last_resume_before_it() -> None:
@@ -233,12 +233,12 @@ def test_of_a_long_text_the_end_counts_and_the_last_resume_before_it() -> None:
     assert found.positions[0] == LogPosition("progress_file", "items", place, 70, 90, resumed=True)
     assert 0 < (found.records - 1) * len(line(done=1) + b"\n") <= END_BYTES
     assert all(text[at.offset - 1000 :][:11] == b'{"done": 1}' for at in found.positions[1:])
-    assert found.unusable == 0
+    assert found.invalid == 0
 
 
 def test_a_long_text_that_is_one_record_is_one_unusable_record_at_most() -> None:
-    found = parse_updates(b"x" * (WHOLE_TEXT_BYTES + 1), 0)
-    assert (found.positions, found.records - found.unusable) == ([], 0)
+    found = parse_updates(b"x" * (ALL_RECORDS_BYTES + 1), 0)
+    assert (found.positions, found.records - found.invalid) == ([], 0)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20), st.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n"]))

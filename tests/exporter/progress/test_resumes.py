@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.logs.search.findings import LogPosition
 from exporter.progress.resumes import (
-    SOON_S,
+    MOST_START_S,
     STAMP_S,
     EarlierProgress,
     UndecidedStart,
@@ -60,7 +60,7 @@ def test_a_run_that_begins_where_an_earlier_one_has_left_goes_on_with_it(
         (5000, 10_000, 3.0, True),
         (200, 10_000, 3.0, True),
         (199, 10_000, 3.0, False),  # less than a fiftieth
-        (5000, 10_000, SOON_S + 1, False),
+        (5000, 10_000, MOST_START_S + 1, False),
         (5000, 10_000, -1.0, False),  # by another clock
         (10_000, 10_000, 3.0, False),  # all at once: nothing follows
         (0, 10, 3.0, False),
@@ -75,28 +75,28 @@ def test_a_large_first_position_soon_after_the_start_is_asked_how_it_has_come_ab
 
 
 def test_what_the_pace_after_it_explains_has_been_worked_for() -> None:
-    beginning = UndecidedStart.at(40, 1003.0, began=1000.0)
-    assert beginning.take(40, 1004.0) is None
-    assert beginning.take(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
-    assert beginning.take(50, 1006.0) is True, "4 a second after it, up to 12 before"
+    beginning = UndecidedStart.from_position(40, 1003.0, began=1000.0)
+    assert beginning.update(40, 1004.0) is None
+    assert beginning.update(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
+    assert beginning.update(50, 1006.0) is True, "4 a second after it, up to 12 before"
 
 
 def test_what_three_rises_do_not_explain_is_where_the_work_goes_on() -> None:
-    beginning = UndecidedStart.at(5000, 1003.0, began=1000.0)
-    assert [beginning.take(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
+    beginning = UndecidedStart.from_position(5000, 1003.0, began=1000.0)
+    assert [beginning.update(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
 
 
 def test_a_pause_between_two_records_makes_no_resume() -> None:
-    beginning = UndecidedStart.at(100, 1010.0, began=1000.0)
-    assert beginning.take(110, 1040.0) is None
-    assert beginning.take(210, 1050.0) is True
+    beginning = UndecidedStart.from_position(100, 1010.0, began=1000.0)
+    assert beginning.update(110, 1040.0) is None
+    assert beginning.update(210, 1050.0) is True
 
 
 def test_records_of_one_moment_tell_no_pace() -> None:
-    beginning = UndecidedStart.at(10, 1005.0, began=1000.0)
-    assert [beginning.take(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
+    beginning = UndecidedStart.from_position(10, 1005.0, began=1000.0)
+    assert [beginning.update(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
     assert (beginning.pace, beginning.rises, beginning.last) == (0.0, 0, 100)
-    assert beginning.verdict(), "nothing speaks against it"
+    assert beginning.decide(), "nothing speaks against it"
 
 
 def at(done: int, total: int | None) -> LogPosition:
@@ -165,13 +165,13 @@ def test_a_fast_worker_has_done_it_all() -> None:
 def test_an_end_decides_by_what_is_known() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
-    track.settle()
+    track.decide_starts()
     assert (track.processed, track.first) == (500, 500)
     for moment, processed in ((1.5, 1), (3.0, 1), (2.0, 501)):  # by whole seconds it may have come at once
         track = track_of()
         track.update("log", at(500, 1000), BEGAN + 1)
         track.update("log", at(501, 1000), BEGAN + moment)
-        track.settle()
+        track.decide_starts()
         assert track.processed == processed
 
 
@@ -207,7 +207,7 @@ def test_a_run_after_a_restart_goes_on_where_the_one_before_was() -> None:
 
 def test_a_first_position_of_a_backlog_that_is_read_thinly_is_not_judged() -> None:
     track = track_of(ITEMS)
-    track.thinned = True
+    track.skips_positions = True
     track.update("log", at(300, 400), BEGAN + 5)
     assert track.processed == 300
 
@@ -236,7 +236,7 @@ def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
     again = ProgressTrack.from_state(json.loads(json.dumps(track.state())))
     again.update("log", at(900, 1000), BEGAN + 2)
     assert again.processed == 900
-    assert UndecidedStarts.from_state(json.loads(json.dumps(UndecidedStarts().state()))).settle() == {}
+    assert UndecidedStarts.from_state(json.loads(json.dumps(UndecidedStarts().state()))).decide_all() == {}
 
 
 @given(
@@ -263,7 +263,7 @@ def test_an_even_worker_that_begins_at_nothing_loses_no_item(
         done = int(pace * (t - BEGAN - delay))
         told_at = max(BEGAN, math.floor(t)) if seconds else t
         track.update("log", at(done if total is None else min(done, total), total), told_at)
-    track.settle()
+    track.decide_starts()
     assert track.processed == track.done
 
 
@@ -283,7 +283,7 @@ def test_of_a_worker_that_goes_on_from_far_away_only_what_follows_is_work(
     track = track_of()
     for n in range(many):
         track.update("log", at(base + int(step * n), None), BEGAN + after_s + gap * n)
-    track.settle()
+    track.decide_starts()
     assert track.processed == int(step * (many - 1))
 
 
@@ -304,7 +304,7 @@ def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
     for step, gap in zip(steps, gaps, strict=False):
         t, done = t + gap, done + step
         track.update("log", at(done, total), t)
-    track.settle()
+    track.decide_starts()
     assert track.processed == track.done == done
 
 

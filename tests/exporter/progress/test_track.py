@@ -86,7 +86,7 @@ def feed(
     took = []
     for t, record in enumerate(records):
         if isinstance(record, ActivityMark):
-            track.mark(record, start + t)
+            track.apply_activity(record, start + t)
         else:
             took.append(track.update(source, record._replace(offset=next(OFFSETS)), start + t))
     return took
@@ -506,9 +506,9 @@ def test_a_total_may_change_while_the_count_goes_on() -> None:
 def test_a_count_with_another_total_is_left_aside_while_work_is_left() -> None:
     track = ProgressTrack()
     assert feed(track, at(100, 1000), at(1, 50), at(50, 50)) == [True, False, False]
-    assert track.aside
+    assert track.has_other_counter
     feed(track, at(101, 1000))
-    assert (track.done, track.total, track.processed, track.aside) == (101, 1000, 101, False)
+    assert (track.done, track.total, track.processed, track.has_other_counter) == (101, 1000, 101, False)
 
 
 def test_a_count_with_another_total_that_stays_is_the_work() -> None:
@@ -588,7 +588,7 @@ RECORDS = st.one_of(
 def play(track: ProgressTrack, record: LogPosition | ActivityMark | str, t: float) -> None:
     """Gives a record to the track, or begins a run."""
     if isinstance(record, ActivityMark):
-        track.mark(record, t)
+        track.apply_activity(record, t)
     elif isinstance(record, LogPosition):
         track.update("a.out", record, t)
     else:
@@ -683,11 +683,11 @@ def test_a_rank_whose_beginning_is_open_keeps_no_other_from_the_short_way(monkey
     track.began = 0.0
     track.update("a.out", at(50, 100)._replace(rank=1), 1.0)
     track.update("a.out", at(1, 100)._replace(rank=0), 1.0)
-    assert (track.processed, len(track._beginnings.open)) == (1, 1)
-    monkeypatch.delattr(ProgressTrack, "_take")
+    assert (track.processed, len(track._undecided_starts.open)) == (1, 1)
+    monkeypatch.delattr(ProgressTrack, "_apply")
     track.update("a.out", at(2, 100)._replace(rank=0), 2.0)
     assert track.processed == 2
-    with pytest.raises(AttributeError, match="_take"):
+    with pytest.raises(AttributeError, match="_apply"):
         track.update("a.out", at(51, 100)._replace(rank=1), 2.0)
 
 

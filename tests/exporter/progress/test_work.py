@@ -17,14 +17,14 @@ def worker(unit: str | None, done: int | None, expected: int | None = None, **ov
 @pytest.mark.parametrize("unit", ["items", "requests", "tokens"])
 def test_what_workers_share_is_added_up(unit: str) -> None:
     work = job_work([worker(unit, 5, 10), worker(unit, 7, 10)])
-    assert (work.unit, work.done, work.expected, work.processed, work.in_step) == (unit, 12, 20, 12, False)
+    assert (work.unit, work.done, work.expected, work.processed, work.is_in_step) == (unit, 12, 20, 12, False)
 
 
 @pytest.mark.parametrize("unit", ["steps", "batches", "epochs"])
 def test_of_workers_in_step_the_slowest_counts(unit: str) -> None:
     work = job_work([worker(unit, 7, 10), worker(unit, 5, 10, items_processed=3), worker(unit, None)])
-    assert (work.unit, work.done, work.expected, work.processed, work.in_step) == (unit, 5, 10, 3, True)
-    assert not work.whole
+    assert (work.unit, work.done, work.expected, work.processed, work.is_in_step) == (unit, 5, 10, 3, True)
+    assert not work.has_all_positions
 
 
 def test_the_slowest_has_most_of_its_own_work_left() -> None:
@@ -41,8 +41,8 @@ def test_a_worker_that_the_job_can_do_without_is_not_the_slowest() -> None:
 
 def test_workers_that_count_different_things_have_no_sum() -> None:
     work = job_work([worker("items", 5, 10), worker("steps", 7, 10), worker("items", 5, 10)])
-    assert work == JobWork(("items", "steps"), whole=True)
-    assert (work.unit, work.counts_items, work.in_step, work.expected_of(100)) == (None, False, False, None)
+    assert work == JobWork(("items", "steps"), has_all_positions=True)
+    assert (work.unit, work.counts_items, work.is_in_step, work.expected_total(100)) == (None, False, False, None)
 
 
 def test_a_unit_that_is_not_said_is_items() -> None:
@@ -60,7 +60,7 @@ def test_a_unit_that_is_not_said_is_items() -> None:
 )
 def test_bars_over_batches_count_no_items(pattern: str, total: int | None, items: bool, expected: int) -> None:
     work = job_work([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
-    assert (work.counts_items_of(total), work.expected_of(total)) == (items, expected)
+    assert (work.counts_total_items(total), work.expected_total(total)) == (items, expected)
 
 
 def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
@@ -72,7 +72,7 @@ def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
     ("unit", "expected"), [("items", 100), (None, 100), ("requests", 20), ("tokens", 20), ("steps", 10)]
 )
 def test_the_items_of_the_job_are_expected_where_items_are_counted(unit: str | None, expected: int) -> None:
-    assert job_work([worker(unit, 5, 10), worker(unit, 7, 10)]).expected_of(100) == expected
+    assert job_work([worker(unit, 5, 10), worker(unit, 7, 10)]).expected_total(100) == expected
 
 
 @pytest.mark.parametrize(("unit", "rate"), [(None, 5.0), ("items", 5.0), ("tokens", 5.0), ("steps", 2.0)])
@@ -95,4 +95,4 @@ def test_a_job_has_done_no_more_than_its_workers_together(workers: list[dict[str
     work, known = job_work(workers), [entry["items"] for entry in workers if entry["items"] is not None]
     assert work.done is None or min(known) <= work.done <= sum(known)
     assert (work.done is None) == (len(work.units) != 1)
-    assert work.whole == (len(known) == len(workers))
+    assert work.has_all_positions == (len(known) == len(workers))

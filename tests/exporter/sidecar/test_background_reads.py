@@ -266,7 +266,7 @@ def test_a_read_has_three_intervals_and_at_least_ten_seconds(interval_s: float, 
 
 def test_a_snapshot_that_cannot_be_shown_costs_its_own_series(tmp_path: Path) -> None:
     bad, good = Scripted("bad"), Scripted("good")
-    sidecar = Sidecar(make_context(make_manifest(tmp_path)), made=[bad, good])
+    sidecar = Sidecar(make_context(make_manifest(tmp_path)), built=[bad, good])
     sidecar.start()
     until(lambda: sidecar.ready, "the first reads")
     bad.mode = "cannot be shown"

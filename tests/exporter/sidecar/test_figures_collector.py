@@ -116,10 +116,10 @@ def test_any_other_body_is_refused_in_order(sent: bytes) -> None:
 def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, clock: FakeClock) -> None:
     collector = make(tmp_path, clock)
     start = clock.now
-    collector.take(body("gflops", 1))
-    collector.take(body("loss", 3))
+    collector.accept(body("gflops", 1))
+    collector.accept(body("loss", 3))
     clock.advance(60)
-    assert collector.take(body("gflops", 2)) == FigureOfMerit("gflops", 2.0, start + 60)
+    assert collector.accept(body("gflops", 2)) == FigureOfMerit("gflops", 2.0, start + 60)
     page = page_of(collector, collector.read())
     assert samples_of(page, FIGURE) == {'name="gflops"': 2.0, 'name="loss"': 3.0}
     assert samples_of(page, FIGURE_TIME) == {'name="gflops"': start + 60, 'name="loss"': start}
@@ -133,7 +133,7 @@ def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, cloc
 
 def test_silence_does_not_take_a_figure_away(tmp_path: Path, clock: FakeClock) -> None:
     collector = make(tmp_path, clock)
-    collector.take(body("score", 1))
+    collector.accept(body("score", 1))
     clock.advance(7 * 86400)
     assert [figure.name for figure in collector.read()] == ["score"]
 
@@ -146,10 +146,10 @@ def test_nothing_told_is_nothing_shown(tmp_path: Path, clock: FakeClock) -> None
 def test_names_have_their_limit_and_known_ones_are_still_told(tmp_path: Path, clock: FakeClock) -> None:
     collector = make(tmp_path, clock)
     for index in range(MOST_FIGURES):
-        collector.take(body(f"n{index}", index))
+        collector.accept(body(f"n{index}", index))
     with pytest.raises(FigureOfMeritError, match="name: one would be one more than 64 figures"):
-        collector.take(body("one", 1))
-    collector.take(body("n0", 9))
+        collector.accept(body("one", 1))
+    collector.accept(body("n0", 9))
     figures = collector.read()
     assert (len(figures), figures[0].value) == (MOST_FIGURES, 9.0)
 
@@ -157,7 +157,7 @@ def test_names_have_their_limit_and_known_ones_are_still_told(tmp_path: Path, cl
 def test_figures_told_while_others_are_read_are_all_kept(tmp_path: Path, clock: FakeClock) -> None:
     collector = make(tmp_path, clock)
     tellers = [
-        threading.Thread(target=lambda at=at: [collector.take(body(f"n{at}_{index}", 1)) for index in range(8)])
+        threading.Thread(target=lambda at=at: [collector.accept(body(f"n{at}_{index}", 1)) for index in range(8)])
         for at in range(8)
     ]
     for teller in tellers:

@@ -71,7 +71,7 @@ def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
     waiting = "1 prefills and 0 decodes"
     return ReadinessCollector(CONTEXT), PublishedReadiness(
-        ready=False, since=None, timeout_s=1800.0, waiting=waiting, roles=roles
+        ready=False, since=None, timeout_s=1800.0, missing=waiting, roles=roles
     )
 
 
@@ -169,7 +169,7 @@ def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     entries = (
         GpuEntry(
             GpuState(whole, activity=activity, condition=condition),
-            job_errors={"corrected": 3, "uncorrected": 1},
+            job_memory_errors={"corrected": 3, "uncorrected": 1},
             xids={94: XidCount(2, START + 7.5)},
         ),
         GpuEntry(GpuState(part, activity=GpuActivity(utilization_ratio=0.0))),
@@ -191,13 +191,13 @@ def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)),
             GpuUsers("GPU-77", "1", (), None),
         ),
-        workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, words="uses GPU 0")),
+        workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
     )
     conditions = {
         0: (
             WorkerGpuCondition("busy_without_progress", None),
             WorkerGpuCondition("held_idle", state=False),
-            WorkerGpuCondition("memory_filling", state=True, words="soon", moment=START + 7200.5),
+            WorkerGpuCondition("memory_filling", state=True, text="soon", full_time=START + 7200.5),
         ),
         1: (WorkerGpuCondition("unused", state=True),),
     }
@@ -283,7 +283,7 @@ def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         mount="/lustre",
         fstype="lustre",
     )
-    gone = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", since=START + 590)
+    gone = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", silent_since=START + 590)
     full = GroupSpace("run", responding=True, space=SpaceFacts(0, 1 << 40), full_at=START + 500)
     return DiskCollector(CONTEXT), DiskSnapshot((left, gone, full))
 

@@ -33,7 +33,7 @@ from exporter.sidecar.service import (
     LAST_READ_S,
     MOST_BODY_BYTES,
     HttpService,
-    earlier_port,
+    find_earlier_port,
     is_loopback,
     open_socket,
     wants_openmetrics,
@@ -144,13 +144,13 @@ def scenario(sidecar: Sidecar, play: Callable[[Served], Awaitable[None]]) -> Non
 @pytest.fixture(autouse=True)
 def lingers(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Makes services look at the phase often; set once one asks for the first time who has seen its last values."""
-    asked, satisfied = threading.Event(), ScrapeLog.satisfied
+    asked, satisfied = threading.Event(), ScrapeLog.is_satisfied
 
     def note(log: ScrapeLog, since: float, now: float) -> bool:
         asked.set()
         return satisfied(log, since, now)
 
-    monkeypatch.setattr(ScrapeLog, "satisfied", note)
+    monkeypatch.setattr(ScrapeLog, "is_satisfied", note)
     monkeypatch.setattr(service, "WATCH_S", 0.005)
     return asked
 
@@ -165,7 +165,7 @@ def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: An
     context = make_context(make_manifest(run_dir, **changes), clock)
     job = JobCollector(context)
     job.interval_s = 0.005
-    sidecar = Sidecar(context, made=[job, *others])
+    sidecar = Sidecar(context, built=[job, *others])
     for slot in (sidecar.diagnostics, sidecar.publisher):
         slot.collector.interval_s = 1e6  # type: ignore[misc]  # nothing waits until they would read by themselves
     return sidecar
@@ -201,7 +201,7 @@ def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedCloc
         assert "<script>" not in text
         assert 'href="metrics"' in text
 
-    scenario(Sidecar(context, made=[]), play)
+    scenario(Sidecar(context, built=[]), play)
 
 
 def test_what_is_not_there_is_not_found(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -245,7 +245,7 @@ def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: Shif
             "fom": f"http://127.0.0.1:{port}/fom",
             "labels": sidecar.context.identity.constant_labels(),
         }
-        assert earlier_port(sidecar) == port
+        assert find_earlier_port(sidecar) == port
 
     scenario(sidecar, play)
 
@@ -276,7 +276,7 @@ def test_a_port_of_another_attempt_or_none_is_not_known(
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
     if known is not None:
         run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", known)
-    assert earlier_port(make_sidecar(tmp_path, clock)) is None
+    assert find_earlier_port(make_sidecar(tmp_path, clock)) is None
 
 
 def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
@@ -590,7 +590,7 @@ def test_a_scraper_that_does_not_come_is_waited_for_as_long_as_linger(
 def test_a_scraper_that_left_long_ago_is_not_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
-        clock.shift += ScrapeLog.FORGET_S + 1
+        clock.shift += ScrapeLog.RECENT_S + 1
         finish(tmp_path)
         await served.ended()
 
@@ -664,29 +664,29 @@ def test_a_signal_ends_it_while_the_run_directory_hangs(
 
 def test_a_scrape_log_knows_who_has_seen_the_final_values() -> None:
     log = ScrapeLog(0.0, announced=False)
-    assert log.satisfied(100.0, 100.0)
-    log.note("a", 90.0)
-    log.note("b", 95.0)
-    assert not log.satisfied(100.0, 101.0)
-    log.note("a", 101.0)
-    assert not log.satisfied(100.0, 102.0)
-    log.note("b", 103.0)
-    assert log.satisfied(100.0, 104.0)
+    assert log.is_satisfied(100.0, 100.0)
+    log.record("a", 90.0)
+    log.record("b", 95.0)
+    assert not log.is_satisfied(100.0, 101.0)
+    log.record("a", 101.0)
+    assert not log.is_satisfied(100.0, 102.0)
+    log.record("b", 103.0)
+    assert log.is_satisfied(100.0, 104.0)
 
 
 def test_who_left_long_ago_is_forgotten() -> None:
     log = ScrapeLog(0.0, announced=False)
-    log.note("a", 10.0)
-    assert not log.satisfied(100.0, 10.0 + ScrapeLog.FORGET_S - 1)
-    assert log.satisfied(100.0, 10.0 + ScrapeLog.FORGET_S)
+    log.record("a", 10.0)
+    assert not log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S - 1)
+    assert log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S)
 
 
 def test_an_announced_job_is_scraped_within_half_a_minute_or_never() -> None:
     log = ScrapeLog(50.0, announced=True)
-    assert not log.satisfied(60.0, 79.9)
-    assert log.satisfied(60.0, 80.0)
-    log.note("a", 55.0)
-    assert not log.satisfied(60.0, 80.0)
+    assert not log.is_satisfied(60.0, 79.9)
+    assert log.is_satisfied(60.0, 80.0)
+    log.record("a", 55.0)
+    assert not log.is_satisfied(60.0, 80.0)
 
 
 PROMETHEUS = (
@@ -771,7 +771,7 @@ def test_no_host_is_every_interface() -> None:
 
 # -- a new start for a driver that was replaced --------------------------------------------------
 
-REPLACED = GpuReading(0.0, "version_mismatch", replaced=True)
+REPLACED = GpuReading(0.0, "version_mismatch", is_driver_replaced=True)
 
 
 def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
@@ -779,7 +779,7 @@ def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
     context = make_context(make_manifest(tmp_path), clock)
     given = []
     for _ in range(24 * 360):
-        if DriverRestarts(context).take():
+        if DriverRestarts(context).acquire():
             given.append(clock.now)
         clock.advance(10)
     pauses = [later - earlier for earlier, later in itertools.pairwise(given)]
@@ -788,14 +788,14 @@ def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
 
 
 def test_leave_to_start_again_is_given_at_once_to_another_attempt(tmp_path: Path) -> None:
-    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=0)).take()
-    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=1)).take()
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=0)).acquire()
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=1)).acquire()
 
 
 def test_no_leave_to_start_again_is_given_that_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / STATE_DIR).write_text("no folder")
     restarts = DriverRestarts(make_context(make_manifest(tmp_path)))
-    assert [restarts.take() for _ in range(3)] == [False] * 3
+    assert [restarts.acquire() for _ in range(3)] == [False] * 3
     assert len(caplog.records) == 1
 
 
@@ -804,26 +804,26 @@ def test_a_record_of_new_starts_that_is_none_counts_as_none(kept: dict[str, Any]
     context = make_context(make_manifest(tmp_path))
     identity = context.identity
     save_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
-    assert DriverRestarts(context).take()
-    assert not DriverRestarts(context).take()
+    assert DriverRestarts(context).acquire()
+    assert not DriverRestarts(context).acquire()
 
 
 def supervised(run_dir: Path, clock: ShiftedClock, *, heard: bool = True) -> Sidecar:
     """A sidecar that would be started again."""
-    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=heard), made=[])
+    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=heard), built=[])
     sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
     return sidecar
 
 
 def test_a_service_ends_for_a_replaced_driver_once_and_then_stays(tmp_path: Path, clock: ShiftedClock) -> None:
     async def ends(served: Served) -> None:
-        served.sidecar.context.board.gpus = REPLACED
+        served.sidecar.context.published.gpu_reading = REPLACED
         await served.ended()
 
     async def stays(served: Served) -> None:
-        served.sidecar.context.board.gpus = REPLACED
+        served.sidecar.context.published.gpu_reading = REPLACED
         await served.stays()
-        served.sidecar.context.board.gpus = None  # its publisher is left behind
+        served.sidecar.context.published.gpu_reading = None  # its publisher is left behind
 
     scenario(supervised(tmp_path, clock), ends)
     scenario(supervised(tmp_path, clock), stays)
@@ -833,7 +833,7 @@ def test_a_service_ends_for_a_replaced_driver_once_and_then_stays(tmp_path: Path
 
 def test_a_service_that_nobody_starts_again_stays(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        served.sidecar.context.board.gpus = REPLACED
+        served.sidecar.context.published.gpu_reading = REPLACED
         await served.stays()
 
     scenario(supervised(tmp_path, clock, heard=False), play)

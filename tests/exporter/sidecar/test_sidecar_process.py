@@ -20,7 +20,7 @@ from prometheus_client import parser as text_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from exporter import __version__
-from exporter.__main__ import OWN_HASHES, SHA2
+from exporter.__main__ import HASH_MODULES, SHA2_MODULES
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
 from exporter.sidecar.sidecar import declared_families
@@ -30,7 +30,7 @@ from tests.support.exporter import NODE, SOON_S, Wrappers, make_manifest, make_t
 EXPORTER = (sys.executable, "-I", "-m", "exporter")
 SCRIPT = Path(sys.executable).with_name("gpujob-exporter")
 TASKS = (make_task(0), make_task(1))
-LEAVES_OPENSSL_OUT = all(map(find_spec, OWN_HASHES)) and any(all(map(find_spec, names)) for names in SHA2)
+LEAVES_OPENSSL_OUT = all(map(find_spec, HASH_MODULES)) and any(all(map(find_spec, names)) for names in SHA2_MODULES)
 
 parse_text: Callable[[str], Iterable[Metric]] = text_parser.text_string_to_metric_families
 parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families

@@ -158,7 +158,11 @@ def test_it_holds_what_is_asked_at_night() -> None:
     ]
     assert [(peer["worker"], peer["state"]) for peer in body["peers"]] == [("worker_w1", "disk_sleep")]
     assert (body["memory"]["oom_kills"], body["filesystems"][0]["group"]) == (1, "output")
-    assert (body["course"], body["stacks"], body["process"]["open_files"]) == (moment.course, {"x": "stack"}, 12)
+    assert (body["course"], body["stacks"], body["process"]["open_files"]) == (
+        moment.recent_samples,
+        {"x": "stack"},
+        12,
+    )
     json.dumps(body)
 
 

@@ -18,7 +18,7 @@ from exporter.workers.exit_reason import (
     JobStop,
     LogEvidence,
     LostGpu,
-    evidence_of_record,
+    evidence_from_record,
     find_exit_reason,
     first_failure,
     needs_log_evidence,
@@ -663,7 +663,7 @@ def test_an_exit_record_gives_its_evidence() -> None:
         "signals": [[49.0, 15, 1], [49.5, 28, 0]],
         "disk_available_bytes": 9,
     }
-    assert evidence_of_record(record, stop=PEER, log=LogEvidence(("x",)), job_end=1000.0) == ExitEvidence(
+    assert evidence_from_record(record, stop=PEER, log=LogEvidence(("x",)), job_end=1000.0) == ExitEvidence(
         code=None,
         signal=15,
         end=50.0,
@@ -678,9 +678,9 @@ def test_an_exit_record_gives_its_evidence() -> None:
 
 def test_a_signal_that_the_worker_has_lived_with_for_hours_is_no_reason() -> None:
     record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
-    assert evidence_of_record(record).forwarded == (10,)
-    assert evidence_of_record(record, stop=JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
+    assert evidence_from_record(record).forwarded == (10,)
+    assert evidence_from_record(record, stop=JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
 
 
 def test_a_record_of_nothing_gives_no_evidence() -> None:
-    assert evidence_of_record({}) == ExitEvidence()
+    assert evidence_from_record({}) == ExitEvidence()

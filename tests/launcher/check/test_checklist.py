@@ -67,7 +67,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         checklist, "read_gpu_inventory", lambda: GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2),))
     )
     monkeypatch.setattr(site_facts, "read_space", lambda _: SpaceFacts(500 * GIB, 1000 * GIB))
-    monkeypatch.setattr(site_facts, "_of_environment", lambda _: False)
+    monkeypatch.setattr(site_facts, "_is_in_virtual_environment", lambda _: False)
     folder = tmp_path / "job"
     (folder / "in").mkdir(parents=True)
     (folder / "train.py").write_text("")
@@ -308,7 +308,7 @@ def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
     sections = make_checklist(subject_of(site, local=False, **BAD))
     body = json.loads(json.dumps(checklist_to_json(sections)))
     assert (body["schema"], body["ok"]) == (1, False)
-    assert [section["name"] for section in body["sections"]] == list(checklist.NAMES)
+    assert [section["name"] for section in body["sections"]] == list(checklist.SECTION_NAMES)
     items = [item for section in body["sections"] for item in section["items"]]
     assert {tuple(item) for item in items} == {("code", "status", "place", "message")}
     wrong = [item for item in items if item["status"] in ("warning", "error")]

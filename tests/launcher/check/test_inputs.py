@@ -21,7 +21,7 @@ def look(tmp_path: Path) -> Look:
 
     def check(*patterns: str, workers: int = 4, inside: bool = True) -> list[CheckFinding]:
         plan = subject_of(tmp_path, workers=[{"count": workers, "command": "true"}]).plan
-        return check_inputs(plan, patterns, look_inside=inside)
+        return check_inputs(plan, patterns, check_contents=inside)
 
     return check
 

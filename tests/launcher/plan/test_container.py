@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.container import OURS, ContainerMount, container_mounts, pyxis_options, worker_words, wrapper_words
+from launcher.plan.container import (
+    PACKAGES_IN_CONTAINER,
+    ContainerMount,
+    container_mounts,
+    container_worker_argv,
+    container_wrapper_argv,
+    pyxis_options,
+)
 from launcher.plan.plan import Plan
 from tests.launcher.conftest import Golden
 from tests.launcher.steps.test_batch_script import lines_of
@@ -32,21 +39,21 @@ def contained(cluster: dict[str, Any] | None = None, **container: Any) -> Plan:
 
 def words(plan: Plan) -> list[str]:
     """What the wrapper of the first task starts."""
-    return worker_words(plan, plan.tasks[0], facts_of(plan), ["serve", "a b"])
+    return container_worker_argv(plan, plan.tasks[0], facts_of(plan), ["serve", "a b"])
 
 
 def test_a_step_of_pyxis_is_in_the_container_as_a_whole(golden: Golden) -> None:
     plan = contained()
     task = plan.tasks[0]
     options = pyxis_options(plan, task, facts_of(plan), PACKAGES)
-    golden("launcher/srun-pyxis.txt", lines_of([*options, *wrapper_words(plan, task), *words(plan)]))
+    golden("launcher/srun-pyxis.txt", lines_of([*options, *container_wrapper_argv(plan, task), *words(plan)]))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "enroot"])
 def test_other_runtimes_are_started_by_the_wrapper(runtime: str, golden: Golden) -> None:
     plan = contained(runtime=runtime)
     assert pyxis_options(plan, plan.tasks[0], facts_of(plan)) == []
-    assert wrapper_words(plan, plan.tasks[0]) == []
+    assert container_wrapper_argv(plan, plan.tasks[0]) == []
     golden(f"launcher/{runtime}.txt", lines_of(words(plan)))
 
 
@@ -56,8 +63,8 @@ def test_a_role_may_stay_outside(runtime: str) -> None:
     inside, outside = plan.tasks
     assert (inside.contained, outside.contained) == (True, False)
     assert pyxis_options(plan, outside, facts_of(plan)) == []
-    assert wrapper_words(plan, outside) == []
-    assert worker_words(plan, outside, facts_of(plan), ["x"]) == ["x"]
+    assert container_wrapper_argv(plan, outside) == []
+    assert container_worker_argv(plan, outside, facts_of(plan), ["x"]) == ["x"]
 
 
 def test_without_a_container_nothing_is_contained() -> None:
@@ -96,7 +103,9 @@ def test_what_the_job_writes_is_mounted_where_it_is(tmp_path: Path) -> None:
 def test_a_folder_that_another_one_brings_along_is_not_mounted_again() -> None:
     plan = plan_of(job_spec(container={"image": "i"}, paths={"output_dir": "out"}), job_dir="/home/ana/work/jobs")
     targets = [
-        mount.target for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if OURS not in mount.target
+        mount.target
+        for mount in container_mounts(plan, plan.tasks[0], facts_of(plan))
+        if PACKAGES_IN_CONTAINER not in mount.target
     ]
     assert targets == ["/home/ana/work", str(plan.run_dir("4459"))]
 
@@ -137,7 +146,7 @@ def test_enroot_hands_on_what_a_rank_of_mpi_needs(step: str, tmp_path: Path) -> 
     (tmp_path / "enroot").chmod(0o755)
     plan = contained(runtime="enroot", image="i")
     planned = dataclasses.replace(plan.tasks[0], step=step)
-    argv = worker_words(plan, planned, facts_of(plan), ["serve"])
+    argv = container_worker_argv(plan, planned, facts_of(plan), ["serve"])
     of_mpi = {"SLURM_PROCID": "3", "PMIX_RANK": "3", "PMI_FD": "9", "PMIX_SERVER_URI2": "a\nb c"}
     environment = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}", MINE="1", **of_mpi)
     told = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -151,7 +160,7 @@ def test_enroot_hands_on_that_a_job_is_resumed() -> None:
     plan = contained(runtime="enroot")
     facts = facts_of(plan)
     for attempt in (0, 1):
-        argv = worker_words(plan, plan.tasks[0], dataclasses.replace(facts, attempt=attempt), ["serve"])
+        argv = container_worker_argv(plan, plan.tasks[0], dataclasses.replace(facts, attempt=attempt), ["serve"])
         assert ("GPUJOB_RESUME" in argv) == bool(attempt)
 
 
@@ -172,7 +181,7 @@ def test_words_reach_a_command_in_a_container_as_they_are(hard_name: str, tmp_pa
     (tmp_path / "apptainer").write_text(FAKE_APPTAINER)
     (tmp_path / "apptainer").chmod(0o755)
     plan = contained(runtime="apptainer", image=f"/x{hard_name}")
-    argv = worker_words(plan, plan.tasks[0], facts_of(plan), ["printf", "%s", hard_name])
+    argv = container_worker_argv(plan, plan.tasks[0], facts_of(plan), ["printf", "%s", hard_name])
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, check=True, timeout=10, cwd="/")
     assert done.stdout == f"image: /x{hard_name}\n{hard_name}"
@@ -184,19 +193,19 @@ def test_what_a_step_is_told_of_its_container_is_one_word_each(hard_name: str) -
     image, seen, home, workdir = pyxis_options(plan, task, facts_of(plan), PACKAGES)
     assert (image, workdir) == (f"--container-image=/x{hard_name}", f"--container-workdir=/w{hard_name}")
     assert (seen.partition("=")[0], home) == ("--container-mounts", "--no-container-mount-home")
-    assert wrapper_words(plan, task)[0] == f"/p{hard_name}"
+    assert container_wrapper_argv(plan, task)[0] == f"/p{hard_name}"
 
 
 def test_an_interpreter_that_knows_nothing_of_us_starts_the_wrapper(tmp_path: Path) -> None:
     """As within an image: no package of ours but those mounted, no site directory, another interpreter."""
     plan = contained(python="/usr/bin/python3")
-    program = wrapper_words(plan, plan.tasks[0])
+    program = container_wrapper_argv(plan, plan.tasks[0])
     here = {mount.target: mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan))}
     seen = tmp_path / "image"
     seen.mkdir()
     for name in ("exporter", "launcher"):
-        (seen / name).symlink_to(here[f"{OURS}/{name}"])
-    program = [word.replace(OURS, str(seen)) for word in program]
+        (seen / name).symlink_to(here[f"{PACKAGES_IN_CONTAINER}/{name}"])
+    program = [word.replace(PACKAGES_IN_CONTAINER, str(seen)) for word in program]
     run_dir = tmp_path / "run"
     (run_dir / "workers").mkdir(parents=True)
     options = ["--run-dir", str(run_dir), "--worker", "w_w0", "--rank", "0", "--gpus", "1"]

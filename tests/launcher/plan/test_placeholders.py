@@ -73,7 +73,7 @@ def test_in_a_shell_text_hosts_and_ports_stand_themselves_and_the_rest_as_variab
 @given(st.text(max_size=20))
 def test_a_host_that_a_shell_would_act_upon_does_not_stand_in_its_text(name: str) -> None:
     values = PlaceholderValues({"head": name, "rank": "0"}, RunFacts.__new__(RunFacts))
-    filled = fill_shell_text("echo {head}", values.places())
+    filled = fill_shell_text("echo {head}", values.hosts_and_ports())
     if filled != "echo {head}":
         done = subprocess.run(["sh", "-c", filled], capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr) == (f"{name}\n", "")

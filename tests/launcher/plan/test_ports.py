@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import TopologyError
 from launcher.plan.ports import (
-    EPHEMERAL,
+    FIRST_EPHEMERAL_PORT,
     OFFSETS,
     TABLE,
     all_ports,
@@ -29,14 +29,14 @@ requests = st.lists(
 
 
 def test_ports_are_those_that_people_know() -> None:
-    assert assign_ports([(0, ("public", "etcd", "etcd_peer", "nats", "http", "bootstrap"))], one_machine=False) == [
+    assert assign_ports([(0, ("public", "etcd", "etcd_peer", "nats", "http", "bootstrap"))], is_one_machine=False) == [
         {"public": 8000, "etcd": 2379, "etcd_peer": 2380, "nats": 4222, "http": 6100, "bootstrap": 7200}
     ]
 
 
 def test_ports_count_up_on_each_node() -> None:
     workers = [(node, ("http", "system")) for node in (0, 0, 1)]
-    assert assign_ports(workers, one_machine=False) == [
+    assert assign_ports(workers, is_one_machine=False) == [
         {"http": 6100, "system": 7500},
         {"http": 6132, "system": 7501},
         {"http": 6100, "system": 7500},
@@ -44,7 +44,7 @@ def test_ports_count_up_on_each_node() -> None:
 
 
 def test_virtual_nodes_share_the_ports_of_one_machine() -> None:
-    assert assign_ports([(0, ("http",)), (1, ("http",)), (2, ("http",))], one_machine=True) == [
+    assert assign_ports([(0, ("http",)), (1, ("http",)), (2, ("http",))], is_one_machine=True) == [
         {"http": 6100},
         {"http": 6132},
         {"http": 6164},
@@ -55,7 +55,7 @@ def test_virtual_nodes_share_the_ports_of_one_machine() -> None:
 def test_no_port_that_a_program_may_take_is_given_away_twice(
     wanted: list[tuple[int, tuple[str, ...]]], one_machine: bool
 ) -> None:
-    found = assign_ports(wanted, one_machine=one_machine)
+    found = assign_ports(wanted, is_one_machine=one_machine)
     assert [tuple(ports) for ports in found] == [names for _, names in wanted]
     taken = [
         (0 if one_machine else node, port + index)
@@ -67,15 +67,15 @@ def test_no_port_that_a_program_may_take_is_given_away_twice(
 
 
 def test_a_kind_that_runs_into_another_goes_on_behind_it() -> None:
-    found = assign_ports([(0, ("dp_rpc", "dist_init"))] * 20, one_machine=False)
+    found = assign_ports([(0, ("dp_rpc", "dist_init"))] * 20, is_one_machine=False)
     assert [ports["dp_rpc"] for ports in found] == [*range(8650, 8670)]
     assert [ports["dist_init"] for ports in found][-4:] == [8620, 8680, 8700, 8720]
-    assert assign_ports([*([(0, ("dist_init",))] * 18), (0, ("dp_rpc",))], one_machine=False)[-1] == {"dp_rpc": 8660}
+    assert assign_ports([*([(0, ("dist_init",))] * 18), (0, ("dp_rpc",))], is_one_machine=False)[-1] == {"dp_rpc": 8660}
 
 
 def test_nodes_with_the_same_processes_have_the_same_ports_whatever_order_they_come_in() -> None:
     wanted = [(1, ("http",)), (0, ("http",)), (0, ("system",)), (1, ("http",)), (2, ("http",)), (2, ("system",))]
-    assert assign_ports(wanted, one_machine=False) == [
+    assert assign_ports(wanted, is_one_machine=False) == [
         {"http": 6100},
         {"http": 6100},
         {"system": 7500},
@@ -87,7 +87,7 @@ def test_nodes_with_the_same_processes_have_the_same_ports_whatever_order_they_c
 
 def test_a_node_without_ports_left_is_an_error() -> None:
     with pytest.raises(TopologyError, match="node 3: its processes need more vllm ports than there are from 20000 on"):
-        assign_ports([(3, ("vllm",))] * 1000, one_machine=False)
+        assign_ports([(3, ("vllm",))] * 1000, is_one_machine=False)
 
 
 @given(st.lists(st.sets(st.sampled_from(EACH)), max_size=16), st.lists(st.sets(st.sampled_from(EACH)), max_size=16))
@@ -96,7 +96,7 @@ def test_two_jobs_of_different_offsets_have_no_port_in_common(first: list[set[st
     jobs = []
     for workers, once in zip((first, second), kinds, strict=True):
         wanted = [(0, tuple(sorted(once))), *((0, tuple(sorted(names))) for names in workers)]
-        jobs.append({port for ports in assign_ports(wanted, one_machine=False) for port in ports.values()})
+        jobs.append({port for ports in assign_ports(wanted, is_one_machine=False) for port in ports.values()})
     for one in OFFSETS:
         for other in OFFSETS:
             if one != other:
@@ -104,10 +104,10 @@ def test_two_jobs_of_different_offsets_have_no_port_in_common(first: list[set[st
 
 
 def test_sixteen_of_everything_never_meet_and_stay_below_the_ports_of_clients() -> None:
-    found = assign_ports([(0, ONCE), *([(0, EACH)] * 16)], one_machine=False)
+    found = assign_ports([(0, ONCE), *([(0, EACH)] * 16)], is_one_machine=False)
     jobs = [{port + offset for ports in found for port in ports.values()} for offset in OFFSETS]
     assert len(set().union(*jobs)) == sum(map(len, jobs))
-    assert max(set().union(*jobs)) < EPHEMERAL
+    assert max(set().union(*jobs)) < FIRST_EPHEMERAL_PORT
 
 
 def test_the_ports_of_a_plan_are_known_by_node() -> None:
@@ -154,7 +154,7 @@ def test_a_job_without_ports_needs_no_offset() -> None:
 
 
 def test_offsets_keep_out_of_the_ports_of_clients_where_they_can() -> None:
-    low, high = EPHEMERAL - 1, EPHEMERAL + 100
+    low, high = FIRST_EPHEMERAL_PORT - 1, FIRST_EPHEMERAL_PORT + 100
     assert {first_offset({0: {low}}, {}, seed) for seed in range(16)} == {0}
     assert first_offset({0: {high}}, {0: {high}}, 0) == OFFSETS[1]
     assert first_offset({0: {65535}}, {0: {65535}}, 0) is None

@@ -8,7 +8,7 @@ from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.planner import topology
-from launcher.planner.roles import roles_of
+from launcher.planner.roles import merge_roles
 from launcher.planner.topology import place_workers
 from tests.support.launcher import job_spec
 
@@ -201,14 +201,14 @@ def test_a_plan_that_breaks_a_promise_is_refused(kind: str) -> None:
     ]
     spec = spec_of(2, 4, [(2, 2)])
     with pytest.raises(TopologyError, match=problem):
-        topology._check_invariants(tasks, roles_of(spec), spec.resources, range(2))
-    topology._check_invariants(place_workers(spec).tasks, roles_of(spec), spec.resources, range(2))
+        topology._check_invariants(tasks, merge_roles(spec), spec.resources, range(2))
+    topology._check_invariants(place_workers(spec).tasks, merge_roles(spec), spec.resources, range(2))
 
 
 def test_ranks_that_are_out_of_order_are_refused() -> None:
     spec = spec_of(2, 4, [(2, 2)])
     with pytest.raises(TopologyError, match="rank 1 on node 0 is out of place"):
-        topology._check_invariants(place_workers(spec).tasks[::-1], roles_of(spec), spec.resources, range(2))
+        topology._check_invariants(place_workers(spec).tasks[::-1], merge_roles(spec), spec.resources, range(2))
 
 
 def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ class Guarded:
             templates=templates or {},
         )
         self.plan = plan
-        self.run_dir = rundir.settle_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, "local-1")
+        self.run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, "local-1")
         argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(self.run_dir), "--local"]
         with (self.run_dir / "log.out").open("ab") as log:
             self.guard = subprocess.Popen(

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from exporter.contract import run_files
 from launcher.plan.ports import OFFSETS
-from launcher.programs.port_claims import GIVEN, RESERVED, claim_ports, hold_reservation, ports_claimed_here
+from launcher.programs.port_claims import (
+    CLAIM_PREFIX,
+    RESERVATION_PREFIX,
+    claim_ports,
+    read_claimed_ports,
+    try_reserve_ports,
+)
 from launcher.run.before.node_facts import busy_ports
 from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.launcher import poll
@@ -37,7 +43,7 @@ def test_ports_of_a_worker_that_does_not_listen_yet_are_busy(tmp_path: Path) -> 
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
-    assert {first, second}.isdisjoint(ports_claimed_here())
+    assert {first, second}.isdisjoint(read_claimed_ports())
 
 
 def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
@@ -45,10 +51,10 @@ def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
     port = free_port()
     process = holder(tmp_path, port)
     try:
-        assert port in ports_claimed_here()
+        assert port in read_claimed_ports()
         process.kill()
         process.wait(10)
-        assert port not in ports_claimed_here()
+        assert port not in read_claimed_ports()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -59,50 +65,53 @@ def test_a_port_that_somebody_has_claimed_is_left_to_him() -> None:
     assert len(held) == 1
     assert len(claim_ports([port, other])) == 1
     held.clear()
-    assert port not in ports_claimed_here()
+    assert port not in read_claimed_ports()
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_claimed(tmp_path: Path) -> None:
-    assert ports_claimed_here(listing=str(tmp_path / "missing")) == set()
+    assert read_claimed_ports(listing=str(tmp_path / "missing")) == set()
     listing = tmp_path / "unix"
     listing.write_text(
         "Num RefCount\n0: 2 0 0 2 1 5 @gpujob-port-6100\n0: 2 0 0 2 1 5 /run/@gpujob-port-x\n0: 2 0 1\n"
         "0: 2 0 0 2 1 5 @gpujob-reserved-port-7200\n"
     )
-    assert ports_claimed_here(listing=str(listing)) == {6100, 7200}
-    assert ports_claimed_here((GIVEN,), str(listing)) == {6100}
-    assert ports_claimed_here((RESERVED,), str(listing)) == {7200}
+    assert read_claimed_ports(listing=str(listing)) == {6100, 7200}
+    assert read_claimed_ports((CLAIM_PREFIX,), str(listing)) == {6100}
+    assert read_claimed_ports((RESERVATION_PREFIX,), str(listing)) == {7200}
 
 
 def test_ports_are_reserved_all_or_none() -> None:
     first, second, third = free_port(), free_port(), free_port()
-    held = hold_reservation([second])
+    held = try_reserve_ports([second])
     assert held
-    assert hold_reservation([first, second, third]) is None
-    assert {first, third}.isdisjoint(ports_claimed_here())
+    assert try_reserve_ports([first, second, third]) is None
+    assert {first, third}.isdisjoint(read_claimed_ports())
     held.clear()
-    both = hold_reservation([first, second, third])
+    both = try_reserve_ports([first, second, third])
     assert both is not None
-    assert {first, second, third} <= ports_claimed_here((RESERVED,))
+    assert {first, second, third} <= read_claimed_ports((RESERVATION_PREFIX,))
     both.clear()
-    assert {first, second, third}.isdisjoint(ports_claimed_here())
+    assert {first, second, third}.isdisjoint(read_claimed_ports())
 
 
 def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
     """So that there is no moment in which nobody has it."""
     port = free_port()
-    reserved = hold_reservation([port])
+    reserved = try_reserve_ports([port])
     given = claim_ports([port])
     assert len(given) == 1
     reserved = None
-    assert (port in ports_claimed_here((GIVEN,)), port in ports_claimed_here((RESERVED,))) == (True, False)
+    assert (port in read_claimed_ports((CLAIM_PREFIX,)), port in read_claimed_ports((RESERVATION_PREFIX,))) == (
+        True,
+        False,
+    )
     assert reserved is None
 
 
 @given_by(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
 def test_of_jobs_that_want_ports_one_always_gets_its_own_and_no_port_has_two(wanted: list[set[int]]) -> None:
     base = 1_000_000 + 10 * os.getpid()  # no ports: the names are those of this process alone
-    held = [(ports, got) for ports in wanted if (got := hold_reservation(base + port for port in ports)) is not None]
+    held = [(ports, got) for ports in wanted if (got := try_reserve_ports(base + port for port in ports)) is not None]
     assert held
     assert sum(len(ports) for ports, _ in held) == len(set().union(*(ports for ports, _ in held)))
     held.clear()

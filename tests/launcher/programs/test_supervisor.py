@@ -87,8 +87,8 @@ def test_the_first_failure_waits_the_shortest_time(start: Start, tmp_path: Path)
 
 
 def test_the_sidecars_word_for_a_new_start_is_the_supervisors() -> None:
-    assert supervisor.START_AGAIN == cli.START_AGAIN
-    assert cli.START_AGAIN not in (0, 1, cli.USAGE, cli.INTERRUPTED)
+    assert supervisor.RESTART_STATUS == cli.RESTART_STATUS
+    assert cli.RESTART_STATUS not in (0, 1, cli.USAGE, cli.INTERRUPTED)
 
 
 def test_a_program_that_asks_for_it_is_started_again_at_once(start: Start, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from exporter.logs.places_reader import progress_path
+from exporter.logs.log_files_reader import progress_path
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.report import build_report, write_report
@@ -20,7 +20,7 @@ from launcher.report.text import render_report
 from launcher.report.workers import read_runs
 from launcher.rundir.statuses import merge_workers
 from launcher.verify.verify import VerificationCheck, verify_results
-from launcher.words import clock_text, duration_text, first_names
+from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
 from tests.support.launcher import read_json, settled_run_dir
 
@@ -87,7 +87,7 @@ def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.Mo
     assert [worker["exit"]["reason"] for worker in whole["workers"]] == ["nccl_timeout", "time_limit"]
     assert (whole["state"], [worker["items"] for worker in whole["workers"]]) == ("TIMEOUT", [None, 80])
     judge = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
-    known = build_report(run_dir.path, now=START + 200, ended=True, judge=judge)
+    known = build_report(run_dir.path, now=START + 200, ended=True, finder=judge)
     assert known == whole
 
     def read(path: Path, *_: object) -> bytes:
@@ -101,7 +101,7 @@ def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(name, read)
     # who has judged them knows what their logs say
     for given, first in ((judge, "nccl_timeout"), (None, "app_error")):
-        quick = build_report(run_dir.path, now=START + 200, ended=True, judge=given, quick=True)
+        quick = build_report(run_dir.path, now=START + 200, ended=True, finder=given, quick=True)
         assert [worker["exit"]["reason"] for worker in quick["workers"]] == [first, "time_limit"]
         assert (quick["state"], [worker["items"] for worker in quick["workers"]]) == ("TIMEOUT", [None, 60])
     with pytest.raises(AssertionError, match="looked into"):
@@ -529,7 +529,9 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         for position in given["positions"]
     ]
     reasons = values.get("reasons", ["completed"] * 2)
-    return {check.name: check for check in verify_results(read_manifest(path), work=job_work(workers), reasons=reasons)}
+    return {
+        check.name: check for check in verify_results(read_manifest(path), work=job_work(workers), exit_reasons=reasons)
+    }
 
 
 @pytest.mark.parametrize(
@@ -660,7 +662,7 @@ def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> N
     ],
 )
 def test_of_many_names_the_first_are_told(names: str, total: int | None, words: str) -> None:
-    assert first_names(names, 2, total) == words
+    assert names_text(names, 2, total) == words
 
 
 def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:

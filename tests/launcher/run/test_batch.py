@@ -306,7 +306,7 @@ def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) ->
     assert batch.status == 1
     assert batch.report["cause"]["reason"] == "launch_failed"
     assert "Invalid credential" in batch.log("log.err")
-    assert "could not run on cn01, cn02; the job goes on unwatched" in batch.log()
+    assert "could not run on cn01, cn02; the job runs unwatched" in batch.log()
 
 
 def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Future[Batch]]) -> None:

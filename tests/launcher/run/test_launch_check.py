@@ -17,9 +17,9 @@ from exporter.contract import run_files
 from exporter.launch.checks import LEVELS, NodeLaunchFacts, WorkerLaunchFacts, check_launch
 from launcher.plan.plan import Plan, RunFacts
 from launcher.run.launch_check import (
-    LOOK_S,
     MARGIN_S,
     MOST_LINES,
+    POLL_INTERVAL_S,
     JobLaunchCheck,
     LaunchChecklist,
     render_launch_checklist,
@@ -91,7 +91,7 @@ class Job:
         (self.run_dir / f"{node}_worker_w{rank}{run}.out").write_text("hello\n")
 
     def after(self, seconds: float) -> LaunchChecklist | None:
-        return self.check.look(START + seconds)
+        return self.check.poll(START + seconds)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_good_launch_reads_like_a_list_of_marks(job: Job, golden: Golden) -> N
         job.say(index)
     checklist = job.after(12.0)
     assert checklist is not None
-    assert checklist.verified
+    assert checklist.is_verified
     golden("launcher/launch-passed.txt", text_of(checklist))
 
 
@@ -150,7 +150,7 @@ def three_faults(job: Job) -> LaunchChecklist:
 
 def test_three_faults_are_told_with_worker_node_and_cure(job: Job, golden: Golden) -> None:
     checklist = three_faults(job)
-    assert not checklist.verified
+    assert not checklist.is_verified
     golden("launcher/launch-failed.txt", text_of(checklist))
 
 
@@ -194,8 +194,8 @@ def test_statuses_are_not_read_at_each_look(job: Job) -> None:
     assert job.after(1.0) is None
     for index in range(2):
         job.say(index)
-    assert job.after(1.0 + LOOK_S / 2) is None
-    assert job.after(1.0 + LOOK_S) is not None
+    assert job.after(1.0 + POLL_INTERVAL_S / 2) is None
+    assert job.after(1.0 + POLL_INTERVAL_S) is not None
 
 
 def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) -> None:
@@ -255,7 +255,7 @@ def test_a_job_without_sidecars_is_judged_by_its_records(tmp_path: Path) -> None
     job.log(1, "cn01")
     checklist = job.after(3.0)
     assert checklist is not None
-    assert checklist.verified
+    assert checklist.is_verified
     assert [result.name for result in checklist.results] == ["processes", "count", "logs", "log_lines", "output_dir"]
 
 
@@ -350,7 +350,7 @@ class Real:
         self.wrappers.start(task, *words)
 
     def checklist(self) -> LaunchChecklist:
-        found: LaunchChecklist = until(lambda: self.check.look(time.time()), "the checklist", 40)
+        found: LaunchChecklist = until(lambda: self.check.poll(time.time()), "the checklist", 40)
         return found
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ def test_a_real_launch_is_verified(tmp_path: Path, reals: list[Real]) -> None:
     for rank in range(2):
         real.work(rank, "")
     checklist = real.checklist()
-    assert checklist.verified, text_of(checklist)
+    assert checklist.is_verified, text_of(checklist)
     assert not checklist.faults("warning"), text_of(checklist)
     names = ["processes", "count", "logs", "log_lines", "output_dir", "output", "progress"]
     assert [result.name for result in checklist.results] == names
@@ -388,7 +388,7 @@ def test_a_real_launch_with_three_faults_tells_them_all(tmp_path: Path, reals: l
     real.work(0, "0")
     real.work(2, "2,3")
     checklist = real.checklist()
-    assert not checklist.verified
+    assert not checklist.is_verified
     issues = [
         (fault.worker, fault.found)
         for result in checklist.results

@@ -12,7 +12,7 @@ from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
 from launcher.report.report import build_report
 from launcher.run import end_of_job
-from launcher.run.end_of_job import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
+from launcher.run.end_of_job import LEAST_VERIFY_S, REPORT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
 from launcher.run.job_state import JobState
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
@@ -35,9 +35,9 @@ def end_of(place: Path, signals: OrchestratorSignals, sidecars: Any = None, limi
     [
         (None, VERIFY_S),
         (3600.0, VERIFY_S),
-        (LIMIT_MARGIN_S + VERIFY_S, VERIFY_S),
-        (LIMIT_MARGIN_S + 20.0, 20.0),
-        (LIMIT_MARGIN_S, LEAST_VERIFY_S),
+        (REPORT_MARGIN_S + VERIFY_S, VERIFY_S),
+        (REPORT_MARGIN_S + 20.0, 20.0),
+        (REPORT_MARGIN_S, LEAST_VERIFY_S),
         (-5.0, LEAST_VERIFY_S),
     ],
 )
@@ -45,7 +45,7 @@ def test_the_verification_ends_before_the_time_limit(left_s: float | None, allow
     assert verification_s(None if left_s is None else 1000.0 + left_s, 1000.0) == allowed_s
 
 
-@pytest.mark.parametrize(("left_s", "is_over"), [(LIMIT_MARGIN_S + 20.0, True), (3600.0, False)])
+@pytest.mark.parametrize(("left_s", "is_over"), [(REPORT_MARGIN_S + 20.0, True), (3600.0, False)])
 def test_a_report_is_told_when_there_is_no_time_left(
     left_s: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_report_is_told_when_there_is_no_time_left(
 
     monkeypatch.setattr(end_of_job, "build_report", build)
     with pytest.raises(LookupError):
-        end._report(None, requeued=False)
+        end._build_and_publish_report(None, requeued=False)
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
     assert given["out_of_time"]() is is_over
@@ -68,12 +68,12 @@ def test_a_report_is_told_when_there_is_no_time_left(
 def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_values(tmp_path: Path) -> None:
     reports: list[Any] = []
     signals, sidecars = OrchestratorSignals(), Mock()
-    signals.ending = signal.SIGTERM
+    signals.end_signal = signal.SIGTERM
     sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
         run_files.read_json(next(tmp_path.rglob(run_files.REPORT_FILE)))
     )
     end = end_of(tmp_path, signals, sidecars)
-    end._course.begin_stop("cancelled", "scancel")
+    end._job_state.begin_stop("cancelled", "scancel")
     end.finish(None, lambda: None, lambda: None)
     assert [report["state"] for report in reports] == ["CANCELLED"]
 
@@ -83,7 +83,7 @@ def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_
     final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals = OrchestratorSignals()
-    signals.ending = signal.SIGTERM
+    signals.end_signal = signal.SIGTERM
     end = end_of(tmp_path, signals)
     run_dir = end._facts.run_dir
     run_files.write_json(run_dir / run_files.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
@@ -96,7 +96,7 @@ def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_
     monkeypatch.setattr(end_of_job, "build_report", build)
     end.finish(None, lambda: None, lambda: None)
     assert [values["quick"] for values in given] == ([False] if final else [True, False])
-    assert {values["judge"] for values in given} == {end._crew.judge_of_ends}
+    assert {values["finder"] for values in given} == {end._job_tasks.exit_reason_finder}
 
 
 @pytest.mark.parametrize(("number", "is_there"), [(None, True), (signal.SIGTERM, False)])
@@ -105,7 +105,7 @@ def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
 ) -> None:
     seen: list[bool] = []
     signals, sidecars = OrchestratorSignals(), Mock()
-    signals.ending = number
+    signals.end_signal = number
     end = end_of(tmp_path, signals, sidecars)
     reserve = end._facts.run_dir / run_files.RESERVE_FILE
     run_files.make_reserve(end._facts.run_dir)

@@ -770,7 +770,7 @@ def test_a_job_completes_without_a_sidecar_and_says_so(without_a_sidecar: Ended)
     assert report["items"] == job.lines() == 300
     assert report["monitoring"] == {"nodes_with_final_values": [], "nodes_without": report["nodes"]}
     assert "could not run on" in job.log()
-    assert "the job goes on unwatched" in job.log()
+    assert "the job runs unwatched" in job.log()
     assert f"no final values from: {report['nodes'][0]}" in job.output
     assert "cannot listen on 127.0.0.1:" in next(job.run_dir.glob("*sidecar.log")).read_text()
 

@@ -30,14 +30,14 @@ def test_a_step_whose_node_is_lost_does_not_tell_how_its_task_ended(
     kept, first = run_of(tmp_path)
     if started:
         run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.from_status(first, code, exact=exact, lost=True).keys() == {"end"}
+    assert kept.derive_exit(first, code, is_exact=exact, is_node_lost=True).keys() == {"end"}
 
 
 def test_the_status_of_a_step_on_a_node_that_is_there_is_its_tasks(tmp_path: Path) -> None:
     kept, first = run_of(tmp_path)
-    assert "did not start (status 1)" in kept.from_status(first, 1, exact=False, lost=False)["error"]
+    assert "did not start (status 1)" in kept.derive_exit(first, 1, is_exact=False, is_node_lost=False)["error"]
     run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.from_status(first, 1, exact=False, lost=False)["code"] == 1
+    assert kept.derive_exit(first, 1, is_exact=False, is_node_lost=False)["code"] == 1
 
 
 def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
     code: int, exact: bool, wrapper: str | None, tmp_path: Path
 ) -> None:
     kept, first = run_of(tmp_path)
-    assert "wrapper" not in kept.from_status(first, code, exact=exact, lost=False)
+    assert "wrapper" not in kept.derive_exit(first, code, is_exact=exact, is_node_lost=False)
     run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.from_status(first, code, exact=exact, lost=False).get("wrapper") == wrapper
+    assert kept.derive_exit(first, code, is_exact=exact, is_node_lost=False).get("wrapper") == wrapper
 
 
 def test_what_was_told_to_end_before_its_start_has_not_failed_to_start(tmp_path: Path) -> None:
     kept, first = run_of(tmp_path)
-    assert kept.from_status(first, 1, exact=False, lost=False, asked=True).keys() == {"end"}
+    assert kept.derive_exit(first, 1, is_exact=False, is_node_lost=False, was_signalled=True).keys() == {"end"}

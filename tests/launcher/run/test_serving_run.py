@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.programs.port_claims import GIVEN, RESERVED, ports_claimed_here
+from launcher.programs.port_claims import CLAIM_PREFIX, RESERVATION_PREFIX, read_claimed_ports
 from tests.launcher.programs.guarded import Guarded, ready, server, until
 from tests.support.launcher import poll, read_json
 
@@ -81,11 +81,11 @@ def test_stages_wait_for_what_is_ready_and_the_benchmark_ends_the_job(tmp_path: 
         ports = {DECODE + offset, DECODE + 32 + offset, ROUTER + offset}
         told = read_json(job.run_dir / "ports.json")["processes"]
         assert {process["ports"]["http"] for process in told} == ports
-        assert ports <= ports_claimed_here((RESERVED,))
+        assert ports <= read_claimed_ports((RESERVATION_PREFIX,))
         gate.touch()
         job.await_phase("running")
-        poll(lambda: ports.isdisjoint(ports_claimed_here((RESERVED,))), "the ports belong to their tasks now")
-        assert ports <= ports_claimed_here((GIVEN,))
+        poll(lambda: ports.isdisjoint(read_claimed_ports((RESERVATION_PREFIX,))), "the ports belong to their tasks now")
+        assert ports <= read_claimed_ports((CLAIM_PREFIX,))
         (tmp_path / "enough").touch()
         assert job.wait() == 0, job.log
     assert [event["stage"] for event in job.events("stage started")] == ["workers", "frontends", "benchmark"]

@@ -16,7 +16,7 @@ def signals() -> Iterator[OrchestratorSignals]:
     numbers = (*ENDING_SIGNALS, *CHECKPOINT_SIGNALS, *IGNORED, signal.SIGCHLD)
     before = {number: signal.getsignal(number) for number in numbers}
     made = OrchestratorSignals()
-    made.listen()
+    made.install_handlers()
     yield made
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
@@ -53,4 +53,4 @@ def test_the_first_signal_is_the_reason_and_a_second_ctrl_c_is_impatience(
 ) -> None:
     for number in sent:
         os.kill(os.getpid(), number)
-    assert (signals.ending, signals.hurry) == (first, hurry)
+    assert (signals.end_signal, signals.is_kill_requested) == (first, hurry)

@@ -70,13 +70,13 @@ class Made:
         body = {"attempt": attempt, "ready": all(ready), "waiting": missing_text(rules, standings, seen, expected)}
         body |= {"seen": seen, "expected": expected, "rules": [{"ready": one} for one in ready]}
         run_files.write_json(self.folder / "readiness.json", body)
-        self.readiness._look_at = 0.0
-        self.readiness.look()
+        self.readiness._next_read_at = 0.0
+        self.readiness.poll()
 
     def take(self) -> list[str]:
         """The stages that may begin now."""
         found = []
-        while tasks := self.stages.take():
+        while tasks := self.stages.advance():
             found.append(tasks[0].stage)
         return found
 
@@ -90,7 +90,7 @@ def test_a_stage_begins_when_what_it_waits_for_is_ready(tmp_path: Path) -> None:
     assert made.take() == []
     made.tell([True, True, True])
     assert made.take() == ["benchmark"]
-    assert made.stages.left == []
+    assert made.stages.remaining_tasks == []
 
 
 def test_what_was_ready_in_an_earlier_attempt_is_not(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_what_was_ready_in_an_earlier_attempt_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("attempt", "name"), [(0, "benchmark.out"), (2, "benchmark_a2.out")])
 def test_each_attempt_has_a_log_of_its_benchmark(attempt: int, name: str, tmp_path: Path) -> None:
     steps = Mock(spec=Steps)
-    ReadinessState(serving_plan(), facts_in(tmp_path, attempt=attempt), steps).look()
+    ReadinessState(serving_plan(), facts_in(tmp_path, attempt=attempt), steps).poll()
     ((_, output), _) = steps.start_beside.call_args
     assert output == tmp_path / name
     manifest = dataclasses.replace(serving_plan().manifest, run_dir=tmp_path)
@@ -120,10 +120,10 @@ def test_a_job_that_is_not_ready_in_time_names_who_is_missing(tmp_path: Path, mo
     made.take()
     made.tell([True, False, False])
     made.take()
-    assert not made.stages.overdue()
+    assert not made.stages.is_overdue()
     monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda: float("inf"))
-    assert made.stages.overdue()
-    cause, failed, lines = made.stages.missing(dict)
+    assert made.stages.is_overdue()
+    cause, failed, lines = made.stages.describe_missing_services(dict)
     assert cause == "not ready after 60 s: missing decode_w0"
     assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
     assert any("decode_w0" in line for line in lines)
@@ -144,7 +144,7 @@ def test_who_else_is_waited_for_is_said_beside_who_is_missing(
     rules = (*RULES[:2], dataclasses.replace(RULES[2], expected={"decode": expected}))
     made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     made.tell(ready)
-    cause, failed, _ = made.stages.missing(dict)
+    cause, failed, _ = made.stages.describe_missing_services(dict)
     assert cause == f"not ready after 60 s: missing {words}"
     assert failed["evidence"][0] == cause.replace(f": missing {words.partition(' (')[0]}", "")
 
@@ -153,7 +153,10 @@ def test_a_front_end_that_counts_nothing_is_waited_for_as_the_model(tmp_path: Pa
     rules = (*RULES[:2], ReadyRule("", "vllm", 0, 8000, "/health"))
     made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     made.tell((True, False, False))
-    assert made.stages.missing(dict)[0] == "not ready after 60 s: missing decode_w0 (waiting for the model)"
+    assert (
+        made.stages.describe_missing_services(dict)[0]
+        == "not ready after 60 s: missing decode_w0 (waiting for the model)"
+    )
 
 
 def missing_of(folder: Path, count: int, *, told: bool = False) -> tuple[str, dict[str, Any], list[str]]:
@@ -174,8 +177,8 @@ def missing_of(folder: Path, count: int, *, told: bool = False) -> tuple[str, di
     made = Made(folder, changed)
     if told:
         made.tell([False] * count)
-        assert (made.readiness.found or {})["waiting"].startswith("decode_w0")
-    return made.stages.missing(dict)
+        assert (made.readiness.content or {})["waiting"].startswith("decode_w0")
+    return made.stages.describe_missing_services(dict)
 
 
 def test_all_who_are_missing_are_the_cause(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_where_front_ends_alone_are_asked_the_model_is_missing(tmp_path: Path) -
     rules = (ReadyRule("", "dynamo", 0, 8000, "/health", {"decode": 1}),)
     made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     made.tell([False])
-    cause, failed, _ = made.stages.missing(dict)
+    cause, failed, _ = made.stages.describe_missing_services(dict)
     assert (cause, failed["evidence"][0]) == ("not ready after 60 s: missing 0 prefills and 1 decodes", cause)
     assert failed["missing"] == [{"worker": "the model", "rank": None, "node": "cn00"}]
 
@@ -224,10 +227,10 @@ def test_a_job_that_was_ready_once_may_take_any_time(tmp_path: Path, monkeypatch
     made = Made(tmp_path)
     made.tell([True, True, True])
     made.take()
-    assert not made.stages.overdue()
+    assert not made.stages.is_overdue()
     made.tell([True, False, True])
     monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda: float("inf"))
-    assert not made.stages.overdue()
+    assert not made.stages.is_overdue()
 
 
 def test_only_who_is_asked_for_by_name_can_be_named() -> None:
@@ -268,5 +271,5 @@ def test_words_of_slurm_from_before_the_survey_count(tmp_path: Path, monkeypatch
     facts, steps = locate_job(serving_plan(), tmp_path, 0.0, local=False)
     with (tmp_path / "log.err").open("a") as log:
         log.write("slurmstepd: error: *** JOB 4459 ON cn00 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n")
-    steps.learn(dataclasses.replace(facts, port_offset=17))
-    assert steps.ending().reason == "time_limit"
+    steps.update_facts(dataclasses.replace(facts, port_offset=17))
+    assert steps.query_end().reason == "time_limit"

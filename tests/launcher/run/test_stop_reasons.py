@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.job_state import QUESTION_S, JobState
+from launcher.run.job_state import QUERY_MARGIN_S, JobState
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
@@ -29,7 +29,7 @@ class Made:
         plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
         self.steps, self.signals = Mock(spec=Steps), OrchestratorSignals()
         self.steps.ending.return_value = ExternalEnd(**ending)
-        self.signals.ending, self.signals.ending_at = signal.SIGTERM, time.monotonic()
+        self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.course = JobState(facts, 30.0, self.signals)
         self.crew = JobTasks(plan, facts, self.steps, self.course, self.signals, None)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
@@ -44,18 +44,18 @@ class Made:
 def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(tmp_path, unanswered=True)
-    made.stopping.heed_end()
-    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
+    made = Made(tmp_path, is_unanswered=True)
+    made.stopping.handle_end_signal()
+    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, True)
     now = time.monotonic()
-    for later_s, answer, asks in ((2.0, ExternalEnd(unanswered=True), False), (4.0, ExternalEnd(), True)):
+    for later_s, answer, asks in ((2.0, ExternalEnd(is_unanswered=True), False), (4.0, ExternalEnd(), True)):
         monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda moment=now + later_s: moment)
         made.steps.ending.return_value = answer
-        made.stopping.heed_signals()
-        assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (asks, not asks)
+        made.stopping.handle_signals()
+        assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (asks, not asks)
     made.steps.ending.reset_mock()
     monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + 60.0)
-    made.stopping.heed_signals()
+    made.stopping.handle_signals()
     made.steps.ending.assert_not_called()
 
 
@@ -65,63 +65,63 @@ def ask_again(made: Made, answer: ExternalEnd, monkeypatch: pytest.MonkeyPatch, 
     made.steps.ending.return_value = answer
     with monkeypatch.context() as patch:
         patch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + later_s)
-        made.stopping.heed_signals()
+        made.stopping.handle_signals()
 
 
 def test_a_late_answer_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path, unanswered=True)
-    made.stopping.heed_end()
+    made = Made(tmp_path, is_unanswered=True)
+    made.stopping.handle_end_signal()
     assert made.course.stop is not None
     assert made.course.stop["reason"] == "cancelled"
     ask_again(made, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
-    assert (made.course.stop["reason"], made.course.ask) == ("time_limit", False)
+    assert (made.course.stop["reason"], made.course.is_sigterm_due) == ("time_limit", False)
 
 
 def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path, unanswered=True)
-    number, made.signals.ending = made.signals.ending, None
+    made = Made(tmp_path, is_unanswered=True)
+    number, made.signals.end_signal = made.signals.end_signal, None
     made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
-    made.crew.ask_to_end()
-    made.crew.presumed_since = time.time()
-    made.signals.ending = number
-    made.stopping.heed_end()
-    assert made.crew.inquiry.ends_by_itself
+    made.crew.terminate_if_due()
+    made.crew.unconfirmed_since = time.time()
+    made.signals.end_signal = number
+    made.stopping.handle_end_signal()
+    assert made.crew.slurm_end_query.is_left_to_slurm
     ask_again(made, ExternalEnd(), monkeypatch)
-    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, False)
+    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, False)
 
 
 def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(tmp_path, unanswered=True)
-    made.stopping.heed_end()
+    made = Made(tmp_path, is_unanswered=True)
+    made.stopping.handle_end_signal()
     made.steps.ending.reset_mock()
-    made.course.deadline = time.monotonic() + QUESTION_S - 0.5
+    made.course.deadline = time.monotonic() + QUERY_MARGIN_S - 0.5
     ask_again(made, ExternalEnd(), monkeypatch)
     made.steps.ending.assert_not_called()
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(asked: bool, tmp_path: Path) -> None:
-    made = Made(tmp_path, by_itself=True, reason="cancelled", cause="Slurm: cancelled")
-    made.course.begin_stop("time_limit", "the time limit is near", {"requeue": True}, ask_after_s=255.0)
+    made = Made(tmp_path, ends_all=True, reason="cancelled", cause="Slurm: cancelled")
+    made.course.begin_stop("time_limit", "the time limit is near", {"requeue": True}, sigterm_after_s=255.0)
     if asked:
-        made.course.have_asked()
-    made.stopping.heed_end()
+        made.course.mark_signalled()
+    made.stopping.handle_end_signal()
     assert made.course.stop is not None
     assert made.course.stop["reason"] == ("time_limit" if asked else "cancelled")
     if not asked:
-        assert made.course.deadline == pytest.approx(made.signals.ending_at + 27.0)
+        assert made.course.deadline == pytest.approx(made.signals.end_signal_at + 27.0)
 
 
 def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
     made = Made(tmp_path)
-    number, made.signals.ending = made.signals.ending, None
-    made.crew.inquiry.stop_for(ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), "")
+    number, made.signals.end_signal = made.signals.end_signal, None
+    made.crew.slurm_end_query.stop_job(ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), "")
     stop, deadline = made.course.stop, made.course.deadline
-    made.signals.ending, made.signals.ending_at = number, time.monotonic() + 4.0
+    made.signals.end_signal, made.signals.end_signal_at = number, time.monotonic() + 4.0
     for _ in range(2):
-        made.stopping.heed_end()
+        made.stopping.handle_end_signal()
     assert (made.course.stop, made.signals_told()) == (stop, 1)
     assert made.course.deadline == pytest.approx((deadline or 0.0) + 4.0, abs=1.0)
 
@@ -129,7 +129,7 @@ def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: 
 def test_a_worker_that_somebody_has_ended_stays_the_cause_where_a_signal_says_no_more(tmp_path: Path) -> None:
     made = Made(tmp_path)
     made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
-    made.crew.presumed_since = time.time()
+    made.crew.unconfirmed_since = time.time()
     stop = made.course.stop
-    made.stopping.heed_end()
+    made.stopping.handle_end_signal()
     assert (made.course.stop, made.signals_told()) == (stop, 1)

@@ -24,9 +24,9 @@ from launcher.plan.plan import Plan, RunFacts
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
 from launcher.run.job_state import OWN_TEARDOWN_S, JobState
-from launcher.run.run_records import RunRecords, has_ended
+from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
-from launcher.run.slurm_end import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, SIGNAL_LATE_S
+from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
 from launcher.run.tasks import JobTasks, is_awaited, task_groups
 from launcher.steps import slurm_steps as slurm
 from launcher.steps.slurm_steps import SlurmSteps
@@ -203,9 +203,11 @@ def test_the_log_of_a_task_that_was_told_to_end_is_not_read(tmp_path: Path, monk
     monkeypatch.setattr("launcher.report.exit_reasons.read_last_bytes", read)
     judge, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
     record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    assert judge.judge(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    assert judge.describe_end(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
     read.assert_not_called()
-    assert judge.judge(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
+    assert (
+        judge.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
+    )
     read.assert_called()
 
 
@@ -215,10 +217,10 @@ def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
     record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
     judge = ExitReasonFinder(manifest, 0, None)
-    assert judge.judge(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
+    assert judge.describe_end(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
     run_files.write_json(f"{stem}.stop.json", {"stop": stop})
-    ended = judge.judge(manifest.tasks[0], 0, "cn00", record, None)
+    ended = judge.describe_end(manifest.tasks[0], 0, "cn00", record, None)
     assert (ended["reason"], ended["evidence"][-1]) == (
         "terminated_peer",
         "the job was being stopped: worker_w0 rank 1 ended by app_error",
@@ -237,11 +239,11 @@ def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> No
 def test_all_have_ended_when_each_start_has_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "workers"
     folder.mkdir()
-    assert has_ended(tmp_path, 1)
+    assert have_all_runs_ended(tmp_path, 1)
     for name in ("w_rank0_a0_r0.start", "w_rank0_a1_r0.start", "w_rank0_a1_r0.exit"):
         (folder / f"{name}.json").write_text("{}")
-    assert has_ended(tmp_path, 1)
-    assert not has_ended(tmp_path, 0)
+    assert have_all_runs_ended(tmp_path, 1)
+    assert not have_all_runs_ended(tmp_path, 0)
 
 
 class Made:
@@ -281,7 +283,7 @@ def test_a_service_that_ends_in_a_step_that_goes_on_is_a_failure_at_once(tmp_pat
     made.crew.reap()
     assert made.course.stop is None
     made.tell_end(1, 0, service=True)
-    made.crew._look_into_steps_at = 0.0
+    made.crew._next_steps_poll_at = 0.0
     made.crew.reap()
     assert made.course.stop is not None
     assert made.course.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
@@ -310,7 +312,7 @@ def test_a_step_is_started_again_once_what_ended_first_has_gone_with_it(tmp_path
     made.crew.start(made.plan.tasks)
     made.tell_end(1, 0, service=True)
     made.crew.reap()
-    made.crew.look_after_units()
+    made.crew.handle_task_groups()
     (told,) = made.steps.terminate.call_args.args
     assert [running.planned.task.rank for running in told] == [0]
     stops = sorted(path.name for path in (tmp_path / "workers").glob("*.stop.json"))
@@ -320,11 +322,11 @@ def test_a_step_is_started_again_once_what_ended_first_has_gone_with_it(tmp_path
     made.tell_end(0, 143, service=True)
     made.steps.is_over.return_value = False
     made.crew.reap()
-    made.crew.look_after_units()
+    made.crew.handle_task_groups()
     assert len(made.processes) == 1
     made.steps.is_over.return_value = True
     made.crew.reap()
-    made.crew.look_after_units()
+    made.crew.handle_task_groups()
     assert len(made.processes) == 2
     assert made.crew.restarts() == {0: 1, 1: 1}
 
@@ -342,14 +344,14 @@ def test_the_time_to_end_begins_when_the_tasks_have_been_asked(tmp_path: Path, m
     made.steps.terminate.side_effect = slow(clock, OWN_TEARDOWN_S + 2.0)
     made.steps.kill.side_effect = slow(clock, 2.0)
     made.course.begin_stop("cancelled", "a test")
-    made.crew.ask_to_end()
-    assert made.crew.kill_in_time()
+    made.crew.terminate_if_due()
+    assert made.crew.kill_at_deadline()
     made.steps.kill.assert_not_called()
     clock[0] += OWN_TEARDOWN_S + 0.1
-    assert made.crew.kill_in_time()
+    assert made.crew.kill_at_deadline()
     made.steps.kill.assert_called_once()
     clock[0] += 1.1
-    assert not made.crew.kill_in_time()
+    assert not made.crew.kill_at_deadline()
 
 
 def terminated(**over: Any) -> dict[str, Any]:
@@ -369,13 +371,13 @@ def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
     made.tell_end(0, 143, **terminated(end=ended_at))
     made.tell_end(1, 143, **terminated(end=ended_at + 1.0))
     made.crew.reap()
-    made.steps.ending.return_value = ExternalEnd(unanswered=True)
-    for waited_s in (NOTICE_GRACE_S + 1.0, ASK_AGAIN_S + 0.1):
+    made.steps.ending.return_value = ExternalEnd(is_unanswered=True)
+    for waited_s in (NOTICE_GRACE_S + 1.0, QUERY_INTERVAL_S + 0.1):
         clock[0] += waited_s
         made.crew.reap()
         assert made.crew.ends == {}, "it may still be told why"
     assert made.steps.ending.call_count == 2
-    clock[0] += ASK_AGAIN_S + 0.1
+    clock[0] += QUERY_INTERVAL_S + 0.1
     made.steps.ending.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
     made.crew.reap()
     made.crew.reap()
@@ -390,10 +392,10 @@ def test_a_signal_that_has_just_come_tells_the_reason_first(tmp_path: Path) -> N
     made.processes[0].poll.return_value = 143
     made.tell_end(0, 143, **terminated())
     made.tell_end(1, 143, **terminated())
-    made.signals.ending = 15
+    made.signals.end_signal = 15
     made.crew.reap()
     assert (made.crew.ends, made.course.stop) == ({}, None)
-    made.course.begin_stop("cancelled", "Slurm: cancelled", ask=False)
+    made.course.begin_stop("cancelled", "Slurm: cancelled", send_sigterm=False)
     made.crew.reap()
     assert {end["reason"] for end in made.crew.ends.values()} == {"cancelled"}
 
@@ -406,17 +408,17 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
     plan = mpi_plan(["solve"])
     tasks = (dataclasses.replace(planned, restart_max=2, critical=False) for planned in plan.tasks)
     made = Made(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
-    made.steps.ending.return_value = ExternalEnd(by_itself=True)
+    made.steps.ending.return_value = ExternalEnd(ends_all=True)
     made.crew.start(made.plan.tasks)
     made.processes[0].poll.return_value = 143
     for rank in (0, 1):
         made.tell_end(rank, 143, **terminated())
-    for waited_s in (0.0, ASK_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
+    for waited_s in (0.0, QUERY_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
         clock[0] += waited_s
         made.crew.reap()
     assert made.course.stop is not None
-    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
-    made.crew.look_after_units()
+    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, True)
+    made.crew.handle_task_groups()
     assert len(made.processes) == 1
     made.steps.terminate.assert_not_called()
 
@@ -424,8 +426,12 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
 def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
-    made.crew.inquiry.stop_for(ExternalEnd(failed_nodes=("cn01",), unanswered=True), "")
-    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry._again_at is None) == (
+    made.crew.slurm_end_query.stop_job(ExternalEnd(failed_nodes=("cn01",), is_unanswered=True), "")
+    assert (
+        made.course.is_sigterm_due,
+        made.crew.slurm_end_query.is_left_to_slurm,
+        made.crew.slurm_end_query._next_query_at is None,
+    ) == (
         False,
         True,
         False,
@@ -442,16 +448,20 @@ def test_who_saves_has_the_time_that_slurm_gives(
     made.crew.start(made.plan.tasks)
     ends_at = None if grace_s is None else time.time() + grace_s
     signal_by = None if ends_at is None else ends_at + SIGNAL_LATE_S
-    made.crew.inquiry.stop_for(ExternalEnd(True, "preempted", "Slurm", ends_at=ends_at), "")
+    made.crew.slurm_end_query.stop_job(ExternalEnd(True, "preempted", "Slurm", grace_ends_at=ends_at), "")
     assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
-    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry.signal_by) == (False, True, signal_by)
+    assert (
+        made.course.is_sigterm_due,
+        made.crew.slurm_end_query.is_left_to_slurm,
+        made.crew.slurm_end_query.signal_deadline,
+    ) == (False, True, signal_by)
 
 
 def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
     made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
-    made.crew.inquiry.stop_for(made.steps.ending(), "")
+    made.crew.slurm_end_query.stop_job(made.steps.ending(), "")
     assert made.course.stop is not None
     assert "nodes" not in made.course.stop
     made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
@@ -491,18 +501,18 @@ def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytes
         (slurm.folder / "steps" / f"4459.{number}.name").write_text(name)
     steps = SlurmSteps(plan, facts_in(tmp_path))
     ended = [RunningTask(planned, 0, Mock(poll=Mock(return_value=137), returncode=137)) for planned in plan.tasks]
-    assert (steps.sweep(ended[0]), steps.is_over(ended[0]), slurm.calls()) == (0, True, [])
+    assert (steps.kill_leftovers(ended[0]), steps.has_no_leftovers(ended[0]), slurm.calls()) == (0, True, [])
     killed = [RunningTask(planned, 0, Mock(poll=Mock(return_value=-9), returncode=-9)) for planned in plan.tasks]
-    assert [steps.sweep(running) for running in killed] == [0, 0]
-    assert [steps.is_over(running) for running in killed] == [False, False]
+    assert [steps.kill_leftovers(running) for running in killed] == [0, 0]
+    assert [steps.has_no_leftovers(running) for running in killed] == [False, False]
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=KILL", "4459.0"]]
-    steps._orphans_due = 0.0
-    assert steps.is_over(killed[1])
-    steps._orphans_due = 0.0
-    assert not steps.are_over([Mock(returncode=-9)])
+    steps._orphans_poll_at = 0.0
+    assert steps.has_no_leftovers(killed[1])
+    steps._orphans_poll_at = 0.0
+    assert not steps.sidecars_have_no_leftovers([Mock(returncode=-9)])
     assert slurm.calls("scancel")[-1]["argv"] == ["--signal=KILL", "4459.2"]
-    steps._orphans_due = 0.0
-    assert steps.are_over([Mock(returncode=-9)])
+    steps._orphans_poll_at = 0.0
+    assert steps.sidecars_have_no_leftovers([Mock(returncode=-9)])
 
 
 def test_a_step_that_nobody_can_ask_for_is_not_over(
@@ -512,10 +522,10 @@ def test_a_step_that_nobody_can_ask_for_is_not_over(
     plan = mpi_plan(["true"])
     steps = SlurmSteps(plan, facts_in(tmp_path))
     killed = RunningTask(plan.tasks[0], 0, Mock(poll=Mock(return_value=-9), returncode=-9))
-    steps.sweep(killed)
+    steps.kill_leftovers(killed)
     for _ in range(2):
-        steps._orphans_due = 0.0
-        assert not steps.is_over(killed)
+        steps._orphans_poll_at = 0.0
+        assert not steps.has_no_leftovers(killed)
     assert capfd.readouterr().err.count("steps without their srun cannot be ended: squeue is not on PATH") == 1
 
 
@@ -540,14 +550,14 @@ def test_the_first_of_the_failures_of_others_that_explain_an_end_is_found(
 ) -> None:
     kept, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
     for task, ended in ends_of(told):
-        kept.take(task, ended)
+        kept.add(task, ended)
         last[task.rank] = (task, ended)
     others = [peer for other, peer in task_failures(last.values()) if other != rank]
     lately = [peer for peer in others if end - PEER_WINDOW_S <= peer.end <= end]
-    found = kept.before(rank, end)
+    found = kept.find_before(rank, end)
     assert [peer.end for peer in found] == sorted(peer.end for peer in lately)[:1]
     assert set(found) <= set(lately)
-    assert kept.before(rank, None) == []
+    assert kept.find_before(rank, None) == []
 
 
 def test_a_task_on_another_node_than_planned_is_told(tmp_path: Path) -> None:
@@ -590,15 +600,15 @@ def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
     log.write_text(
         "slurmstepd-cn01: error: *** JOB 7 ON cn01 CANCELLED AT 2026-01-01T12:02:53 DUE TO NODE FAILURE ***\n"
     )
-    monkeypatch.setattr(slurm, "NAMED_S", 0.2)
-    unnamed = steps.ending()
+    monkeypatch.setattr(slurm, "NODE_NAME_WAIT_S", 0.2)
+    unnamed = steps.query_end()
     assert (unnamed.reason, unnamed.cause, unnamed.failed_nodes) == ("node_failure", "Slurm: a node has failed", ())
 
     def name(_: float) -> None:
         log.write_text(log.read_text() + "srun: error: Node failure on cn02\n")
 
     monkeypatch.setattr("launcher.steps.slurm_steps.time.sleep", name)
-    named = steps.ending()
+    named = steps.query_end()
     assert (named.cause, named.failed_nodes) == ("Slurm: node cn02 has failed", ("cn02",))
 
 
@@ -609,7 +619,7 @@ PREEMPTED = ExternalEnd(
     True,
     "preempted",
     "Slurm: preempted by another job, with a grace time",
-    ends_at=datetime.fromisoformat("2026-11-21T12:22:00").timestamp(),
+    grace_ends_at=datetime.fromisoformat("2026-11-21T12:22:00").timestamp(),
 )
 
 
@@ -617,11 +627,11 @@ PREEMPTED = ExternalEnd(
     ("shown", "told"),
     [
         ("JobState=RUNNING Reason=None", ExternalEnd()),
-        ("JobState=COMPLETING Reason=None", ExternalEnd(by_itself=True)),
+        ("JobState=COMPLETING Reason=None", ExternalEnd(ends_all=True)),
         ("JobState=COMPLETING Reason=TimeLimit", ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")),
-        (f"JobState=COMPLETING Reason=None {LONG_AGO}", ExternalEnd(by_itself=True)),
+        (f"JobState=COMPLETING Reason=None {LONG_AGO}", ExternalEnd(ends_all=True)),
         (f"JobState=RUNNING Reason=None {IN_GRACE}", PREEMPTED),
-        (None, ExternalEnd(unanswered=True)),
+        (None, ExternalEnd(is_unanswered=True)),
     ],
     ids=[
         *("it runs", "it is being ended", "at its time limit", "cancelled after a preemption"),
@@ -637,4 +647,4 @@ def test_what_slurm_is_asked_about_the_end_of_a_job(
         return shown
 
     monkeypatch.setattr(slurm, "run_command", show)
-    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).ending() == told
+    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).query_end() == told

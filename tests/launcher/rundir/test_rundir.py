@@ -23,7 +23,7 @@ def test_a_staged_directory_is_hidden_until_it_has_its_name(hard_name: str, tmp_
     plan = plan_of(job_spec(name=hard_name), workdir=str(tmp_path / hard_name))
     staging = staged(plan)
     assert staging.name.startswith(".gpujob-")
-    run_dir = rundir.settle_run_dir(staging, plan, "4459")
+    run_dir = rundir.finalize_run_dir(staging, plan, "4459")
     assert run_dir.parent == tmp_path / hard_name / "logs"
     assert run_dir.name.startswith("4459_")
     assert not staging.exists()
@@ -71,7 +71,7 @@ def test_of_a_directory_that_cannot_be_made_nothing_is_left(tmp_path: Path) -> N
 def test_a_folder_whose_name_is_not_unicode_is_a_folder(tmp_path: Path) -> None:
     workdir = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     plan = plan_of(workdir=workdir)
-    run_dir = rundir.settle_run_dir(staged(plan), plan, "4459")
+    run_dir = rundir.finalize_run_dir(staged(plan), plan, "4459")
     assert os.fsencode(run_dir.parent.parent).endswith(b"/caf\xe9")
     assert b"caf\xe9" in (run_dir / "sbatch_script.sh").read_bytes()
 

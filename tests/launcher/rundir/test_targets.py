@@ -136,7 +136,7 @@ class OneSidecar:
 
 
 def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecars, "TARGETS_EVERY_S", 0.0)
+    monkeypatch.setattr(sidecars, "TARGETS_INTERVAL_S", 0.0)
     (run_dir / run_files.WORKERS_DIR).mkdir()
     facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
     for node in facts.hosts:
@@ -153,7 +153,7 @@ def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch
     for worker, rank, attempt in (("decode_w0", 0, 0), ("prefill_w0", 2, 1)):
         stem = run_files.record_name(worker, rank, attempt, 0)
         run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {})
-    started.care(revive=False)
+    started.maintain(may_restart=False)
     assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # the other was up in an earlier attempt
     started.end(hurry=True)
     assert not (run_dir / "targets.json").exists()
@@ -166,10 +166,10 @@ def test_sidecars_are_started_again_once_the_old_ones_are_over(run_dir: Path) ->
     kept = Sidecars(serving_plan(), facts, steps, lambda _: None, lambda: False)
     kept.start()
     steps.are_over.return_value = False
-    kept.care(revive=True)
+    kept.maintain(may_restart=True)
     assert steps.start_sidecars.call_count == 1
     steps.are_over.return_value = True
-    kept.care(revive=True)
+    kept.maintain(may_restart=True)
     assert steps.start_sidecars.call_count == 2
 
 

@@ -22,7 +22,7 @@ from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind
 from launcher.cli.main import commands
 from launcher.scan import scan as scanning
-from launcher.scan.log_file import read_chunks, refusal_text
+from launcher.scan.log_file import os_error_text, read_chunks
 from launcher.scan.position import ExpectedTotals
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, scan_logs
 from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest_pattern
@@ -69,7 +69,7 @@ def report_of(
 
 def by_name(report: LogScan) -> dict[str, PatternResult]:
     """What was found by each pattern of the user."""
-    return {found.name: found for found in report.found if found.own}
+    return {found.name: found for found in report.pattern_results if found.own}
 
 
 def place_of(found: PatternResult) -> tuple[int, int]:
@@ -121,28 +121,28 @@ def test_a_line_of_progress_that_no_pattern_knows_is_shown_with_one_that_would(f
 def test_the_pack_is_found_out_from_the_lines_and_says_by_which(tmp_path: Path) -> None:
     bar = b"Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]\n"
     report = report_of(tmp_path / "a.log", b"starting\n" + bar, "auto")
-    assert (report.pack, report.chosen) == ("tqdm", True)
-    assert report.evidence is not None
-    assert report.evidence.line == 2
+    assert (report.pack, report.is_pack_detected) == ("tqdm", True)
+    assert report.pack_evidence is not None
+    assert report.pack_evidence.line == 2
     named = report_of(tmp_path / "a.log", b"starting\n" + bar, "generic")
-    assert (named.pack, named.chosen, named.evidence) == ("generic", False, None)
+    assert (named.pack, named.is_pack_detected, named.pack_evidence) == ("generic", False, None)
 
 
 def test_a_log_that_turns_out_late_to_be_of_another_pack_is_searched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "LOOK_BYTES", 1 << 20)
+    monkeypatch.setattr(scanning, "FULL_READ_BYTES", 1 << 20)
     noise = b"nothing is said in this line\n" * (5 << 15)
     bar = b"Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]\n"
     report = report_of(tmp_path / "a.log", b"Processed 1/2 items\n" + noise + bar, "auto")
-    found = {entry.name: entry for entry in report.found if entry.kind is PatternKind.POSITION and entry.last}
+    found = {entry.name: entry for entry in report.pattern_results if entry.kind is PatternKind.POSITION and entry.last}
     assert (report.pack, found["bar"].done, found["items"].done) == ("tqdm", 10, 1)
 
 
 def test_a_log_that_fits_no_pack_is_told_which_comes_nearest(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"Decode throughput of this scheduler 40 %\n" * 3, "generic")
-    assert report.found_nothing
-    assert report.nearest is not None
+    assert report.has_no_match
+    assert report.nearest_pack is not None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_is_no_text_is_said_and_not_searched(folder: Path, content: bytes, 
 
 def test_a_log_with_a_hole_at_its_top_is_text(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", bytes(200_000) + LOG)
-    found = next(found for found in report.found if found.name == "items")
+    found = next(found for found in report.pattern_results if found.name == "items")
     assert (found.done, found.matches) == (14, 3)
     assert place_of(found) == (4, 200_000 + LOG.index(b"Processed 14"))
 
@@ -218,7 +218,7 @@ def test_a_log_that_fails_while_it_is_read_is_named_beside_the_others(
     [(errno.EACCES, "chmod +r"), (errno.ENOTDIR, "check the name"), (errno.ESTALE, "is its file system there?")],
 )
 def test_a_log_that_is_refused_is_told_with_the_cure(number: int, cure: str) -> None:
-    assert cure in refusal_text(OSError(number, os.strerror(number)))
+    assert cure in os_error_text(OSError(number, os.strerror(number)))
 
 
 TRAINING = b"Batch 10/100\nBatch 20/100\nBatch 30/100\n"
@@ -292,7 +292,7 @@ def test_a_last_record_without_an_end_is_marked_and_not_in_the_position(tmp_path
     assert half.unfinished == ScanRecord(23, "Processed 15/400 items", 2, unfinished=True)
     assert half.position is not None
     assert half.position.done == 14
-    found = next(found for found in half.found if found.name == "items")
+    found = next(found for found in half.pattern_results if found.name == "items")
     assert (found.done, found.last) == (15, half.unfinished)
     body = scan_to_json([half])["logs"][0]
     assert body["unfinished"]["unfinished"] is True

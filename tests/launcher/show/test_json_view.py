@@ -11,7 +11,7 @@ import yaml
 
 from launcher.plan.plan import Plan
 from launcher.rundir.files import plan_files
-from launcher.show.json_view import AT_ONCE, describe_plan, dump_json_chunks, planned_facts
+from launcher.show.json_view import ENTRIES_PER_CHUNK, describe_plan, dump_json_chunks, planned_facts
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
@@ -113,7 +113,7 @@ def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runti
     assert [process["command"] for process in found["processes"]] == [["serve", "--", "0"], ["serve", "--", "1"]]
 
 
-@pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+@pytest.mark.parametrize("count", [0, 1, ENTRIES_PER_CHUNK, ENTRIES_PER_CHUNK + 1, 3 * ENTRIES_PER_CHUNK])
 def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_name: str) -> None:
     body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
     assert "".join(dump_json_chunks(body)) == json.dumps(body, ensure_ascii=False)

@@ -84,7 +84,7 @@ def test_a_variable_of_the_file_is_what_the_wrapper_finds() -> None:
 def test_the_gpus_of_a_point_depend_on_its_slot_where_several_run_at_once() -> None:
     plan = two_nodes()
     body = describe_local(plan, local_facts(plan, "lab"))
-    told = "depends on the slot in which this point runs: 2 points of the sweep run at once"
+    told = "2 points of the sweep run at once, each on its own GPUs; the GPUs shown are those of the first"
     assert told in " ".join(render_local(body, 2).split())
     assert "slot" not in render_local(body)
     assert "slot" not in render_local({**body, "gpus_per_node": 0}, 2)

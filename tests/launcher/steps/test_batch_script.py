@@ -14,7 +14,7 @@ from launcher.plan.plan import Plan
 from launcher.steps.batch_script import (
     allocated_nodes,
     component_ids,
-    component_of,
+    component_index,
     job_directives,
     render_sbatch,
     sbatch_arguments,
@@ -299,8 +299,8 @@ def test_a_step_is_addressed_in_the_component_of_its_nodes() -> None:
             slurm={"het": True},
         )
     )
-    assert [component_of(apart, index) for index in range(3)] == [0, 0, 1]
-    assert component_of(plan_of(), 0) == 0
+    assert [component_index(apart, index) for index in range(3)] == [0, 0, 1]
+    assert component_index(plan_of(), 0) == 0
 
 
 # What the batch script does first

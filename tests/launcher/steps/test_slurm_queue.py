@@ -40,12 +40,12 @@ def test_slurm_is_asked_once_for_state_and_reason(
 ) -> None:
     slurm.say("squeue", "out", "PENDING|Dependency\n")
     queue = SlurmQueue(tmp_path / "4459_job_20251122_041341")
-    assert [queue.look() for _ in range(3)] == [QueueState("PENDING", "Dependency")] * 3
+    assert [queue.read() for _ in range(3)] == [QueueState("PENDING", "Dependency")] * 3
     (call,) = slurm.calls("squeue")
     assert call["argv"] == ["-h", "-j", "4459", "-o", "%T|%r"]
-    monkeypatch.setattr(slurm_queue, "EVERY_S", 0.0)
+    monkeypatch.setattr(slurm_queue, "QUERY_INTERVAL_S", 0.0)
     slurm.say("squeue", "out", "RUNNING|None\n")
-    assert queue.look() == QueueState("RUNNING")
+    assert queue.read() == QueueState("RUNNING")
 
 
 def test_a_job_that_slurm_does_not_know_is_told_from_a_slurm_that_does_not_answer(
@@ -53,6 +53,6 @@ def test_a_job_that_slurm_does_not_know_is_told_from_a_slurm_that_does_not_answe
 ) -> None:
     slurm.say("squeue", "status", 1)
     slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
-    assert SlurmQueue(tmp_path / "4459_job").look() == QueueState("")
+    assert SlurmQueue(tmp_path / "4459_job").read() == QueueState("")
     slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
-    assert SlurmQueue(tmp_path / "4459_job").look() == QueueState(None)
+    assert SlurmQueue(tmp_path / "4459_job").read() == QueueState(None)

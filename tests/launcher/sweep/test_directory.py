@@ -28,7 +28,7 @@ from launcher.sweep.directory import (
     read_queue,
     read_record,
     render_states,
-    sweep_status,
+    sweep_exit_status,
     with_runs,
     write_record,
 )
@@ -105,9 +105,9 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
     (call,) = slurm.calls()
     assert call["argv"] == ["-h", "-r", "-j", "4459", "-o", "%i|%T"]
     assert points_to_resume(states) == (1, 4, 5, 6)
-    assert sweep_status(states) == 10
-    assert sweep_status(states[:2]) == 1
-    assert sweep_status(states[:1]) == 0
+    assert sweep_exit_status(states) == 10
+    assert sweep_exit_status(states[:2]) == 1
+    assert sweep_exit_status(states[:1]) == 0
     lines = render_states(states)
     assert lines[2].split() == [
         "1",

@@ -17,7 +17,7 @@ from launcher.jobfile.jobfile import ClusterSpec
 from launcher.rundir.job_ids import task_ranges
 from launcher.show.sources import SourceNames
 from launcher.sweep.plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
-from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_explained, render_sweep
+from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_point_sources, render_sweep
 from tests.support.launcher import gpujob
 
 BODY: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_a_later_array_waits_for_the_one_before_in_the_directory_of_the_first() 
 
 def test_without_a_limit_all_points_may_run_at_once() -> None:
     (array,) = plan_arrays(planned(sweep={"grid": {"lr": [1, 2], "bs": [1]}}), [0, 1])
-    assert (array.tasks, array.throttled) == ("0-1", False)
+    assert (array.tasks, array.is_throttled) == ("0-1", False)
 
 
 def test_what_does_not_fit_is_told_for_all_points() -> None:
@@ -247,7 +247,7 @@ def test_an_alias_is_told_with_the_part_of_the_sweep_that_says_it() -> None:
 
 
 def test_what_all_points_have_is_told_once() -> None:
-    lines = render_explained(planned(sweep={"grid": {"lr": [0.1, 0.2], "bs": [8]}}), SOURCES)
+    lines = render_point_sources(planned(sweep={"grid": {"lr": [0.1, 0.2], "bs": [8]}}), SOURCES)
     words = [line.split() for line in lines]
     assert words[0] == ["all", "2", "points"]
     assert words.count(["{bs}", "8", "job.yaml:", "sweep.grid.bs[0]"]) == 1
@@ -256,7 +256,9 @@ def test_what_all_points_have_is_told_once() -> None:
         *(["point", "1:", "embed_v2_lr0.2_bs8"], ["{lr}", "0.2", "job.yaml:", "sweep.grid.lr[1]"]),
     ]
     (one,) = planned(sweep={"list": [{"lr": 1, "bs": 2}]}).points
-    assert render_explained(planned(sweep={"list": [{"lr": 1, "bs": 2}]}), SOURCES)[0] == f"point 0: {one.point.name}"
+    assert (
+        render_point_sources(planned(sweep={"list": [{"lr": 1, "bs": 2}]}), SOURCES)[0] == f"point 0: {one.point.name}"
+    )
 
 
 def test_the_command_explains_all_points_and_one(folder: Path) -> None:

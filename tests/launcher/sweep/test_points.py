@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.plan.plan import safe_file_word
-from launcher.sweep.names import MOST_NAME, short_name
+from launcher.sweep.names import MOST_NAME_LENGTH, short_name
 from launcher.sweep.points import MOST_POINTS, ExpandedSweep, check_points, expand_sweep, read_sweep
 from launcher.sweep.values import merge
 from tests.support.launcher import HARD_NAMES
@@ -149,7 +149,7 @@ def test_a_name_says_what_the_point_sets() -> None:
 def test_a_long_name_is_cut_and_stays_its_own() -> None:
     sweep = points_of({"grid": {"lr": ["x" * 100 + "1", "x" * 100 + "2"]}})
     first, second = (point.name for point in sweep.points)
-    assert len(first) == len(second) == MOST_NAME
+    assert len(first) == len(second) == MOST_NAME_LENGTH
     assert first[:55] == second[:55] == "embed_lr" + "x" * 47
     assert first != second
 
@@ -181,13 +181,13 @@ def test_names_are_safe_short_and_each_once(values: list[str]) -> None:
     assert len(set(names)) == len(names)
     for name in names:
         assert safe_file_word(name) == name
-        assert len(name) <= MOST_NAME
+        assert len(name) <= MOST_NAME_LENGTH
 
 
 @given(st.text(min_size=1, max_size=300))
 def test_a_short_name_is_a_file_word(text: str) -> None:
     word = short_name(text)
-    assert (word, len(word) <= MOST_NAME) == (safe_file_word(word), True)
+    assert (word, len(word) <= MOST_NAME_LENGTH) == (safe_file_word(word), True)
     assert short_name(word) == word
 
 

@@ -196,7 +196,7 @@ def test_ctrl_c_while_a_point_is_made_ready_reaches_it(
     first = 1 if function == "write_record" else 0  # who runs the sweep is written down before
     interrupt_at(monkeypatch, getattr(sweep_run, owner) if owner else sweep_run, function, first + point)
     assert signalled.run() == [-signal.SIGINT] * point
-    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * point + [0] * (3 - point))
+    assert (signalled.local.received_signal, signalled.runs()) == (signal.SIGINT, [1] * point + [0] * (3 - point))
 
 
 @pytest.mark.parametrize("point", [1, 2])
@@ -205,7 +205,7 @@ def test_no_point_is_started_once_a_signal_has_come(
 ) -> None:
     interrupt_at(monkeypatch, signal, "pthread_sigmask", 2 * point - 1)
     assert signalled.run() == [-signal.SIGINT] * (point - 1)
-    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * (point - 1) + [0] * (4 - point))
+    assert (signalled.local.received_signal, signalled.runs()) == (signal.SIGINT, [1] * (point - 1) + [0] * (4 - point))
 
 
 def test_ctrl_c_that_finds_all_points_ended_is_no_error(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from launcher.verify.benchmark import (
     missing_concurrencies,
     read_planned_benchmark,
 )
-from launcher.verify.verify import CHECKPOINT, DEFAULTS, OUTPUT
+from launcher.verify.verify import CHECKPOINT, DEFAULT_PATTERNS, OUTPUT
 from tests.launcher.report.test_report import KILLED, START, RunDir
 from tests.launcher.verify.test_benchmark_results import AIPERF, sa_bench
 
@@ -354,7 +354,7 @@ def test_output_that_the_job_file_asks_for_is_missed(tmp_path: Path) -> None:
 
 
 def test_patterns_that_nobody_has_asked_for_are_those_of_a_job_file() -> None:
-    assert {OUTPUT: PatternsSpec().output, CHECKPOINT: PatternsSpec().checkpoints} == DEFAULTS
+    assert {OUTPUT: PatternsSpec().output, CHECKPOINT: PatternsSpec().checkpoints} == DEFAULT_PATTERNS
 
 
 def test_a_worker_that_is_tolerated_is_named_where_it_has_failed(tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from launcher.jobfile.serving import BenchmarkSpec
 from launcher.planner.benchmarks import BENCHMARKS
-from launcher.report.benchmark import SHOWN, benchmark_section
+from launcher.report.benchmark import MOST_SHOWN, benchmark_section
 from launcher.report.text import render_report
 from launcher.report.verification import verify_again
 from launcher.verify.benchmark_results import (
-    FOLDERS,
+    FULL_READ_BYTES,
     MOST_COUNT,
     MOST_FILES,
     PART_BYTES,
+    RESULT_FOLDERS,
     ROLE,
-    WHOLE_BYTES,
     NoBenchmarkResult,
     count_requests,
     parse_benchmark_result,
@@ -203,7 +203,7 @@ def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
     name = f"{FOLDER}/sglang_1122_1000_random.jsonl"
     large = sa_bench(16, ttfts=[0.125] * 300_000)
     job = Bench(tmp_path).leave(name, lines_of(sa_bench(4), large, sa_bench(8, total_throughput=9.5)))
-    assert (job.path / name).stat().st_size > WHOLE_BYTES
+    assert (job.path / name).stat().st_size > FULL_READ_BYTES
     found = job.results()
     assert [(entry["file"], entry["concurrency"], entry["requests"]) for entry in found] == [
         *((name, 4, 16), (name, 8, 32), (name, 16, 64)),
@@ -215,10 +215,10 @@ def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
 
 def test_the_end_of_a_long_line_is_read_however_it_was_cut_into_pieces(tmp_path: Path) -> None:
     body = sa_bench(4, pad="")
-    short = len(json.dumps(body)) - WHOLE_BYTES
+    short = len(json.dumps(body)) - FULL_READ_BYTES
     for beyond in (10 - 2 * PART_BYTES, -1, 0, 1, 10, PART_BYTES - 1, PART_BYTES):
         line = json.dumps({"pad": "x" * (2 * PART_BYTES + beyond - short), **{k: body[k] for k in body if k != "pad"}})
-        assert len(line) == WHOLE_BYTES + 2 * PART_BYTES + beyond
+        assert len(line) == FULL_READ_BYTES + 2 * PART_BYTES + beyond
         for end in ("", "\n", "\n{}\n"):
             job = Bench(tmp_path / f"{beyond}{len(end)}").leave(f"{FOLDER}/a.jsonl", line + end)
             (found,) = job.results()
@@ -254,9 +254,9 @@ def test_what_is_wrong_with_json_lines_is_told(text: str, count: int, problem: s
 
 
 def test_of_endless_lines_the_begin_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.verify.benchmark_results.LINES_BYTES", WHOLE_BYTES)
-    job = Bench(tmp_path).leave(f"{FOLDER}/a.jsonl", "x" * (4 * WHOLE_BYTES))
-    job.leave(f"{FOLDER}/b.jsonl", lines_of(sa_bench(4)) + "\n" * (2 * WHOLE_BYTES))
+    monkeypatch.setattr("launcher.verify.benchmark_results.LINES_BYTES", FULL_READ_BYTES)
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.jsonl", "x" * (4 * FULL_READ_BYTES))
+    job.leave(f"{FOLDER}/b.jsonl", lines_of(sa_bench(4)) + "\n" * (2 * FULL_READ_BYTES))
     good, endless, blank = job.results()
     assert (good["concurrency"], endless["problem"], blank["problem"]) == (4, *["was read up to 1 MiB"] * 2)
 
@@ -272,7 +272,7 @@ def test_of_a_large_file_the_sums_at_both_ends_are_read(tmp_path: Path) -> None:
     whole = sa_bench(ttfts=[0.125] * 200_000)
     job = Bench(tmp_path).leave(f"{FOLDER}/big.json", whole)
     job.leave(f"{FOLDER}/cut.json", json.dumps(whole)[:-9]).leave(f"{FOLDER}/whole.json", f"{json.dumps(whole)}\n")
-    assert (job.path / f"{FOLDER}/big.json").stat().st_size > WHOLE_BYTES
+    assert (job.path / f"{FOLDER}/big.json").stat().st_size > FULL_READ_BYTES
     big, again, cut = job.results()
     assert {**again, "file": big["file"]} == big
     assert big == {"file": f"{FOLDER}/big.json", **parse_benchmark_result(json.dumps(whole).encode())}
@@ -380,8 +380,8 @@ def test_a_report_has_so_many_results_and_its_text_fewer(tmp_path: Path) -> None
     assert len(results) == MOST_FILES + 1
     assert results[-1]["problem"] == f"3 more files were not read; a report has {MOST_FILES} results"
     lines = list(benchmark_section(results))
-    assert len([line for line in lines if line.startswith("| ")]) == SHOWN + 1
-    assert f"and {MOST_FILES - SHOWN} more, in report.json" in lines
+    assert len([line for line in lines if line.startswith("| ")]) == MOST_SHOWN + 1
+    assert f"and {MOST_FILES - MOST_SHOWN} more, in report.json" in lines
     assert lines[-1] == f"- 3 more files were not read; a report has {MOST_FILES} results"
 
 
@@ -406,7 +406,7 @@ def test_results_are_looked_for_where_every_benchmark_leaves_them() -> None:
         for name, kind in BENCHMARKS.items()
     ]
     assert sum(folder is not None for folder in folders) == 2
-    assert all(folder is None or FOLDERS.fullmatch(folder) for folder in folders)
+    assert all(folder is None or RESULT_FOLDERS.fullmatch(folder) for folder in folders)
 
 
 BAR = "\r100%|##########| 32/32 [00:05<00:00,  2.00it/s]\n"

@@ -98,7 +98,7 @@ def test_of_many_damaged_files_some_are_named_and_all_counted(job: Job) -> None:
 
 
 def test_no_more_files_are_named_than_a_report_can_hold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_files, "MOST_TOLD", 3)
+    monkeypatch.setattr(verify_files, "MOST_FLAWS", 3)
     for number in range(5):
         job.write(f"output_worker_{number}.jsonl", "{\n")
     check = job.checks()["valid"]
@@ -133,7 +133,7 @@ def test_an_empty_file_of_records_that_cannot_be_counted_is_judged_by_its_worker
 def test_files_that_are_all_empty_are_a_failure(tmp_path: Path) -> None:
     job = Job(tmp_path, items=None, verify={"records_per_item": None}).lines(0, 0).lines(1, 0)
     assert job.told("outputs")[0] is False
-    assert job.told("outputs", idle=(0, 1))[0] is True
+    assert job.told("outputs", idle_ranks=(0, 1))[0] is True
     assert job.lines(0, 1).told("outputs", busy=(1,))[0] is None  # the job file says that records tell nothing
 
 

@@ -39,7 +39,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, times: float, number: int = errno.
 
 
 def test_a_directory_that_cannot_be_read_for_a_moment_is_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
+    monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
     refusing(monkeypatch, 3)
     assert job.lines(0, 50).lines(1, 50).told("records") == (True, "100 records for 100 items")
 
@@ -47,15 +47,15 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_read_again(job: Job, mo
 def test_a_directory_that_cannot_be_read_until_the_time_is_up_is_no_failure(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
+    monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
     refusing(monkeypatch, float("inf"))
     passed, words = job.told("outputs", out_of_time=after(5))
     assert (passed, words) == (None, "the output files could not be read: Stale file handle")
 
 
 def test_a_directory_that_cannot_be_read_for_long_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
-    monkeypatch.setattr(timed_reads, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.3)
     refusing(monkeypatch, float("inf"))
     assert job.told("outputs") == (False, f"{job.path} cannot be read: Stale file handle")
 
@@ -99,7 +99,7 @@ def test_progress_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_reads, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.5)
     monkeypatch.setattr(timed_reads, "WAIT_S", 0.02)
 
 
@@ -111,7 +111,7 @@ def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypat
         gate.wait()
         raise OSError
 
-    monkeypatch.setattr(OutputFiles, "look", hang)
+    monkeypatch.setattr(OutputFiles, "poll", hang)
     job.write("checkpoint_40.pt", torch_bytes())
     began = time.monotonic()
     checks = job.checks()
@@ -126,7 +126,7 @@ def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypat
 def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "OVERTIME_S", 0.1)
     gate = threading.Event()
-    monkeypatch.setattr(OutputFiles, "look", lambda *_: gate.wait())
+    monkeypatch.setattr(OutputFiles, "poll", lambda *_: gate.wait())
     began = time.monotonic()
     checks = job.checks(out_of_time=after(3))
     gate.set()
@@ -137,7 +137,7 @@ def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.Mo
 def test_a_look_that_is_slow_when_the_time_is_up_is_no_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "LATE_S", 0.2)
     gate = threading.Event()
-    monkeypatch.setattr(OutputFiles, "look", lambda *_: gate.wait())
+    monkeypatch.setattr(OutputFiles, "poll", lambda *_: gate.wait())
     end = time.monotonic() + 0.5
     passed, words = job.told("outputs", out_of_time=lambda: time.monotonic() > end)
     gate.set()
@@ -173,12 +173,12 @@ def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(
         "exporter.files.checkpoints.checkpoints_reader.os.scandir",
         lambda place: Slow(scandir(place)) if isinstance(place, int) else scandir(place),
     )
-    monkeypatch.setattr(timed_reads, "PATIENCE_S", 1.2)
+    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 1.2)
     assert job.told("checkpoint")[0] is True
 
 
 def test_a_defect_of_the_verification_fails_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OutputFiles, "look", lambda *_: 1 // 0)
+    monkeypatch.setattr(OutputFiles, "poll", lambda *_: 1 // 0)
     passed, words = job.told("outputs")
     assert passed is None
     assert "ZeroDivisionError" in words
@@ -191,7 +191,7 @@ def test_a_file_server_that_is_gone_is_told_in_time(tmp_path: Path, monkeypatch:
         job = Job(tmp_path, paths={"output_dir": str(mount.point), "checkpoint_dir": str(tmp_path)}, count=1)
         (tmp_path / "checkpoint_1.pt").write_bytes(torch_bytes())
         assert job.checks(host=None)["records"].passed is True
-        monkeypatch.setattr(timed_reads, "PATIENCE_S", 2.0)
+        monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 2.0)
         mount.say("swallow")
         began = time.monotonic()
         checks = job.checks(host=None)
@@ -208,7 +208,7 @@ def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch
     """With all that was known of its work done anew."""
     many_slices(monkeypatch)
     job.lines(0, 50).lines(1, 50)
-    host = FileWatchHost(SystemClock(), process=True)
+    host = FileWatchHost(SystemClock(), use_helper=True)
     killed: list[int] = []
 
     def kill_once(done: int, _files: int, _silent: str | None) -> None:
@@ -224,8 +224,8 @@ def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch
 
 
 def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.0)
-    host = FileWatchHost(SystemClock(), process=True)
+    monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.0)
+    host = FileWatchHost(SystemClock(), use_helper=True)
     host.close()
     passed, words = job.told("outputs", host=host)
     assert passed is None
@@ -240,5 +240,5 @@ def test_nothing_is_left_of_what_has_looked(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_nothing_to_look_at_has_no_answer() -> None:
-    assert run_file_work({}, FileWatchHost(SystemClock(), process=False), lambda: False) == {}
+    assert run_file_work({}, FileWatchHost(SystemClock(), use_helper=False), lambda: False) == {}
     assert FileWorkResult() == (None, (), None, None, None, None)

@@ -91,14 +91,14 @@ def test_requests_of_embeddings_have_no_tokens(tmp_path: Path) -> None:
     [{"completed": 0}, {"completed": False, "num_prompts": 1}, {"text": '"total_output_tokens": 0'}, [1], "x", {}],
 )
 def test_other_values_are_no_result_of_a_benchmark(body: object) -> None:
-    assert count_tokens(json.dumps(body).encode(), lines=False) == TokenCounts()
+    assert count_tokens(json.dumps(body).encode(), is_json_lines=False) == TokenCounts()
 
 
 def test_what_was_not_read_may_have_tokens() -> None:
     line = b'{"output_tokens": 0}\n'
-    assert count_tokens(line * 3, lines=True).requests_with_tokens == 0
-    assert count_tokens(line * 3 + b'{"outp', lines=True, whole=False).requests_with_tokens == 1
-    part = count_tokens(line * 3, lines=True, whole=False)
+    assert count_tokens(line * 3, is_json_lines=True).requests_with_tokens == 0
+    assert count_tokens(line * 3 + b'{"outp', is_json_lines=True, is_complete=False).requests_with_tokens == 1
+    part = count_tokens(line * 3, is_json_lines=True, is_complete=False)
     assert (part.requests_with_tokens, token_check_text(part)) == (1, "at least 1 of 3 requests")
 
 
@@ -152,7 +152,7 @@ def test_tokens_of_an_output_and_of_a_log_count_together(job: Job) -> None:
 def test_all_results_of_a_log_count() -> None:
     blocks = "".join(f"Successful requests: {done}\nTotal generated tokens: {10 * done}\n" for done in (8, 0, 16))
     assert count_tokens_in_log(blocks.encode()) == TokenCounts(results=3, results_with_tokens=2)
-    assert count_tokens_in_log(blocks.encode(), whole=False).more
+    assert count_tokens_in_log(blocks.encode(), is_complete=False).may_have_more
 
 
 @given(
@@ -160,10 +160,10 @@ def test_all_results_of_a_log_count() -> None:
         lambda told: told.results or told.requests
     )
 )
-@example(TokenCounts(results=2, results_with_tokens=3, more=True))
+@example(TokenCounts(results=2, results_with_tokens=3, may_have_more=True))
 def test_no_more_have_tokens_than_there_are(told: TokenCounts) -> None:
     words = token_check_text(told)
-    assert words.startswith("at least ") is told.more
+    assert words.startswith("at least ") is told.may_have_more
     parts = [[int(number) for number in re.findall(r"\d+", part)] for part in words.split(" and ")]
     assert [numbers[-1] for numbers in parts] == [count for count in (told.results, told.requests) if count]
     assert all(first < last for first, *_, last in (numbers for numbers in parts if len(numbers) == 2))

@@ -51,8 +51,8 @@ def of_nodes(
         node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
         for node, facts in over.items()
     }
-    host = FileWatchHost(SystemClock(), process=False)
-    found = verify_results(manifest, reasons=COMPLETED, work=job.work, since=START, told=told, host=host)
+    host = FileWatchHost(SystemClock(), use_helper=False)
+    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=told, host=host)
     return {check.name: check for check in found}
 
 

@@ -57,11 +57,11 @@ class Job:
 
     def checks(self, **over: Any) -> dict[str, VerificationCheck]:
         """All checks, by name."""
-        given: dict[str, Any] = {"work": self.work, "idle": self.idle, "busy": self.busy, "since": START}
+        given: dict[str, Any] = {"work": self.work, "idle_ranks": self.idle, "busy_ranks": self.busy, "since": START}
         given |= {"logs": self.logs, **over}
         if "host" not in given:
-            given["host"] = FileWatchHost(SystemClock(), process=False)
-        found = verify_results(read_manifest(self.path), reasons=COMPLETED, **given)
+            given["host"] = FileWatchHost(SystemClock(), use_helper=False)
+        found = verify_results(read_manifest(self.path), exit_reasons=COMPLETED, **given)
         assert len({check.name for check in found}) == len(found)
         return {check.name: check for check in found}
 

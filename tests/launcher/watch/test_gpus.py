@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exporter.gpus.analysis.node_status import worker_devices
-from launcher.watch.gpus import gpu_cells, gpu_problems, index_words, mean_busy
+from launcher.watch.gpus import gpu_cells, gpu_index_text, gpu_problems, mean_utilization
 from tests.launcher.conftest import Golden
 from tests.launcher.watch.test_picture import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
@@ -142,7 +142,7 @@ def test_of_a_worker_that_has_ended_only_its_gpu_is_shown() -> None:
     ],
 )
 def test_gpus_are_named_by_their_indices(names: list[str], words: str) -> None:
-    assert index_words(names) == words
+    assert gpu_index_text(names) == words
 
 
 def test_a_worker_that_has_ended_well_has_no_trouble_any_more() -> None:
@@ -190,7 +190,7 @@ def test_a_gpu_that_is_not_there_is_told_of_its_node_and_its_worker() -> None:
     entry = of_worker(0, gpu_missing=["7"])
     lacking = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
     found = gpu_problems(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
-    assert [(who, [trouble.words for trouble in what]) for who, what in found] == [
+    assert [(who, [trouble.text for trouble in what]) for who, what in found] == [
         ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),
         ("worker_w0 on cn00", ["GPU 7 is missing"]),
     ]
@@ -201,8 +201,8 @@ def test_gpus_count_once_in_the_mean_of_the_job() -> None:
     node = gpus(gpu(0, utilization_ratio=1.0), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.0))
     workers = [on_gpus(rank, index, node=node) for rank, index in enumerate((0, 0, 1))]
     view = a_view(workers=[{**entry, "node": "cn00"} for entry in workers], gpus=[{"node": "cn00", **node}])
-    assert mean_busy(view) == 0.75
-    assert mean_busy(a_view()) is None
+    assert mean_utilization(view) == 0.75
+    assert mean_utilization(a_view()) is None
 
 
 def test_a_line_tells_how_busy_gpus_are_and_each_new_trouble_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from launcher.watch import picture as watch
-from launcher.watch.picture import LineView, eta_words, progress_words, render_picture, worker_state
-from launcher.watch.words import clock_time_text, printable_line, size_text
+from launcher.watch.picture import LineView, eta_text, progress_text, render_picture, worker_state
+from launcher.watch.text import clock_time_text, printable_line, size_text
 from tests.launcher.conftest import Golden
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
@@ -275,15 +275,15 @@ def test_a_moment_of_today_needs_no_date() -> None:
 
 
 def test_progress_is_told_as_far_as_it_is_known() -> None:
-    assert progress_words({"items": None, "items_expected": 10}) == "no progress yet"
-    assert progress_words({"items": 5, "items_expected": None}) == "5 items"
-    assert progress_words({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
+    assert progress_text({"items": None, "items_expected": 10}) == "no progress yet"
+    assert progress_text({"items": 5, "items_expected": None}) == "5 items"
+    assert progress_text({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
 
 
 def test_progress_is_told_in_the_unit_of_the_job() -> None:
-    assert progress_words({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
-    assert progress_words({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
-    assert progress_words({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
+    assert progress_text({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
+    assert progress_text({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
+    assert progress_text({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
 
 
 def in_units(*units: str, **over: Any) -> dict[str, Any]:
@@ -301,13 +301,13 @@ def test_workers_that_count_different_things_say_what_each_counts() -> None:
 
 
 def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
-    assert eta_words(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
+    assert eta_text(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
     late = a_view(limit_end=NOW + 65)
-    assert eta_words(late).endswith("margin to the limit -1m 00s")
+    assert eta_text(late).endswith("margin to the limit -1m 00s")
     doubtful = a_view(limit_end=NOW + 65, time_limit_met_probability=0.123)
-    assert eta_words(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
-    assert eta_words(a_view(eta=None)) == "ETA unknown yet"
-    assert eta_words(ended_view()) == "took 1h 01m"
+    assert eta_text(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
+    assert eta_text(a_view(eta=None)) == "ETA unknown yet"
+    assert eta_text(ended_view()) == "took 1h 01m"
 
 
 def test_the_state_of_a_worker_is_a_word() -> None:

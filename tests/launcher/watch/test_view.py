@@ -89,7 +89,7 @@ def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_a_job_without_records_waits(run_dir: Path) -> None:
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["state"], view["phase"], view["items"]) == ("RUNNING", "launching", None)
     assert [(worker["state"], worker["up"]) for worker in view["workers"]] == [("not_found", False)] * 2
 
@@ -98,7 +98,7 @@ def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[s
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=1))
     sidecar.update(status(items=7, rate=2.0, pid=77))
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["phase"], view["items"], view["rate"]) == ("launching", 7, 2.0)
     assert (view["nodes"][0]["source"], view["nodes"][0]["error"]) == ("http", None)
     assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
@@ -116,13 +116,13 @@ def test_the_work_of_workers_in_step_is_that_of_the_slowest(run_dir: Path, sidec
     entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
     both(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
     keys = ("unit", "items", "items_expected", "items_processed", "rate")
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
     assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
     both(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
-    assert [JobClient(run_dir).look()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
+    assert [JobClient(run_dir).read_view()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
     both(sidecar, {**entry, "unit": "items"}, entry)
-    assert [JobClient(run_dir).look()[key] for key in keys] == [None] * 5
+    assert [JobClient(run_dir).read_view()[key] for key in keys] == [None] * 5
 
 
 def test_what_engines_make_is_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -130,11 +130,11 @@ def test_what_engines_make_is_added_up(run_dir: Path, sidecar: dict[str, Any]) -
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     both(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert view["output_tokens_per_second"] == 180.5
     assert [[worker[key] for key in keys] for worker in view["workers"]] == [[100.5, 8.0], [80.0, None]]
     both(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
-    assert JobClient(run_dir).look()["output_tokens_per_second"] is None
+    assert JobClient(run_dir).read_view()["output_tokens_per_second"] is None
 
 
 @pytest.mark.parametrize("total", [None, 72])
@@ -148,7 +148,7 @@ def test_the_total_of_a_job_that_has_ended_is_that_of_its_report(total: int | No
     report |= {"items": 16, "items_expected": total, "unit": "requests"}
     report["workers"][0] |= {"items": 16, "items_expected": total, "unit": "requests"}
     write(run_dir / "report.json", report)
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["items"], view["items_expected"]) == (16, total)
     assert (view["workers"][0]["items"], view["workers"][0]["items_expected"]) == (16, total)
 
@@ -167,7 +167,7 @@ def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidec
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=3))
     assert not sidecar  # it answers with a broken page
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert view["items"] == 3
     assert view["nodes"][0]["source"] == "file"
     assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
@@ -176,20 +176,20 @@ def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidec
 def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     sidecar.update(status(state="not_found", items=None))
-    (first, _) = JobClient(run_dir).look()["workers"]
+    (first, _) = JobClient(run_dir).read_view()["workers"]
     assert (first["up"], first["state"]) == (True, "running")
 
 
 def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "completing")
     sidecar.update(status())
-    assert JobClient(run_dir).look()["phase"] == "completing"
+    assert JobClient(run_dir).read_view()["phase"] == "completing"
 
 
 def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "running")
     sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
-    assert JobClient(run_dir).look()["phase"] == "checkpointing"
+    assert JobClient(run_dir).read_view()["phase"] == "checkpointing"
 
 
 def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
@@ -199,7 +199,7 @@ def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
         record(run_dir, "start", rank, pid=77, start=1500.0)
     eta = {"seconds": 60.0, "low": 50.0, "high": 80.0}
     both(sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
 
 
@@ -209,22 +209,22 @@ def test_the_time_left_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sid
     sure, unsure = {"seconds": 60.0, "low": 55.0, "high": 70.0}, {"seconds": 50, "low": 20, "high": 90}
     entry = {"state": "running", "items": 7}
     both(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
-    assert JobClient(run_dir).look()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
+    assert JobClient(run_dir).read_view()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
     both(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
-    assert JobClient(run_dir).look()["eta"] is None, "one that runs cannot tell"
+    assert JobClient(run_dir).read_view()["eta"] is None, "one that runs cannot tell"
 
 
 def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
     both(sidecar, {"state": "running"}, {"state": "running"})
     sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
-    assert JobClient(run_dir).look()["first_to_stop"] == "worker_w1"
+    assert JobClient(run_dir).read_view()["first_to_stop"] == "worker_w1"
 
 
 def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=3, signal=None)
     sidecar.update(status(items=7))
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["workers"][0]["up"], view["workers"][0]["state"]) == (False, "dead")
     assert view["workers"][0]["exit"]["reason"] == "app_error"
     assert view["cause"]["worker"] == "worker_w0"
@@ -233,7 +233,7 @@ def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: di
 def test_files_that_are_half_written_are_passed_over(run_dir: Path) -> None:
     for name in ("status/here.json", "sidecars/here.json", "report.json", "workers/worker_w0_rank0_a0_r0.start.json"):
         (run_dir / name).write_text('{"a": ')
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["state"], view["workers"][0]["state"], view["nodes"]) == ("RUNNING", "not_found", [])
 
 
@@ -245,7 +245,7 @@ def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None
     done = {"items": 24, "items_expected": 30, "items_processed": 24}
     report["workers"][0].update(done)
     write(run_dir / "report.json", {**report, **done})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert [view[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 30]
     assert [view["workers"][0][key] for key in done] == [24, 30, 24]
 
@@ -253,12 +253,12 @@ def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None
 def test_the_report_of_an_earlier_attempt_is_not_that_of_this_one(run_dir: Path) -> None:
     write(run_dir / "report.json", {"attempt": 0, "state": "FAILED"})
     write(run_dir / "orchestrator.json", orchestrator(attempt=1))
-    assert JobClient(run_dir).look()["state"] == "RUNNING"
+    assert JobClient(run_dir).read_view()["state"] == "RUNNING"
 
 
 def test_a_job_whose_orchestrator_is_gone_is_unknown(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
-    assert JobClient(run_dir).look()["state"] == "UNKNOWN"
+    assert JobClient(run_dir).read_view()["state"] == "UNKNOWN"
 
 
 def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_before_all(run_dir: Path) -> None:
@@ -268,7 +268,7 @@ def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_befor
     write(run_dir / "status/n0.json", {**status(), "filesystems": [space("output", 50), space("run", 50)]})
     write(run_dir / "status/n1.json", {**status(), "filesystems": [space("output", 40), space("run", None, False)]})
     write(run_dir / "status/n2.json", {**status(), "filesystems": [space("output", None), space("run", 10)]})
-    found = {entry["group"]: entry for entry in JobClient(run_dir).look()["filesystems"]}
+    found = {entry["group"]: entry for entry in JobClient(run_dir).read_view()["filesystems"]}
     assert (found["output"]["available_bytes"], found["run"]["responding"]) == (40, False)
 
 
@@ -281,7 +281,7 @@ def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
     write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
     other = group(records=None, stalled=False, files_invalid=1, invalid=[bad], workers={"1": {"stalled": True}})
     write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     (found,) = view["outputs"]
     assert found == {
         "group": "output",
@@ -305,7 +305,7 @@ def test_what_the_sidecar_says_of_gpus_is_joined_with_the_worker_and_the_node(
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", {**status(**of_worker(1)), "gpus": node})
     sidecar.update({**status(**of_worker(1, gpu_use=[use(0)], gpu_misplaced="uses GPU 0")), "gpus": node})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert view["gpus"] == [{"node": "here", **node}]
     first, second = view["workers"]
     assert [(device["gpu"], device["planned"]) for device in first["gpu_devices"]] == [("1", True), ("0", False)]
@@ -315,7 +315,7 @@ def test_what_the_sidecar_says_of_gpus_is_joined_with_the_worker_and_the_node(
 
 def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[str, Any]) -> None:
     sidecar.update({**status(), "gpus": {}})
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])
 
 
@@ -363,44 +363,44 @@ def states(view: dict[str, Any]) -> dict[str, str]:
 
 def test_tasks_of_a_stage_to_come_wait(serving: Path) -> None:
     missing = dict.fromkeys((PREFILL, DECODE), "not_found")
-    assert states(JobClient(serving).look()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
+    assert states(JobClient(serving).read_view()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
     begin(serving, PREFILL)
     found = {PREFILL: "running", DECODE: "not_found", FRONTEND: "waiting", BENCHMARK: "waiting"}
-    assert states(JobClient(serving).look()) == found, "the stage of the one that is missing has begun"
+    assert states(JobClient(serving).read_view()) == found, "the stage of the one that is missing has begun"
     begin(serving, DECODE, FRONTEND)
-    view = JobClient(serving).look()
+    view = JobClient(serving).read_view()
     assert states(view) == {**dict.fromkeys((PREFILL, DECODE, FRONTEND), "running"), BENCHMARK: "waiting"}
     assert [worker["service"] for worker in view["workers"]] == [True, True, True, False]
     begin(serving, BENCHMARK)
-    assert states(JobClient(serving).look())[BENCHMARK] == "running"
+    assert states(JobClient(serving).read_view())[BENCHMARK] == "running"
 
 
 def test_of_somebody_elses_plan_the_benchmark_is_known(serving: Path) -> None:
     (serving / "plan.json").unlink()  # as good as one that only its owner may read
     missing = dict.fromkeys((PREFILL, DECODE, FRONTEND), "not_found")
-    view = JobClient(serving).look()
+    view = JobClient(serving).read_view()
     assert (states(view), view["readiness"]) == ({**missing, BENCHMARK: "waiting"}, None)
     polled(serving)
-    assert JobClient(serving).look()["readiness"]["waiting"] == "the model"
+    assert JobClient(serving).read_view()["readiness"]["waiting"] == "the model"
 
 
 def test_nothing_waits_in_a_job_that_does_not_run(serving: Path) -> None:
     write(serving / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
-    view = JobClient(serving).look()
+    view = JobClient(serving).read_view()
     assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
     assert view["readiness"] is None
 
 
 def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
     unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
-    assert JobClient(serving).look()["readiness"] == unknown, "no answer yet"
+    assert JobClient(serving).read_view()["readiness"] == unknown, "no answer yet"
     polled(serving, attempt=1)
-    assert JobClient(serving).look()["readiness"] == unknown, "of another attempt"
+    assert JobClient(serving).read_view()["readiness"] == unknown, "of another attempt"
     polled(serving)
     workers = {"decode": {"ready": 0, "expected": 1}}
-    assert JobClient(serving).look()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
+    assert JobClient(serving).read_view()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
     polled(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
-    assert JobClient(serving).look()["readiness"] == {
+    assert JobClient(serving).read_view()["readiness"] == {
         "ready": True,
         "since": 1060.0,
         "not_ready_since": None,
@@ -418,7 +418,7 @@ def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None
         (serving / "events.jsonl").write_text(
             '1", "event": "ready"}\n' + "".join(f"{json.dumps(line)}\n" for line in lines)
         )
-        found = JobClient(serving).look()["readiness"]["not_ready_since"]
+        found = JobClient(serving).read_view()["readiness"]["not_ready_since"]
         return None if found is None else float(found)
 
     assert since((1060.0, "ready"), (1200.0, "not ready"), (1210.0, "worker started")) == 1200.0
@@ -427,7 +427,7 @@ def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None
 
 
 def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["readiness"], view["pending_reason"]) == (None, None)
     assert not any(worker["service"] for worker in view["workers"])
 
@@ -435,13 +435,13 @@ def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
 @pytest.mark.parametrize("over", ["stop", "completing", "report"])
 def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> None:
     polled(serving)
-    assert JobClient(serving).look()["readiness"] is not None
+    assert JobClient(serving).read_view()["readiness"] is not None
     if over == "report":
         write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
     else:
         stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
         run_files.write_job_state(str(serving), "launching" if stop else "completing", stop)
-    assert JobClient(serving).look()["readiness"] is None
+    assert JobClient(serving).read_view()["readiness"] is None
 
 
 def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +451,7 @@ def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytes
     client = JobClient(settled_run_dir(tmp_path, yaml.safe_load(SERVING), job_id="4459"))
     slurm.say("squeue", "out", "PENDING|Dependency\n")
     for _ in range(3):
-        view = client.look()
+        view = client.read_view()
     assert len(slurm.calls("squeue")) == 1
     assert (view["state"], view["pending_reason"]) == ("PENDING", "Dependency")
     assert set(states(view)) == {PREFILL, DECODE, FRONTEND, BENCHMARK}
@@ -483,7 +483,7 @@ def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tupl
     run_dir, slurm = queued
     left_report(run_dir, requeued=True)
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert [view[key] for key in ("state", "phase", "attempt", "pending_reason")] == [
         *("PENDING", "launching", 1, "BeginTime"),
     ]
@@ -518,7 +518,7 @@ def test_after_an_attempt_the_queue_says_whether_there_is_another(
     run_dir, slurm = queued
     left_report(run_dir, requeued=requeued)
     slurm.say("squeue", "out", f"{answer}\n")
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
 
 
@@ -526,7 +526,7 @@ def test_a_job_without_a_report_waits_too_after_its_node_has_failed(queued: tupl
     run_dir, slurm = queued
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     client = JobClient(run_dir)
-    view = client.look()
+    view = client.read_view()
     assert (view["state"], view["attempt"], view["requeued"]["state"]) == ("PENDING", 1, None)
     assert client.report()["state"] == "PENDING"
 
@@ -535,10 +535,10 @@ def test_the_queue_is_asked_anew_once_there_is_a_report(queued: tuple[Path, Fake
     run_dir, slurm = queued
     slurm.say("squeue", "out", "RUNNING|None\n")
     client = JobClient(run_dir)
-    assert client.look()["state"] == "RUNNING"
+    assert client.read_view()["state"] == "RUNNING"
     left_report(run_dir)
     slurm.say("squeue", "out", "PENDING|Resources\n")
-    assert [client.look()["state"] for _ in range(3)] == ["PENDING"] * 3
+    assert [client.read_view()["state"] for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -547,11 +547,11 @@ def test_a_job_that_has_just_started_was_not_queued_again(queued: tuple[Path, Fa
     (run_dir / "orchestrator.json").unlink()
     slurm.say("squeue", "out", "PENDING|Resources\n")
     client = JobClient(run_dir)
-    assert [client.look()["state"] for _ in range(2)] == ["PENDING"] * 2
+    assert [client.read_view()["state"] for _ in range(2)] == ["PENDING"] * 2
     assert len(slurm.calls("squeue")) == 1
     slurm.say("squeue", "out", "RUNNING|None\n")
     write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
-    views = [client.look() for _ in range(3)]
+    views = [client.read_view() for _ in range(3)]
     assert [(view["state"], view["attempt"], view["requeued"]) for view in views] == [("RUNNING", 0, None)] * 3
     assert len(slurm.calls("squeue")) == 2
 
@@ -563,10 +563,10 @@ def test_the_queue_is_asked_anew_once_there_is_another_orchestrator(
     run_dir, slurm = queued
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     client = JobClient(run_dir)
-    assert client.look()["state"] == "PENDING"
+    assert client.read_view()["state"] == "PENDING"
     slurm.say("squeue", "out", "RUNNING|None\n")
     write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False, **change})
-    assert [client.look()["state"] for _ in range(2)] == ["RUNNING"] * 2
+    assert [client.read_view()["state"] for _ in range(2)] == ["RUNNING"] * 2
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -575,5 +575,5 @@ def test_the_next_attempt_is_no_longer_one_that_waits(queued: tuple[Path, FakeSl
     left_report(run_dir, requeued=True)
     write(run_dir / "orchestrator.json", {**orchestrator(1), "job_id": "4459", "local": False})
     slurm.say("squeue", "out", "RUNNING|None\n")
-    view = JobClient(run_dir).look()
+    view = JobClient(run_dir).read_view()
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)

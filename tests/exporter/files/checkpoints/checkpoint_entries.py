@@ -29,13 +29,13 @@ class Entry(NamedTuple):
     name: str
     bare: str
     temporary: bool
-    directory: bool
+    is_directory: bool
     inode: int
     files: tuple[File, ...]
-    whole: bool = True
+    is_fully_read: bool = True
     indexes: tuple[Index, ...] = ()
     valid: int = 0
-    looked_into: int = 0
+    checked: int = 0
     damaged: tuple[Damage, ...] = ()
 
 

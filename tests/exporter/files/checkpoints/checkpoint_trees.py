@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
-from exporter.files.checkpoints.judgement import CheckpointEvent, CheckpointTracker
+from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
 
 START = 1_700_000_000.0
 
@@ -78,8 +78,10 @@ class Folder:
     def look(self, seconds: float = 5.0) -> list[str]:
         """Let time pass and look; gives what has happened, as words."""
         self.now += seconds
-        sight = self.watch.look(self.now)
-        happened = self.checkpoints.update(sight.entries, sight.names, self.now, self.now, behind=sight.behind)
+        sight = self.watch.poll(self.now)
+        happened = self.checkpoints.update(
+            sight.entries, sight.names, self.now, self.now, has_unread_names=sight.has_unread_names
+        )
         self.happened += happened
         return [f"{one.kind} {one.checkpoint.name}" for one in happened]
 

@@ -67,29 +67,29 @@ def test_an_index_names_its_shards() -> None:
 def test_only_changes_are_told(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["a_1.pt", "b_2/x.pt", "b_2/y/z.pt"])
-    first = folder.watch.look(NOW)
+    first = folder.watch.poll(NOW)
     assert names_of(first) == ["a_1.pt", "b_2"]
     assert [file.path for file in first.entries[1].files] == ["b_2/x.pt", "b_2/y/z.pt"]
     assert set(first.names or ()) == {"a_1.pt", "b_2"}
-    assert folder.watch.look(NOW + 5) == CheckpointReading((), None)
+    assert folder.watch.poll(NOW + 5) == CheckpointReading((), None)
     folder.now += 6
     folder.write("b_2/y/z.pt", b"more")
-    assert names_of(folder.watch.look(NOW + 10)) == ["b_2"]
+    assert names_of(folder.watch.poll(NOW + 10)) == ["b_2"]
     folder.remove("a_1.pt")
-    assert folder.watch.look(NOW + 15).names == ("b_2",)
+    assert folder.watch.poll(NOW + 15).names == ("b_2",)
 
 
 def test_what_it_tells_can_be_sent_to_another_process(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
     folder.write("b_2/x.pt")
-    sight = folder.watch.look(NOW)
+    sight = folder.watch.poll(NOW)
     assert pickle.loads(pickle.dumps(sight)) == sight  # noqa: S301 - its own
 
 
 def test_names_are_told_that_match_without_the_mark_of_a_temporary_file(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "checkpoint_*.pt")
     folder.write_all([".checkpoint_1.pt.tmp", "checkpoint_2.pt", "checkpoint_2.json", ".checkpoint_3.pt", "x.tmp"])
-    told = {entry.name: (entry.bare, entry.temporary) for entry in folder.watch.look(NOW).entries}
+    told = {entry.name: (entry.bare, entry.temporary) for entry in folder.watch.poll(NOW).entries}
     assert told == {
         ".checkpoint_1.pt.tmp": ("checkpoint_1.pt", True),
         ".checkpoint_3.pt": ("checkpoint_3.pt", True),
@@ -100,13 +100,13 @@ def test_names_are_told_that_match_without_the_mark_of_a_temporary_file(tmp_path
 def test_a_pattern_that_asks_for_temporary_names_gets_them_as_they_are(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "*.part")
     folder.write("a_1.part")
-    assert [entry.temporary for entry in folder.watch.look(NOW).entries] == [False]
+    assert [entry.temporary for entry in folder.watch.poll(NOW).entries] == [False]
 
 
 def test_hidden_files_in_a_directory_are_no_temporary_ones(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["s_1/.metadata", "s_1/.zarray", "s_1/x.pt.tmp", "s_1/.nfs000012"])
-    (entry,) = folder.watch.look(NOW).entries
+    (entry,) = folder.watch.poll(NOW).entries
     assert {file.path: file.temporary for file in entry.files} == {
         "s_1/.metadata": False,
         "s_1/.zarray": False,
@@ -130,28 +130,28 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
         server.bind(os.path.relpath(folder.path / "checkpoint_5.pt"))
     began = time.monotonic()
     for seconds in (0, 15, 30, 45):
-        sight = folder.watch.look(NOW + seconds)
+        sight = folder.watch.poll(NOW + seconds)
     assert time.monotonic() - began < SOON_S
     assert dict(sight.passed_over) == {"checkpoint_1.pt": "FIFO", "checkpoint_5.pt": "socket"}
     folder.restart()
-    (entry,) = folder.watch.look(NOW + 60).entries
+    (entry,) = folder.watch.poll(NOW + 60).entries
     assert [file.path for file in entry.files] == ["checkpoint_6/x.pt"]
 
 
 def test_a_link_that_becomes_a_file_is_one(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     os.symlink("nowhere", folder.path / "last.ckpt")
-    assert folder.watch.look(NOW).entries == ()
+    assert folder.watch.poll(NOW).entries == ()
     (folder.path / "last.ckpt").unlink()
     folder.write("last.ckpt")
     os.utime(folder.path, (NOW + 3, NOW + 3))
-    assert names_of(folder.watch.look(NOW + 5)) == ["last.ckpt"]
+    assert names_of(folder.watch.poll(NOW + 5)) == ["last.ckpt"]
 
 
 def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
-    assert CheckpointWatch(str(tmp_path / "no"), "*").look(NOW) == CheckpointReading((), None)
+    assert CheckpointWatch(str(tmp_path / "no"), "*").poll(NOW) == CheckpointReading((), None)
     (tmp_path / "file").write_bytes(b"")
-    assert CheckpointWatch(str(tmp_path / "file"), "*").look(NOW).entries == ()
+    assert CheckpointWatch(str(tmp_path / "file"), "*").poll(NOW).entries == ()
 
 
 def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whole() -> None:
@@ -160,12 +160,12 @@ def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whol
         folder.write("s_1/x/y.pt")
         (folder.path / "s_1" / "x").chmod(0)
         try:
-            (entry,) = folder.watch.look(NOW).entries
-            assert not entry.whole
+            (entry,) = folder.watch.poll(NOW).entries
+            assert not entry.is_fully_read
             folder.path.chmod(0)
             folder.restart()
             with pytest.raises(PermissionError):
-                folder.watch.look(NOW)
+                folder.watch.poll(NOW)
         finally:
             folder.path.chmod(0o700)
             (folder.path / "s_1" / "x").chmod(0o700)
@@ -177,21 +177,21 @@ def test_hard_names_survive(tmp_path: Path) -> None:
     folder.write_all(hard, torch_bytes())
     folder.write_all(f"d\n{name}/{name}" for name in hard)
     folder.looks(60)
-    assert folder.watch.look(folder.now + 5) == CheckpointReading((), None)
-    assert set(folder.watch._units) == {*hard, *(f"d\n{name}" for name in hard)}
+    assert folder.watch.poll(folder.now + 5) == CheckpointReading((), None)
+    assert set(folder.watch._entry_watches) == {*hard, *(f"d\n{name}" for name in hard)}
 
 
 def test_a_walk_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["a_1/b/c/d/in.pt", "a_1/b/c/d/e/out.pt"])
-    (entry,) = folder.watch.look(NOW).entries
-    assert ([file.path for file in entry.files], entry.whole) == (["a_1/b/c/d/in.pt"], False)
+    (entry,) = folder.watch.poll(NOW).entries
+    assert ([file.path for file in entry.files], entry.is_fully_read) == (["a_1/b/c/d/in.pt"], False)
     monkeypatch.setattr(checkpoints_reader, "MOST_ENTRIES", 5)
     folder.write_all(f"s_2/{number}.pt" for number in range(20))
     folder.restart()
-    found = {entry.name: entry for _ in range(3) for entry in folder.watch.look(NOW).entries}
+    found = {entry.name: entry for _ in range(3) for entry in folder.watch.poll(NOW).entries}
     assert len(found["s_2"].files) <= 5
-    assert not found["s_2"].whole
+    assert not found["s_2"].is_fully_read
     assert folder.look() == []
 
 
@@ -200,7 +200,7 @@ def test_a_first_look_goes_on_where_there_is_much(tmp_path: Path, monkeypatch: p
     folder = Folder(tmp_path / "ckpt")
     for step in range(25):
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
-    assert folder.watch.look(NOW).behind
+    assert folder.watch.poll(NOW).has_unread_names
     folder.restart()
     assert [folder.look(), folder.checkpoints.total, folder.look(), folder.checkpoints.total] == [[], 0, [], 0]
     assert [folder.look(), folder.checkpoints.total] == [[], 25]
@@ -214,7 +214,7 @@ def test_a_settled_directory_is_not_walked_again(tmp_path: Path, monkeypatch: py
     folder.looks(200)
     monkeypatch.undo()
     folder.write("s_1/y.pt")
-    assert [file.path for entry in folder.watch.look(folder.now + 5).entries for file in entry.files] == [
+    assert [file.path for entry in folder.watch.poll(folder.now + 5).entries for file in entry.files] == [
         "s_1/x.pt",
         "s_1/y.pt",
     ]
@@ -225,8 +225,8 @@ def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
     for step in range(20):
         folder.write_all(f"s_{step}/{number}.pt" for number in range(3))
         folder.looks(150)
-    held = [name for name, unit in folder.watch._units.items() if unit.entry is not None and unit.entry.files]
-    assert len(held) <= checkpoints_reader.HELD + 1
+    held = [name for name, unit in folder.watch._entry_watches.items() if unit.entry is not None and unit.entry.files]
+    assert len(held) <= checkpoints_reader.MOST_HELD + 1
     assert "s_19" in held
     assert folder.checkpoints.total == 20
     folder.write_all(f"s_3/{number}.pt" for number in range(3))
@@ -234,13 +234,13 @@ def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_very_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints_reader, "MOST_UNITS", 40)
+    monkeypatch.setattr(checkpoints_reader, "MOST_KNOWN_ENTRIES", 40)
     folder = Folder(tmp_path / "ckpt")
     folder.look()
     for step in range(100):
         folder.write(f"checkpoint_{step}.pt")
         folder.look(15)
-        assert len(folder.watch._units) <= 40
+        assert len(folder.watch._entry_watches) <= 40
     folder.looks(30)
     assert folder.checkpoints.total == 100
 
@@ -252,7 +252,7 @@ def test_a_directory_that_takes_the_place_of_a_file_is_the_checkpoint_then(tmp_p
     folder.remove("model.ckpt")
     folder.write("model.ckpt/x.pt")
     assert folder.looks(60) == ["saved model.ckpt"]
-    assert list(folder.checkpoints._key_of) == ["model.ckpt"]
+    assert list(folder.checkpoints._keys_by_name) == ["model.ckpt"]
 
 
 def test_inodes_that_a_file_system_makes_up_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,14 +260,21 @@ def test_inodes_that_a_file_system_makes_up_are_no_change(tmp_path: Path, monkey
     folder.look()
     folder.write("step_1/x.pt")
     folder.write("checkpoint_2.pt")
-    real, numbers = CheckpointWatch._note, iter(range(10_000))
+    real, numbers = CheckpointWatch._record_files, iter(range(10_000))
 
-    def note(self: CheckpointWatch, name: str, unit: Any, files: Any, now: float, *, whole: bool) -> None:
-        real(self, name, unit, tuple(file._replace(inode=next(numbers)) for file in files), now, whole=whole)
+    def note(self: CheckpointWatch, name: str, unit: Any, files: Any, now: float, *, is_fully_read: bool) -> None:
+        real(
+            self,
+            name,
+            unit,
+            tuple(file._replace(inode=next(numbers)) for file in files),
+            now,
+            is_fully_read=is_fully_read,
+        )
 
-    monkeypatch.setattr(CheckpointWatch, "_note", note)
+    monkeypatch.setattr(CheckpointWatch, "_record_files", note)
     assert folder.looks(60) == ["saved checkpoint_2.pt", "saved step_1"]
-    assert folder.watch.look(folder.now + 5).entries == ()
+    assert folder.watch.poll(folder.now + 5).entries == ()
 
 
 def test_a_huge_sparse_file_is_looked_at_in_no_time(tmp_path: Path) -> None:
@@ -317,7 +324,7 @@ def test_a_damaged_shard_is_told_once_and_after_two_looks_into_it(tmp_path: Path
     for _ in range(24):
         happened += [(folder.now - START - 1000, words) for words in folder.look()]
     assert [words for _, words in happened] == ["saved step_1", "damaged step_1"]
-    assert happened[1][0] - happened[0][0] >= checkpoints_reader.AGAIN_S
+    assert happened[1][0] - happened[0][0] >= checkpoints_reader.RECHECK_S
     last = folder.checkpoints.last_complete
     assert last is not None
     assert (last.state, last.valid, folder.checkpoints.total) == ("invalid", False, 1)
@@ -428,7 +435,7 @@ def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: p
         now += 0.01
         return real(path)
 
-    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.1)
+    monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.1)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(os, "lstat", slow)
     took = []
@@ -444,13 +451,13 @@ def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: p
 def test_a_walk_goes_on_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(f"checkpoint_{step}/{sub}/rank{rank}.pt" for step in (1, 2) for sub in "ab" for rank in range(3))
-    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.0)
+    monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
     before = len(os.listdir("/proc/self/fd"))
-    sights = [folder.watch.look(NOW + number) for number in range(60)]
-    assert [sight.behind for sight in sights].index(False) > 12
-    through = next(number for number, sight in enumerate(sights) if not sight.behind)
+    sights = [folder.watch.poll(NOW + number) for number in range(60)]
+    assert [sight.has_unread_names for sight in sights].index(False) > 12
+    through = next(number for number, sight in enumerate(sights) if not sight.has_unread_names)
     told = [entry for sight in sights for entry in sight.entries]
-    assert [(entry.name, len(entry.files), entry.whole) for entry in told] == [
+    assert [(entry.name, len(entry.files), entry.is_fully_read) for entry in told] == [
         ("checkpoint_1", 6, True),
         ("checkpoint_2", 6, True),
     ]
@@ -463,12 +470,12 @@ def test_a_directory_that_goes_while_it_is_walked_does_not_stop_the_others(
 ) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(f"checkpoint_{step}/rank{rank}.pt" for step in (1, 2) for rank in range(5))
-    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.0)
-    folder.watch.look(NOW)
-    folder.watch.look(NOW + 1)
+    monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
+    folder.watch.poll(NOW)
+    folder.watch.poll(NOW + 1)
     shutil.rmtree(folder.path / "checkpoint_1")
     folder.write("checkpoint_1")
-    found = {entry.name: len(entry.files) for number in range(30) for entry in folder.watch.look(NOW + number).entries}
+    found = {entry.name: len(entry.files) for number in range(30) for entry in folder.watch.poll(NOW + number).entries}
     assert found == {"checkpoint_1": 1, "checkpoint_2": 5}
 
 
@@ -485,11 +492,11 @@ def test_the_newest_are_looked_into_first_and_a_few_at_a_look(tmp_path: Path, mo
     for step in range(20):
         folder.write(f"checkpoint_{step:02}.pt", torch_bytes(), mtime=START + step)
     folder.write("checkpoint_99.pt", torch_bytes(), mtime=START - 500)
-    folder.watch.look(NOW)
+    folder.watch.poll(NOW)
     assert looked == [f"checkpoint_{step}.pt" for step in range(19, 11, -1)]
-    folder.watch.look(NOW + 5)
-    folder.watch.look(NOW + 10)
-    folder.watch.look(NOW + 15)
+    folder.watch.poll(NOW + 5)
+    folder.watch.poll(NOW + 10)
+    folder.watch.poll(NOW + 15)
     assert len(looked) == len(set(looked)) == 20
     assert "checkpoint_99.pt" not in looked
 
@@ -505,11 +512,11 @@ def test_a_file_that_vanishes_during_a_look_is_no_error(tmp_path: Path, monkeypa
         return real(path)
 
     monkeypatch.setattr(os, "lstat", vanish)
-    assert names_of(folder.watch.look(NOW)) == ["checkpoint_2.pt"]
+    assert names_of(folder.watch.poll(NOW)) == ["checkpoint_2.pt"]
     monkeypatch.undo()
     monkeypatch.setattr(CheckpointWatch, "_list", lambda *_: False)
     (folder.path / "checkpoint_2.pt").unlink()
-    assert folder.watch.look(NOW + 5).names == ()
+    assert folder.watch.poll(NOW + 5).names == ()
 
 
 def test_a_clock_that_is_put_back_does_not_stop_it(tmp_path: Path) -> None:

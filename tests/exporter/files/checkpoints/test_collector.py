@@ -38,7 +38,7 @@ class Node:
         self.folder.mkdir(exist_ok=True)
         self.context: CollectorContext = make_context(manifest or make_manifest(run_dir), self.clock, **identity)
         self.collector = CheckpointsCollector(self.context)
-        self.watched = self.collector._watched
+        self.watched = self.collector._handle
         self.snapshot = self.collector.read()
 
     def write(self, name: str, content: bytes) -> None:
@@ -80,7 +80,7 @@ def test_checkpoints_are_counted_sized_and_looked_into(tmp_path: Path) -> None:
         node.reads(595)
     assert (node.value(TOTAL), node.value(WRITING), node.value(VALID), node.value(MISSING)) == (3, 0, 1, 0)
     assert (node.value(LAST), node.value(LAST_BYTES), node.value(INTERVAL)) == (written, len(content), 600)
-    assert node.context.board.checkpoints == (written - 1200, written - 600, written)
+    assert node.context.published.checkpoint_times == (written - 1200, written - 600, written)
     found = node.status().checkpoints
     assert (found["count"], found["interval_s"], found["next_expected"]) == (3, 600, written + 600)
     assert (found["last"]["name"], found["last"]["state"], found["last"]["step"]) == ("checkpoint_2.pt", "complete", 2)
@@ -150,7 +150,7 @@ def test_other_nodes_know_the_rhythm_and_show_nothing(tmp_path: Path) -> None:
     node.reads(60)
     assert node.snapshot is None
     assert page_of(node.collector, node.snapshot) == ""
-    assert len(node.context.board.checkpoints) == 1
+    assert len(node.context.published.checkpoint_times) == 1
 
 
 @pytest.mark.parametrize("groups", [(), (PathGroup("checkpoint", "ckpt", None),)])
@@ -167,7 +167,7 @@ def test_files_of_an_earlier_job_are_no_rhythm(tmp_path: Path) -> None:
     os.utime(old, (START - 900.0, START - 900.0))
     node = Node(tmp_path)
     node.reads(60)
-    assert (node.value(TOTAL), node.value(LAST), node.context.board.checkpoints) == (0, None, ())
+    assert (node.value(TOTAL), node.value(LAST), node.context.published.checkpoint_times) == (0, None, ())
 
 
 def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
@@ -177,13 +177,13 @@ def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
     node.write("checkpoint_1.pt", torch_bytes())
     node.reads(60)
     assert node.value(TOTAL) == 1
-    gone, real = threading.Event(), CheckpointWatch.look
+    gone, real = threading.Event(), CheckpointWatch.poll
 
     def hang(self: CheckpointWatch, now: float) -> CheckpointReading:
         gone.wait(30)
         return real(self, now)
 
-    monkeypatch.setattr(CheckpointWatch, "look", hang)
+    monkeypatch.setattr(CheckpointWatch, "poll", hang)
     node.reads(10)
     assert page_of(node.collector, node.snapshot) == ""
     assert [event["event"] for event in node.status().events] == ["checkpoint saved"]
@@ -197,7 +197,7 @@ def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
 
 
 def test_a_look_that_takes_long_goes_on_within_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.0)
+    monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
     (tmp_path / "ckpt").mkdir()
     for step in range(6):
         path = tmp_path / "ckpt" / f"checkpoint_{step}.pt"
@@ -238,7 +238,7 @@ def after(node: Node, run_dir: Path, **identity: Any) -> Node:
     new.clock, new.folder = clock, node.folder
     new.context = make_context(make_manifest(run_dir), clock, **identity)
     new.collector = CheckpointsCollector(new.context)
-    new.watched, new.snapshot = new.collector._watched, new.collector.read()
+    new.watched, new.snapshot = new.collector._handle, new.collector.read()
     return new
 
 
@@ -248,7 +248,7 @@ def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
     assert node.value(TOTAL) == 6
     new = after(node, tmp_path)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (6, 60)
-    assert new.context.board.checkpoints == node.context.board.checkpoints
+    assert new.context.published.checkpoint_times == node.context.published.checkpoint_times
     rotate(new, 7)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (7, 60)
     assert [event["event"] for event in new.status().events] == ["checkpoint saved"]

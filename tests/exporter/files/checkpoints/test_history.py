@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.files.checkpoints.judgement import CheckpointTracker
+from exporter.files.checkpoints.tracker import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, one_file, ranks
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
@@ -45,12 +45,12 @@ def test_the_count_goes_on_where_old_ones_were_removed(tmp_path: Path) -> None:
         if step > 2:
             folder.remove(f"checkpoint_{step - 2}.pt")
         folder.looks(60)
-    before = (folder.checkpoints.total, folder.checkpoints.saved)
+    before = (folder.checkpoints.total, folder.checkpoints.save_times)
     state = json.loads(json.dumps(folder.checkpoints.state()))
     folder.restart()
     folder.checkpoints.restore(state)
     assert folder.looks(30) == []
-    assert (folder.checkpoints.total, folder.checkpoints.saved) == before
+    assert (folder.checkpoints.total, folder.checkpoints.save_times) == before
     assert folder.checkpoints.state() == state
     one_file(folder, 7)
     assert folder.looks(60) == ["saved checkpoint_7.pt"]
@@ -82,7 +82,7 @@ def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
     checkpoints = CheckpointTracker(START)
     with pytest.raises(ValueError, match="has no"):
         checkpoints.restore({**CheckpointTracker().state(), "total": 3, **change})
-    assert (checkpoints.total, checkpoints.saved) == (0, ())
+    assert (checkpoints.total, checkpoints.save_times) == (0, ())
 
 
 def test_a_size_that_differs_is_told_once_three_are_known(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_ranks_that_do_not_keep_in_step_have_nothing_missing(tmp_path: Path) -> 
         folder.look(4)
     folder.looks(200)
     assert {one.kind for one in folder.happened} == {"saved"}
-    assert len(folder.checkpoints.saved) == 3
+    assert len(folder.checkpoints.save_times) == 3
 
 
 HINTS = {

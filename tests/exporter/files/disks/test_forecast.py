@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.disks.forecast import COURSE_S, MOST_CHANGES, DiskForecast, is_space_low
+from exporter.files.disks.forecast import HISTORY_S, MOST_CHANGES, DiskForecast, is_space_low
 from exporter.files.disks.space_reader import read_space
 
 GB = 1e9
@@ -130,7 +130,7 @@ def test_a_moment_is_never_past_nor_absurd(steps: list[tuple[float, float]], fre
         at = fill.full_at(t)
         assert at is None or (math.isfinite(at) and (at >= t or free == 0))
     assert len(fill._changes) <= MOST_CHANGES
-    assert all(t - moment <= COURSE_S for moment, _ in list(fill._changes)[1:])
+    assert all(t - moment <= HISTORY_S for moment, _ in list(fill._changes)[1:])
 
 
 @given(

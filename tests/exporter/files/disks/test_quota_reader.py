@@ -48,7 +48,7 @@ def test_the_tightest_quota_counts(tmp_path: Path) -> None:
 
 
 def test_a_project_is_asked_for_where_the_directory_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_reader, "_project", lambda _: 17)
+    monkeypatch.setattr(quota_reader, "_project_id", lambda _: 17)
     asked = []
 
     def call(fd: int, kind: int, holder: int) -> bytes | None:

@@ -60,7 +60,7 @@ def test_what_a_file_system_does_not_tell_is_unknown(
 
 def test_a_watch_says_what_there_is_and_when(tmp_path: Path) -> None:
     clock = FakeClock()
-    look = SpaceWatch(str(tmp_path / "later")).look(clock.time())
+    look = SpaceWatch(str(tmp_path / "later")).poll(clock.time())
     assert look.time == clock.time()
     assert look.space is not None
     assert look.space.size_bytes == os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
@@ -72,4 +72,4 @@ def test_what_cannot_be_asked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(os, "statvfs", denied)
     with pytest.raises(PermissionError):
-        SpaceWatch("/x").look(0.0)
+        SpaceWatch("/x").poll(0.0)

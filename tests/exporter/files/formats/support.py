@@ -28,7 +28,7 @@ def verdict(data: bytes, name: str = "file") -> FileCheck:
     """What a look says, which must keep to its bounds and give reasons."""
     with source(data, name) as opened:
         found = check_file(opened)
-        assert opened.spent <= MOST_BYTES
+        assert opened.bytes_read <= MOST_BYTES
         assert opened.reads <= MOST_READS + 1
     assert found.state in STATES
     assert found.state == "valid" or found.reason

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from exporter.files import formats
 from exporter.files.formats import (
-    BINARY,
-    OF_ANYTHING,
-    RAW_TOO,
-    TEXT,
+    AMBIGUOUS_EXTENSIONS,
+    BINARY_FORMATS,
+    RAW_EXTENSIONS,
+    TEXT_FORMATS,
     FileCheck,
     FileDamaged,
     FileSource,
@@ -30,7 +30,7 @@ from exporter.files.formats import (
 from tests.exporter.files.formats.support import source, verdict
 from tests.exporter.files.formats.test_tfrecord import record
 
-EXTENSIONS = [extension for known in (*BINARY, *TEXT) for extension in known.EXTENSIONS]
+EXTENSIONS = [extension for known in (*BINARY_FORMATS, *TEXT_FORMATS) for extension in known.EXTENSIONS]
 BEGINNINGS = [
     *(b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x89HDF\r\n\x1a\n", b"PAR1", b"PARE", b"\x93NUMPY", b"PK\x03\x04"),
     *(b"PK\x05\x06", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"FEA1"),
@@ -53,18 +53,18 @@ def test_the_first_bytes_decide_and_not_the_name() -> None:
         assert verdict(packed, name) == FileCheck("valid", "gzip")
 
 
-@pytest.mark.parametrize("extension", [hint for known in BINARY for hint in known.EXTENSIONS])
+@pytest.mark.parametrize("extension", [hint for known in BINARY_FORMATS for hint in known.EXTENSIONS])
 @pytest.mark.parametrize("pattern", ["a{}", "A{}-00001-of-00002", "a b{}"])
 def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, pattern: str) -> None:
     found = verdict(b"no such file\0\1\2" * 9, pattern.format(extension))
-    if extension in OF_ANYTHING:
+    if extension in AMBIGUOUS_EXTENSIONS:
         assert found == FileCheck("unknown", None, "has an unknown format")
-    elif extension in RAW_TOO:
+    elif extension in RAW_EXTENSIONS:
         assert found == FileCheck("unknown", None, f"is named {extension}, but does not begin like one")
     else:
         assert found.state == "invalid"
         assert found.reason == f"is named {extension}, but does not begin like one"
-        assert found.format in {known.NAME for known in BINARY}
+        assert found.format in {known.NAME for known in BINARY_FORMATS}
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,6 @@ def test_no_module_loads_or_runs_what_it_looks_at() -> None:
 
 def test_every_format_of_the_package_is_in_the_list() -> None:
     modules = {path.stem for path in Path(formats.__file__).parent.glob("*.py")}
-    listed = {known.__name__.rpartition(".")[2] for known in (*BINARY, *TEXT)}  # type: ignore[attr-defined]
+    listed = {known.__name__.rpartition(".")[2] for known in (*BINARY_FORMATS, *TEXT_FORMATS)}  # type: ignore[attr-defined]
     texts = {stem: (Path(formats.__file__).parent / f"{stem}.py").read_text("utf-8") for stem in modules}
     assert listed == {stem for stem, text in texts.items() if "\nNAME = " in text}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
-from exporter.files.formats.csv_text import HALF, PART
+from exporter.files.formats.csv_text import PARTIAL_REASON, UNFINISHED_REASON
 from exporter.files.formats.record_count import LineCounter
 from tests.exporter.files.formats.support import flipped, source, states, truncated, verdict
 
@@ -118,7 +118,7 @@ def test_a_first_row_that_is_like_no_other_is_undecided() -> None:
     [(b"a,b,c\n1,2,3\n4,5", 1), (b'a,b\n1,"2', 0), (b'a,b\n1,"2\n', 0), (b'a,b\n1,2\n"3', 1), (b'a,b\n1,2\n"3,4\n', 1)],
 )
 def test_a_half_written_row_is_unfinished(text: bytes, records: int) -> None:
-    assert table(text) == FileCheck("unfinished", "csv", HALF, records)
+    assert table(text) == FileCheck("unfinished", "csv", UNFINISHED_REASON, records)
 
 
 def test_a_truncation_is_valid_only_where_all_fields_are_there() -> None:
@@ -137,9 +137,9 @@ def test_flipped_bytes_never_raise() -> None:
 
 
 def test_of_a_large_table_both_ends_are_looked_at() -> None:
-    assert table(LARGE) == FileCheck("valid", "csv", PART)
-    assert table(LARGE[:-1]) == FileCheck("valid", "csv", PART)
-    assert table(LARGE[:-5]) == FileCheck("unfinished", "csv", HALF)
+    assert table(LARGE) == FileCheck("valid", "csv", PARTIAL_REASON)
+    assert table(LARGE[:-1]) == FileCheck("valid", "csv", PARTIAL_REASON)
+    assert table(LARGE[:-5]) == FileCheck("unfinished", "csv", UNFINISHED_REASON)
     assert table(LARGE + b"1\n" + LARGE[-100:]).state == "unknown"
     assert table(LARGE.replace(b",0.5", b"", 1)).reason == "row 2 has 2 fields and the first row 3"
     assert table(LARGE + bytes(3)).reason == "has 3 NUL bytes near its end: what was written there is lost"
@@ -151,10 +151,10 @@ def test_of_a_large_table_both_ends_are_looked_at() -> None:
 def test_an_end_that_begins_within_a_field_is_understood(shift: int) -> None:
     row = b'1,"one\n two, three\n",0.5\n'
     text = b"id,text,score\n" + b"x" * shift + row * 10_000
-    assert table(text) == FileCheck("valid", "csv", PART)
-    assert table(text[:-3]) == FileCheck("valid", "csv", PART)
-    assert table(text[:-6]) == FileCheck("unfinished", "csv", HALF)
-    assert table(text[: -len(row) + 12]) == FileCheck("unfinished", "csv", HALF)
+    assert table(text) == FileCheck("valid", "csv", PARTIAL_REASON)
+    assert table(text[:-3]) == FileCheck("valid", "csv", PARTIAL_REASON)
+    assert table(text[:-6]) == FileCheck("unfinished", "csv", UNFINISHED_REASON)
+    assert table(text[: -len(row) + 12]) == FileCheck("unfinished", "csv", UNFINISHED_REASON)
 
 
 def test_a_long_field_is_never_damage() -> None:

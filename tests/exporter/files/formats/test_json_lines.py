@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
-from exporter.files.formats.json_lines import PART
+from exporter.files.formats.json_lines import PARTIAL_REASON
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
 SMALL = b'{"a": 1, "text": "\\u00e9 \xc3\xa9"}\n[1, 2]\n\n17\n'
@@ -75,14 +75,14 @@ def test_flipped_bytes_never_raise() -> None:
 
 
 def test_of_a_large_file_both_ends_are_looked_at() -> None:
-    assert lines(LARGE) == FileCheck("valid", "jsonl", PART)
-    assert lines(LARGE[:-1]) == FileCheck("valid", "jsonl", PART)
+    assert lines(LARGE) == FileCheck("valid", "jsonl", PARTIAL_REASON)
+    assert lines(LARGE[:-1]) == FileCheck("valid", "jsonl", PARTIAL_REASON)
     assert lines(LARGE[:-2]) == FileCheck("unfinished", "jsonl", HALF)
     assert lines(LARGE.replace(b"\n", b"}\n", 1)).reason == "line 1 is no JSON: Extra data"
     assert lines(LARGE[:-1] + b"}\n").reason == "a line near its end is no JSON: Extra data"
     assert lines(LARGE + bytes(10)).reason == "has 10 NUL bytes near its end: what was written there is lost"
     middle = LARGE.index(b"\n", len(LARGE) // 2)
-    assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == FileCheck("valid", "jsonl", PART)
+    assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == FileCheck("valid", "jsonl", PARTIAL_REASON)
 
 
 def test_lines_longer_than_a_look_are_undecided() -> None:
@@ -90,7 +90,7 @@ def test_lines_longer_than_a_look_are_undecided() -> None:
     assert lines(line + b"\n" + line + b"\n").state == "unknown"
     assert lines(line).state == "valid"  # as one JSON text
     assert lines(LARGE + line).reason == "its last line is longer than the part that was checked"
-    assert lines(LARGE + line + b"\n") == FileCheck("valid", "jsonl", PART)
+    assert lines(LARGE + line + b"\n") == FileCheck("valid", "jsonl", PARTIAL_REASON)
 
 
 def test_one_text_over_many_lines_is_read_as_such() -> None:

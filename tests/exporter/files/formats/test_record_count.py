@@ -221,7 +221,7 @@ def test_a_first_row_is_a_header_by_what_is_in_it(file: Growing, text: bytes, re
 @pytest.mark.parametrize("is_table", [False, True], ids=["jsonl", "csv"])
 @pytest.mark.parametrize("place", [0, 3, 400, 8000], ids=["top", "first line", "near the top", "later"])
 def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None:
-    counter, whole = LineCounter(csv=is_table, waits=True), b"111,2222\n" * 2000
+    counter, whole = LineCounter(csv=is_table, waits_at_holes=True), b"111,2222\n" * 2000
     file.replace(whole[:place] + bytes(4096) + whole[place + 4096 :])
     file.count(counter)
     assert (counter.records, counter.hole) == (place // 9, True)
@@ -233,7 +233,7 @@ def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None
 
 
 def test_a_hole_that_nobody_fills_is_passed(file: Growing) -> None:
-    counter = LineCounter(waits=True)
+    counter = LineCounter(waits_at_holes=True)
     file.append(b"1\n" + bytes(4096) + b"2\n3\n")
     file.count(counter)
     assert counter.records == 1

@@ -41,13 +41,13 @@ def test_what_is_read_is_what_the_file_has() -> None:
 def test_the_top_is_paid_for_once() -> None:
     with source(DATA) as opened:
         opened.head(1)
-        assert opened.spent == FIRST_BYTES
+        assert opened.bytes_read == FIRST_BYTES
         opened.head(FIRST_BYTES)
         opened.read(1, FIRST_BYTES - 1)
-        assert (opened.spent, opened.reads) == (FIRST_BYTES, 1)
+        assert (opened.bytes_read, opened.reads) == (FIRST_BYTES, 1)
         opened.head(FIRST_BYTES + 1)
         opened.read(FIRST_BYTES, 2)
-        assert (opened.spent, opened.reads) == (FIRST_BYTES + 2, 3)
+        assert (opened.bytes_read, opened.reads) == (FIRST_BYTES + 2, 3)
 
 
 def test_the_end_is_paid_for_once() -> None:
@@ -55,7 +55,7 @@ def test_the_end_is_paid_for_once() -> None:
         opened.tail(100)
         opened.tail(40)
         opened.tail(120)
-        assert (opened.spent, opened.reads) == (120, 2)
+        assert (opened.bytes_read, opened.reads) == (120, 2)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (0, len(DATA) + 1), (1 << 80, 1), (5, 1 << 80)])
@@ -77,11 +77,11 @@ def test_no_more_is_read_than_the_bound() -> None:
     with source(bytes(MOST_BYTES + 1)) as opened:
         with pytest.raises(CheckUndecided):
             opened.read(0, MOST_BYTES + 1)
-        assert opened.spent == 0
+        assert opened.bytes_read == 0
         opened.read(0, MOST_BYTES)
         with pytest.raises(CheckUndecided):
             opened.read(MOST_BYTES, 1)
-        assert opened.spent == MOST_BYTES
+        assert opened.bytes_read == MOST_BYTES
 
 
 def test_no_more_pieces_are_read_than_the_bound() -> None:

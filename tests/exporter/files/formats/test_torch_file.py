@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
-from exporter.files.formats.pickles import ERRORS, walk_pickle
+from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -233,7 +233,7 @@ def test_a_walk_of_any_bytes_ends(data: bytes) -> None:
     stream = io.BytesIO(data)
     try:
         walk_pickle(stream)
-    except ERRORS:
+    except PICKLE_ERRORS:
         pass
     verdict(legacy(None, []) + data, "a.pt")
     verdict(MAGIC_PICKLE + data, "a.pt")

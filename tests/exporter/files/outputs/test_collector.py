@@ -166,7 +166,7 @@ class Job:
         (run_dir / "out").mkdir(exist_ok=True)
         manifest = make_manifest(run_dir, make_task(0), make_task(1), stall_timeout_s=TIMEOUT_S, **changes)
         self.context = make_context(manifest, self.clock)
-        self.context.board.running = frozenset({0, 1})
+        self.context.published.running_ranks = frozenset({0, 1})
         self.collector = OutputsCollector(self.context)
         self.snapshot = self.collector.read()
 
@@ -215,7 +215,7 @@ def test_checkpoints_have_no_series_of_workers_and_no_stalls_and_no_events(tmp_p
     assert samples_of(page, WORKER_BYTES) == samples_of(page, STALLED) == samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, INVALID) == {'group="checkpoint"': 1}
     assert job.snapshot.events == ()
-    assert job.context.board.checkpoints == ()
+    assert job.context.published.checkpoint_times == ()
 
 
 def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
     (tmp_path / "proc" / "self").mkdir(parents=True)
     mounts = f"21 1 8:1 / / rw - nfs4 server:/ rw\n22 21 8:2 / {tmp_path}/out rw - xfs /dev/nvme0n1 rw\n"
     (tmp_path / "proc" / "self" / "mountinfo").write_text(mounts, encoding="ascii")
-    host = FileWatchHost(SystemClock(), process=False, proc=str(tmp_path / "proc"))
+    host = FileWatchHost(SystemClock(), use_helper=False, proc=str(tmp_path / "proc"))
     try:
         for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
             manifest = make_manifest(tmp_path, *tasks)
@@ -346,11 +346,11 @@ def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> Non
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
     job.look()
-    job.context.board.running = frozenset()
+    job.context.published.running_ranks = frozenset()
     page = job.after(2 * TIMEOUT_S)
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
-    job.context.board.running = frozenset({0})
+    job.context.published.running_ranks = frozenset({0})
     assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
@@ -443,15 +443,15 @@ class Refusing(FileWatchHost):
 
     answer: Exception | None = None
 
-    def look(self, watches: Any, now: float, wait_s: float = 0.0) -> list[Any]:
-        found = super().look(watches, now)
+    def poll(self, watches: Any, now: float, wait_s: float = 0.0) -> list[Any]:
+        found = super().poll(watches, now)
         return found if self.answer is None else [self.answer for _ in found]
 
 
 @pytest.fixture
 def refusing(tmp_path: Path) -> Iterator[tuple[OutputsCollector, Refusing]]:
     write(tmp_path, "output_rank0.jsonl", 10, START)
-    host = Refusing(SystemClock(), process=False)
+    host = Refusing(SystemClock(), use_helper=False)
     context = replace(make_context(make_manifest(tmp_path), FakeClock()), files=host)
     yield OutputsCollector(context), host
     host.close()
@@ -487,7 +487,7 @@ def test_a_group_that_cannot_be_read_is_told_once(refusing: tuple[OutputsCollect
 
 def test_looks_in_another_process_tell_the_same(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
-    host = FileWatchHost(SystemClock(), process=True)
+    host = FileWatchHost(SystemClock(), use_helper=True)
     try:
         collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
         group = until(lambda: next(iter(collector.read().groups), None), "a look")
@@ -502,9 +502,9 @@ def test_a_watch_that_begins_anew_is_no_growth(tmp_path: Path) -> None:
     for number in range(1, 4):
         job.write("a.bin", 1000 * number)
         job.look(10)
-    owner_of = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset(), frozenset(), rest=True)
+    owner_of = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset(), frozenset(), owns_unranked=True)
     make = partial(OutputWatch, str(tmp_path / "out"), "b.bin", owner_of, START)
-    group.watched = job.context.files.watch("again", make)  # as after the end of the helper: its first file is number 1
+    group.handle = job.context.files.watch("again", make)  # as after the end of the helper: its first file is number 1
     job.write("b.bin", 50_000)
     assert samples_of(job.look(10), GROWTH) == {}
     for number in range(1, 4):

@@ -26,7 +26,7 @@ def append(tmp_path: Path) -> Append:
 
     def add(lines: str) -> None:
         (tmp_path / "lines").write_text(lines, encoding="utf-8")
-        file.look(0.0)
+        file.poll(0.0)
 
     return add
 
@@ -134,16 +134,16 @@ def test_a_full_disk_leaves_whole_lines_and_is_gone_on_with_once_there_is_room(
     source = tmp_path / "lines"
     file = CsvFile(str(small_disk), "x.csv", HEADER, str(source))
     source.write_text("1,a\n")
-    file.look(0.0)
+    file.poll(0.0)
     ballast = fill(small_disk)
     source.write_text("2,b\n" * 2000)  # more than what is left of the file's last page: part of it could be written
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
-            file.look(0.0)
+            file.poll(0.0)
         assert (small_disk / "x.csv").read_text() == "time,value\n1,a\n"
     ballast.unlink()
     source.write_text("3,c\n")
-    file.look(0.0)
+    file.poll(0.0)
     assert (small_disk / "x.csv").read_text() == "time,value\n1,a\n3,c\n"
 
 
@@ -153,9 +153,9 @@ def test_a_disk_that_is_full_from_the_start_gets_its_header_later(small_disk: Pa
     ballast = fill(small_disk)
     source.write_text("1,a\n")
     with pytest.raises(OSError, match="No space left"):
-        file.look(0.0)
+        file.poll(0.0)
     ballast.unlink()
-    file.look(0.0)
+    file.poll(0.0)
     assert (small_disk / "x.csv").read_text() == "time,value\n1,a\n"
 
 
@@ -165,7 +165,7 @@ def test_several_who_append_leave_whole_lines(tmp_path: Path) -> None:
         source.write_text(f"{number},{'x' * 50}\n" * 8)
         file = CsvFile(str(tmp_path), "x.csv", HEADER, str(source))
         for _ in range(100):
-            file.look(0.0)
+            file.poll(0.0)
 
     (tmp_path / "x.csv").write_text(f"{HEADER}\n")
     threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]

@@ -31,7 +31,9 @@ def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *,
 
 def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
     """Files, bytes and newest of each owner that has files."""
-    return {owner: (found.files, found.bytes, found.newest) for owner, found in watch.totals.items() if found.files}
+    return {
+        owner: (found.files, found.bytes, found.newest_mtime) for owner, found in watch.totals.items() if found.files
+    }
 
 
 def plain_scan(directory: Path, pattern: str, owner_of: FileOwnership) -> dict[int, tuple[int, int, float | None]]:
@@ -59,7 +61,7 @@ def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", 20, START + 5)
     write(tmp_path / "notes.txt", 40, START + 9)
     watch = watch_of(tmp_path, "*.jsonl")
-    watch.look(START)
+    watch.poll(START)
     assert watch.complete
     assert facts_of(watch) == {NOBODY: (2, 30, START + 5)}
     assert watch.changes == []
@@ -67,22 +69,22 @@ def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_comes_later_has_files_that_are_born(tmp_path: Path) -> None:
     watch = watch_of(tmp_path / "out")
-    watch.look(START)
+    watch.poll(START)
     assert (watch.complete, facts_of(watch)) == (True, {})
     (tmp_path / "out").mkdir()
     write(tmp_path / "out" / "a", 10)
-    watch.look(START + 5)
+    watch.poll(START + 5)
     assert facts_of(watch) == {NOBODY: (1, 10, START)}
-    assert (watch.totals[NOBODY].born_files, watch.totals[NOBODY].born_bytes) == (1, 10)
+    assert (watch.totals[NOBODY].new_files, watch.totals[NOBODY].new_bytes) == (1, 10)
     shutil.rmtree(tmp_path / "out")
-    watch.look(START + 10)
+    watch.poll(START + 10)
     assert facts_of(watch) == {}
 
 
 def test_a_file_in_place_of_the_folder_has_no_files(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     watch = watch_of(tmp_path / "out")
-    watch.look(START)
+    watch.poll(START)
     assert facts_of(watch) == {}
 
 
@@ -94,7 +96,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
-        watch.look(START)
+        watch.poll(START)
 
 
 def test_other_kinds_of_file_are_passed_over_and_told(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_other_kinds_of_file_are_passed_over_and_told(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     os.mkfifo(tmp_path / "fifo")
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     assert facts_of(watch) == {NOBODY: (1, 10, START)}
     assert watch.passed_over == {"folder": "directory", "link": "link", "dangling": "link", "fifo": "FIFO"}
 
@@ -113,22 +115,22 @@ def test_a_fifo_that_becomes_a_file_counts_and_the_other_way_round(tmp_path: Pat
     os.mkfifo(tmp_path / "a")
     write(tmp_path / "b", 10)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     (tmp_path / "a").unlink()
     (tmp_path / "b").unlink()
     write(tmp_path / "a", 7)
     os.mkfifo(tmp_path / "b")
-    watch.look(START + 70)
+    watch.poll(START + 70)
     assert facts_of(watch) == {NOBODY: (1, 7, START)}
     assert watch.passed_over == {"b": "FIFO"}
 
 
 def test_only_the_first_names_of_other_kinds_are_kept(tmp_path: Path) -> None:
-    for number in range(folder_module.NAMED + 5):
+    for number in range(folder_module.MOST_PASSED_OVER + 5):
         (tmp_path / str(number)).mkdir()
     watch = watch_of(tmp_path)
-    watch.look(START)
-    assert len(watch.passed_over) == folder_module.NAMED
+    watch.poll(START)
+    assert len(watch.passed_over) == folder_module.MOST_PASSED_OVER
 
 
 def test_hidden_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_hidden_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path
     write(tmp_path / "a", 2)
     for pattern, size in (("*", 2), (".*", 1)):
         watch = watch_of(tmp_path, pattern)
-        watch.look(START)
+        watch.poll(START)
         assert facts_of(watch)[NOBODY][1] == size
 
 
@@ -144,7 +146,7 @@ def test_hard_names_and_names_that_are_not_utf8_count(tmp_path: Path, hard_name:
     write(tmp_path / f"out_{hard_name}", 3)
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/out_\xff")), 4)
     watch = watch_of(tmp_path, "out_*")
-    watch.look(START)
+    watch.poll(START)
     assert facts_of(watch) == {NOBODY: (2, 7, START)}
 
 
@@ -159,38 +161,38 @@ def test_names_are_read_again_only_when_the_folder_has_changed(tmp_path: Path, m
 
     monkeypatch.setattr(os, "scandir", scandir)
     watch = watch_of(tmp_path)
-    watch.look(START)
-    watch.look(START + 5)  # names may have come at the very moment of the first pass
+    watch.poll(START)
+    watch.poll(START + 5)  # names may have come at the very moment of the first pass
     for number in range(2, 10):
-        watch.look(START + 5 * number)
+        watch.poll(START + 5 * number)
     assert len(passes) == 2
     write(tmp_path / "b", 1)
-    watch.look(START + 50)
+    watch.poll(START + 50)
     assert (len(passes), facts_of(watch)[NOBODY][0]) == (3, 2)
 
 
 def test_names_are_read_again_after_a_minute_in_any_case(tmp_path: Path) -> None:
     watch = watch_of(tmp_path)
     os.utime(tmp_path, (START, START))
-    watch.look(START)
-    watch.look(START + 5)
+    watch.poll(START)
+    watch.poll(START + 5)
     write(tmp_path / "a", 1)
     os.utime(tmp_path, (START, START))  # as an attribute cache shows it
-    watch.look(START + 10)
+    watch.poll(START + 10)
     assert facts_of(watch) == {}
-    watch.look(START + 70)
+    watch.poll(START + 70)
     assert facts_of(watch)[NOBODY][0] == 1
 
 
 def test_a_change_in_the_same_tick_as_the_pass_is_found_soon(tmp_path: Path) -> None:
     os.utime(tmp_path, (START, START))
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "a", 1)
     os.utime(tmp_path, (START, START))
-    watch.look(START + 1)
+    watch.poll(START + 1)
     assert facts_of(watch) == {}
-    watch.look(START + 3)
+    watch.poll(START + 3)
     assert facts_of(watch)[NOBODY][0] == 1
 
 
@@ -203,63 +205,63 @@ def test_reading_names_takes_a_small_share_of_the_time(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("exporter.files.outputs.folder_reader.SCAN_S", 1e9)
     monkeypatch.setattr("exporter.files.outputs.folder_reader.time.monotonic", monotonic)
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "a", 1)
-    watch.look(START + 4)
+    watch.poll(START + 4)
     assert facts_of(watch) == {}
-    watch.look(START + 60)
+    watch.poll(START + 60)
     assert facts_of(watch)[NOBODY][0] == 1
 
 
 def test_a_change_is_told_with_what_was_before(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "a", 30, START + 7)
-    watch.look(START + 10)
+    watch.poll(START + 10)
     (change,) = watch.changes
     assert (change.owner, change.mtime, change.size, change.before) == (NOBODY, START + 7, 30, (START, 10))
     assert watch.totals[NOBODY].changed_at == START + 10
-    watch.look(START + 15)
+    watch.poll(START + 15)
     assert watch.changes == []
 
 
 def test_a_file_with_another_name_goes_on_and_is_not_born(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "a", 20, START + 5)
-    watch.look(START + 5)
+    watch.poll(START + 5)
     number = watch.changes[0].file
     (tmp_path / "a").rename(tmp_path / "b")
     with (tmp_path / "b").open("ab") as out:
         out.write(b"x" * 5)
     os.utime(tmp_path / "b", (START, START + 9))
-    watch.look(START + 10)
+    watch.poll(START + 10)
     assert facts_of(watch) == {NOBODY: (1, 25, START + 9)}
-    assert watch.totals[NOBODY].born_bytes == 0
+    assert watch.totals[NOBODY].new_bytes == 0
     assert [(change.file, change.size, change.before) for change in watch.changes] == [(number, 25, (START + 5, 20))]
 
 
 def test_a_file_that_is_rotated_goes_on_and_a_new_one_is_born(tmp_path: Path) -> None:
     write(tmp_path / "a", 100)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     (tmp_path / "a").rename(tmp_path / "a.1")
     write(tmp_path / "a", 3, START + 8)
-    watch.look(START + 10)
+    watch.poll(START + 10)
     assert facts_of(watch) == {NOBODY: (2, 103, START + 8)}
-    assert (watch.totals[NOBODY].born_files, watch.totals[NOBODY].born_bytes) == (1, 3)
+    assert (watch.totals[NOBODY].new_files, watch.totals[NOBODY].new_bytes) == (1, 3)
 
 
 def test_a_file_that_is_renamed_into_place_is_born_whole(tmp_path: Path) -> None:
     watch = watch_of(tmp_path, "*.json")
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "a.json.tmp", 50)
-    watch.look(START + 5)
+    watch.poll(START + 5)
     (tmp_path / "a.json.tmp").rename(tmp_path / "a.json")
-    watch.look(START + 10)
-    assert (watch.totals[NOBODY].born_files, watch.totals[NOBODY].born_bytes) == (1, 50)
+    watch.poll(START + 10)
+    assert (watch.totals[NOBODY].new_files, watch.totals[NOBODY].new_bytes) == (1, 50)
 
 
 def test_a_file_that_vanishes_while_it_is_met_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +276,10 @@ def test_a_file_that_vanishes_while_it_is_met_is_not_there(tmp_path: Path, monke
 
     watch = watch_of(tmp_path)
     monkeypatch.setattr(os, "stat", vanished)
-    watch.look(START)
+    watch.poll(START)
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
     monkeypatch.setattr(os, "stat", real)
-    watch.look(START + 5)
+    watch.poll(START + 5)
     assert facts_of(watch) == {NOBODY: (2, 3, START)}
 
 
@@ -286,12 +288,12 @@ def test_a_file_that_is_gone_is_noticed_though_the_folder_shows_an_old_time(tmp_
     write(tmp_path / "b", 2, START + 9)
     os.utime(tmp_path, (START, START))
     watch = watch_of(tmp_path)
-    watch.look(START)
-    watch.look(START + 5)
+    watch.poll(START)
+    watch.poll(START + 5)
     (tmp_path / "b").unlink()
     os.utime(tmp_path, (START, START))
-    watch.look(START + 10)
-    watch.look(START + 15)
+    watch.poll(START + 10)
+    watch.poll(START + 15)
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
 
 
@@ -299,9 +301,9 @@ def test_the_newest_file_may_become_older(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     os.utime(tmp_path / "b", (START, START + 3))
-    watch.look(START + 5)
+    watch.poll(START + 5)
     assert facts_of(watch) == {NOBODY: (2, 3, START + 3)}
 
 
@@ -319,7 +321,7 @@ def test_facts_that_may_not_be_read_are_told_and_the_others_count(
 
     monkeypatch.setattr(os, "stat", refuse)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
     assert watch.unreadable == "Permission denied"
 
@@ -339,29 +341,29 @@ def test_a_first_look_goes_on_at_the_next_one(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("exporter.files.outputs.folder_reader.SCAN_S", 0.0055)
     monkeypatch.setattr("exporter.files.outputs.folder_reader.time.monotonic", monotonic)
     while not watch.complete:
-        watch.look(START + looks)
+        watch.poll(START + looks)
         looks += 1
         assert looks < 100
     assert looks > 5
     assert facts_of(watch) == {NOBODY: (50, 50, START)}
-    assert watch.totals[NOBODY].born_files == 0
+    assert watch.totals[NOBODY].new_files == 0
 
 
 def test_cold_files_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "HOT_LEAST", 2)
-    monkeypatch.setattr(folder_module, "TURN", 8)
+    monkeypatch.setattr(folder_module, "OTHERS_POLLED", 8)
     for number in range(64):
         write(tmp_path / f"{number:02d}", 1, START + number)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     assert sorted(watch.names[slot] or "" for slot in watch.hot) == ["62", "63"]
     write(tmp_path / "05", 100, START + 100)
     for look in range(1, 10):
-        watch.look(START + 5 * look)
+        watch.poll(START + 5 * look)
     assert facts_of(watch) == {NOBODY: (64, 163, START + 100)}
     assert "05" in {watch.names[slot] for slot in watch.hot}
     for look in range(10, 60):
-        watch.look(START + 5 * look)
+        watch.poll(START + 5 * look)
     assert {watch.names[slot] for slot in watch.hot} == {"05", "63"}
 
 
@@ -369,10 +371,10 @@ def test_no_more_files_are_hot_than_are_allowed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folder_module, "HOT_LEAST", 2)
     monkeypatch.setattr(folder_module, "HOT_MOST", 5)
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     for number in range(30):
         write(tmp_path / str(number), 1)
-    watch.look(START + 5)
+    watch.poll(START + 5)
     assert len(watch.hot) == 5
     assert facts_of(watch)[NOBODY][0] == 30
 
@@ -408,7 +410,7 @@ def test_inodes_that_are_made_up_each_time_are_not_believed(tmp_path: Path, monk
     watch = watch_of(tmp_path)
     for look in range(4):
         write(tmp_path / f"new{look}", 1)
-        watch.look(START + 70 * look)
+        watch.poll(START + 70 * look)
     assert facts_of(watch)[NOBODY][:2] == (1204, 4)
 
 
@@ -437,20 +439,20 @@ def test_names_that_come_in_another_order_or_have_gone_are_known(
             pass
 
     watch = watch_of(tmp_path)
-    watch.look(START)
+    watch.poll(START)
     for number in range(200):
         if number % 200 >= keep:
             (tmp_path / str(number)).unlink()
-    watch.look(START + 100)
+    watch.poll(START + 100)
     assert facts_of(watch)[NOBODY][:2] == (keep, keep)
     for number in range(300, 350):
         write(tmp_path / str(number), 1)
-    watch.look(START + 200)
+    watch.poll(START + 200)
     monkeypatch.setattr(os, "scandir", Entries)
-    watch.look(START + 300)
-    watch.look(START + 400)
+    watch.poll(START + 300)
+    watch.poll(START + 400)
     assert facts_of(watch)[NOBODY][:2] == (keep + 50, keep + 50)
-    assert watch.totals[NOBODY].born_files == 50
+    assert watch.totals[NOBODY].new_files == 50
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=400), st.integers(1, 7))
@@ -526,11 +528,11 @@ def test_sums_are_those_of_a_plain_scan_after_anything(
     for kind, name, what in steps:
         if kind == "look":
             now += float(what)
-            watch.look(now)
+            watch.poll(now)
         elif not (kind == "append" and (directory / name).is_fifo()):
             carry_out(directory, kind, name, what)
-    watch.look(now + 100)
+    watch.poll(now + 100)
     assert facts_of(watch) == plain_scan(directory, pattern, owner_of)
-    assert all(found.born_bytes >= 0 for found in watch.totals.values())
-    watch.look(now + 200)
+    assert all(found.new_bytes >= 0 for found in watch.totals.values())
+    watch.poll(now + 200)
     assert facts_of(watch) == plain_scan(directory, pattern, owner_of)

@@ -11,7 +11,7 @@ def growth_of(*points: tuple[float, float]) -> StepGrowth:
     """Growth of changes that are seen at once."""
     growth = StepGrowth()
     for t, value in points:
-        growth.note(t, value, t)
+        growth.add(t, value, t)
     return growth
 
 
@@ -44,7 +44,7 @@ def test_the_longest_wait_within_the_changes_is_nothing_unusual() -> None:
 def test_what_has_become_smaller_begins_anew() -> None:
     growth = growth_of((0, 0), (5, 500), (10, 20))
     assert growth.per_second(10) == 0
-    growth.note(15, 120, 15)
+    growth.add(15, 120, 15)
     assert growth.per_second(15) == 20
 
 
@@ -60,21 +60,21 @@ def test_a_change_without_a_new_time_counts_for_the_one_before() -> None:
 
 def test_the_same_change_told_twice_is_one() -> None:
     growth = growth_of((0, 0), (5, 500), (10, 1000))
-    growth.note(10, 1000, 15)
+    growth.add(10, 1000, 15)
     assert growth.per_second(40) == pytest.approx(100 * 10 / 30)
 
 
 def test_silence_is_measured_by_our_own_clock() -> None:
     growth = StepGrowth()
     for t in (0, 5, 10):
-        growth.note(t, 100 * t, 1_000_000 + t)
+        growth.add(t, 100 * t, 1_000_000 + t)
     assert growth.per_second(1_000_015) == 100
 
 
 def test_only_the_last_two_minutes_count() -> None:
     growth = growth_of(*((t, 1000 * t) for t in range(0, 500, 5)))
     for t in range(500, 700, 5):
-        growth.note(t, 500_000 + t - 500, t)
+        growth.add(t, 500_000 + t - 500, t)
     assert growth.per_second(700) == pytest.approx(1)
 
 
@@ -106,7 +106,7 @@ def test_growth_of_a_buffered_writer_is_right_once_three_of_its_writes_were_seen
             place += 1
         found = writes[place - 1] if place else (1000.0, 0)
         if found != last:
-            growth.changed(1, found[0], found[1], last, now)
+            growth.add_change(1, found[0], found[1], last, now)
             seen, last = seen + 1, found
         if seen >= 3:
             assert growth.per_second(now) == pytest.approx(rate, rel=0.01)
@@ -117,41 +117,41 @@ def test_growth_is_never_negative(steps: list[tuple[float, float, float, float]]
     t, now, growth = 0.0, 0.0, StepGrowth()
     for gap, value, wait, later in steps:
         t, now = t + gap, now + wait
-        growth.note(t, value, now)
+        growth.add(t, value, now)
         assert growth.per_second(now + later) >= 0
 
 
 def test_files_that_appear_whole_are_growth_of_their_owner() -> None:
     growth = GroupGrowth()
     for place in range(1, 6):
-        growth.born(0, 10.0 * place, 1000 * place, 10.0 * place)
-        growth.born(1, 10.0 * place + 3, 500 * place, 10.0 * place + 3)
+        growth.add_new_files(0, 10.0 * place, 1000 * place, 10.0 * place)
+        growth.add_new_files(1, 10.0 * place + 3, 500 * place, 10.0 * place + 3)
     assert growth.per_second(54) == pytest.approx(150)
 
 
 def test_owners_whose_files_do_not_appear_have_no_growth() -> None:
     growth = GroupGrowth()
-    growth.born(0, None, 0, 10.0)
-    growth.born(0, 5.0, 700, 15.0)
+    growth.add_new_files(0, None, 0, 10.0)
+    growth.add_new_files(0, 5.0, 700, 15.0)
     assert growth.per_second(15) == 0
 
 
 def test_a_change_that_was_not_told_is_made_up_for() -> None:
     growth = GroupGrowth()
-    growth.changed(1, 5, 500, (0, 0), 5)
-    growth.changed(1, 15, 1500, (10, 1000), 15)
+    growth.add_change(1, 5, 500, (0, 0), 5)
+    growth.add_change(1, 15, 1500, (10, 1000), 15)
     assert growth.per_second(15) == 100
 
 
 def test_a_file_that_was_long_as_it_is_begins_with_its_first_change() -> None:
     growth = GroupGrowth()
-    growth.changed(1, 100_000, 1100, (5.0, 1000), 100_000)
-    growth.changed(1, 100_010, 1200, (100_000, 1100), 100_010)
+    growth.add_change(1, 100_000, 1100, (5.0, 1000), 100_000)
+    growth.add_change(1, 100_010, 1200, (100_000, 1100), 100_010)
     assert growth.per_second(100_010) == 10
 
 
 def test_of_too_many_files_those_are_followed_that_changed_last() -> None:
     growth = GroupGrowth()
     for file in range(MOST_FILES + 10):
-        growth.changed(file, 10, 100, (0, 0), 10)
+        growth.add_change(file, 10, 100, (0, 0), 10)
     assert growth.per_second(10) == pytest.approx(10 * MOST_FILES)

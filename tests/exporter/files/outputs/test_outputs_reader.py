@@ -18,7 +18,9 @@ from exporter.files.outputs.folder_reader import NOBODY
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputReading, OutputWatch
 
 START = 1_700_000_000.0
-EVERYTHING = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset({0, 1}), frozenset({2, 3}), rest=True)
+EVERYTHING = FileOwnership(
+    partial(rank_in_file_name, ranks={}), frozenset({0, 1}), frozenset({2, 3}), owns_unranked=True
+)
 
 
 class Looks:
@@ -31,7 +33,7 @@ class Looks:
     def look(self, after_s: float = 5.0) -> OutputReading:
         """A look so many seconds later."""
         self.now += after_s
-        return self.watch.look(self.now)
+        return self.watch.poll(self.now)
 
     def after(self, seconds: float) -> OutputReading:
         """The last of the looks of so much time."""
@@ -58,8 +60,8 @@ WHOLE = gzip.compress(b"some text" * 100)
 
 def test_a_name_tells_whose_a_file_is() -> None:
     rank_of = partial(rank_in_file_name, ranks={("worker", 0): 0, ("worker", 1): 1})
-    first = FileOwnership(rank_of, frozenset({0}), frozenset({1}), rest=True)
-    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), rest=False)
+    first = FileOwnership(rank_of, frozenset({0}), frozenset({1}), owns_unranked=True)
+    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), owns_unranked=False)
     names = ["out_worker_0", "out_worker_1", "out_worker_7", "summary"]
     assert [first(name) for name in names] == [0, None, NOBODY, NOBODY]
     assert [second(name) for name in names] == [None, 1, None, None]
@@ -71,13 +73,13 @@ def test_gpu_metrics_of_sidecars_are_none_of_the_jobs_files(pattern: str, tmp_pa
         write(tmp_path / name, "time,node\n1,a\n")
     ours = OutputWatch(str(tmp_path), pattern, EVERYTHING, START, gpu_metrics=True)
     theirs = OutputWatch(str(tmp_path), pattern, EVERYTHING, START)
-    counted = sum(owned.files for owned in ours.look(START + 5).owners.values())
+    counted = sum(owned.files for owned in ours.poll(START + 5).owners.values())
     assert counted == 1  # gpu_table.csv
-    assert sum(owned.files for owned in theirs.look(START + 5).owners.values()) == (3 if pattern == "*.csv" else 4)
+    assert sum(owned.files for owned in theirs.poll(START + 5).owners.values()) == (3 if pattern == "*.csv" else 4)
     (tmp_path / "gpu_table.csv").unlink()
     write(tmp_path / "gpu_metrics_gn03.csv", "time,node\n")  # neither is one that comes later
     for step in range(4):
-        look = ours.look(START + 10 + 5 * step)
+        look = ours.poll(START + 10 + 5 * step)
     assert sum(owned.files for owned in look.owners.values()) == 0
 
 
@@ -85,9 +87,9 @@ def test_what_a_watch_is_made_from_and_gives_can_be_pickled(tmp_path: Path) -> N
     write(tmp_path / "out_rank0.jsonl", '{"a": 1}\n')
     make = pickle.loads(pickle.dumps(partial(OutputWatch, str(tmp_path), "*", EVERYTHING, START)))  # noqa: S301
     watch = make()
-    watch.look(START)
+    watch.poll(START)
     write(tmp_path / "out_rank0.jsonl", '{"a": 1}\n{"a": 2}\n')
-    look = watch.look(START + 5)
+    look = watch.poll(START + 5)
     assert pickle.loads(pickle.dumps(look)) == look  # noqa: S301
     assert len(look.changes) == 1
 
@@ -99,7 +101,9 @@ def test_files_are_counted_by_owner(tmp_path: Path) -> None:
     write(tmp_path / "all.jsonl", "{}\n", START + 3)
     look = Looks(tmp_path).look()
     assert look.complete
-    assert {owner: (found.files, found.bytes, found.newest, found.records) for owner, found in look.owners.items()} == {
+    assert {
+        owner: (found.files, found.bytes, found.newest_mtime, found.records) for owner, found in look.owners.items()
+    } == {
         0: (1, 9, START + 1, 3),
         1: (1, 15, START + 2, 5),
         NOBODY: (1, 3, START + 3, 1),
@@ -257,32 +261,36 @@ def test_files_seen_to_appear_are_of_this_job_whatever_their_times(tmp_path: Pat
     looks = Looks(tmp_path)
     looks.look()
     write(tmp_path / "new", "x", START - 200)
-    assert looks.look().first == (START, "new")
+    assert looks.look().first_file == (START, "new")
 
 
 def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
     write(tmp_path / "a", "x", START - 30)
-    assert Looks(tmp_path).look().first == (START, "a")
+    assert Looks(tmp_path).look().first_file == (START, "a")
 
 
 def test_files_of_a_worker_are_those_that_no_other_writes(tmp_path: Path) -> None:
     own = {"a_rank0": 0, "a_rank1": 1, "a_rank2": 2, "a_rank9": 9}
     owner_of = FileOwnership(
-        partial(rank_in_file_name, ranks={}), frozenset({0, 1}), frozenset({2}), rest=True, own_rank_of=own.get
+        partial(rank_in_file_name, ranks={}),
+        frozenset({0, 1}),
+        frozenset({2}),
+        owns_unranked=True,
+        sole_rank_of=own.get,
     )
     watch = OutputWatch(str(tmp_path), "*", owner_of, START)
     for name in ("a_rank0", "a_rank1", "a_rank2", "b_part_1", "all"):
         write(tmp_path / name, "x")
-    found = watch.look(START).owners
-    assert {owner: owned.of_worker for owner, owned in found.items()} == {0: True, 1: False, NOBODY: False}
+    found = watch.poll(START).owners
+    assert {owner: owned.has_sole_writer for owner, owned in found.items()} == {0: True, 1: False, NOBODY: False}
     write(tmp_path / "a_rank9", "x")
-    found = watch.look(START + 5).owners
-    assert {owner: owned.of_worker for owner, owned in found.items()} == {0: False, 1: False, NOBODY: False}
+    found = watch.poll(START + 5).owners
+    assert {owner: owned.has_sole_writer for owner, owned in found.items()} == {0: False, 1: False, NOBODY: False}
 
 
 def test_of_a_directory_of_its_own_a_node_answers_for_all() -> None:
     rank_of = partial(rank_in_file_name, ranks={("worker", 0): 0, ("worker", 1): 1})
-    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), rest=False, local=True)
+    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), owns_unranked=False, is_local=True)
     assert [second(name) for name in ("out_worker_0", "out_worker_1", "out_worker_7", "summary")] == [
         *(NOBODY, 1, NOBODY, NOBODY)
     ]
@@ -297,7 +305,7 @@ def test_a_damaged_file_is_said_after_a_second_look_into_it(tmp_path: Path) -> N
     assert found == {5: 0, 10: 0, 15: 0, 20: 0, 25: 1, 30: 1, 35: 1, 40: 1}
     look = looks.look()
     assert [(file.file, file.format) for file in look.invalid] == [("a.gz", "gzip")]
-    assert look.valid == 1
+    assert look.valid_files == 1
 
 
 def test_a_file_that_was_written_in_between_is_not_said_to_be_damaged(tmp_path: Path) -> None:
@@ -307,7 +315,7 @@ def test_a_file_that_was_written_in_between_is_not_said_to_be_damaged(tmp_path: 
         write(path, DAMAGED[: -number - 1])
     write(path, WHOLE)
     look = looks.after(60)
-    assert (look.invalid_files, look.valid) == (0, 1)
+    assert (look.invalid_files, look.valid_files) == (0, 1)
 
 
 def test_what_was_written_during_a_look_into_it_is_looked_into_again(
@@ -354,7 +362,7 @@ def test_no_more_files_are_looked_into_at_once_than_is_allowed(tmp_path: Path, m
     for number in range(30):
         write(tmp_path / f"{number:02d}.gz", WHOLE, START + number)
     looks = Looks(tmp_path)
-    counts = [looks.look().valid for _ in range(8)]
+    counts = [looks.look().valid_files for _ in range(8)]
     assert counts == [0, 0, 8, 16, 24, 30, 30, 30]
 
 
@@ -365,17 +373,17 @@ def test_those_that_were_written_last_come_first(tmp_path: Path, monkeypatch: py
         write(tmp_path / f"{number * 7 % 30:02d}.gz", DAMAGED, START + number * 7 % 30)
     looks = Looks(tmp_path)
     looks.after(15)
-    looked_into = {looks.watch._folder.names[slot] for slot in looks.watch._doubts}
+    looked_into = {looks.watch._folder.names[slot] for slot in looks.watch._suspected}
     assert looked_into == {f"{number:02d}.gz" for number in range(22, 30)}
 
 
 def test_only_some_damaged_files_are_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs_reader, "CHECKS", 1000)
+    monkeypatch.setattr(outputs_reader, "MOST_CHECKS", 1000)
     monkeypatch.setattr(outputs_reader, "CHECK_S", 60.0)
     for number in range(30):
         write(tmp_path / f"{number}.gz", DAMAGED)
     look = Looks(tmp_path).after(60)
-    assert (look.invalid_files, len(look.invalid)) == (30, outputs_reader.INVALID_TOLD)
+    assert (look.invalid_files, len(look.invalid)) == (30, outputs_reader.MOST_REPORTED_INVALID)
 
 
 def test_names_are_told_as_text_that_can_be_shown(tmp_path: Path) -> None:
@@ -388,19 +396,19 @@ def test_names_are_told_as_text_that_can_be_shown(tmp_path: Path) -> None:
 def test_the_first_output_is_that_of_this_job(tmp_path: Path) -> None:
     write(tmp_path / "old", "x", START - 100)
     looks = Looks(tmp_path)
-    assert looks.look().first is None
+    assert looks.look().first_file is None
     write(tmp_path / "new", "x", START + 7)
-    assert looks.look().first == (START + 7, "new")
+    assert looks.look().first_file == (START + 7, "new")
     write(tmp_path / "newer", "x", START + 8)
-    assert looks.look().first == (START + 7, "new")
+    assert looks.look().first_file == (START + 7, "new")
 
 
 def test_a_watch_that_begins_late_knows_the_first_output_by_its_time(tmp_path: Path) -> None:
     write(tmp_path / "old", "x", START - 100)
     write(tmp_path / "b", "x", START + 20)
     write(tmp_path / "a", "x", START + 10)
-    assert Looks(tmp_path).look().first == (START + 10, "a")
-    assert Looks(tmp_path, since=None).look().first is None
+    assert Looks(tmp_path).look().first_file == (START + 10, "a")
+    assert Looks(tmp_path, since=None).look().first_file is None
 
 
 def test_a_file_that_is_whole_or_renamed_into_place_is_complete(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_an_older_card_tells_average_power_a_fan_and_the_edge(install: Install) 
     activity = reader.activity(gpu)
     assert (activity.power_average_w, activity.power_instant_w, activity.power_limit_w) == (39.0, None, 300.0)
     assert (activity.temperature_c, activity.throttle_s) == (38.0, {})
-    assert "amdsmi_get_gpu_metrics_info" in reader.absent()
+    assert "amdsmi_get_gpu_metrics_info" in reader.unsupported_calls()
     assert reader.condition(gpu).fan_ratio == 0.2
     assert reader.condition(gpu).nvlink_rx_bytes is None
 
@@ -263,7 +263,7 @@ def test_processes_that_nobody_tells_are_not_none_at_all(install: Install) -> No
     install(FakeAmdGpu(answers={"amdsmi_get_gpu_process_list": fake.NOT_SUPPORTED}))
     reader = opened()
     assert reader.processes(reader.gpus()[0]) is None
-    assert "amdsmi_get_gpu_process_list" in reader.absent()
+    assert "amdsmi_get_gpu_process_list" in reader.unsupported_calls()
 
 
 def test_a_list_of_processes_that_fails_once_leaves_the_last(install: Install) -> None:
@@ -276,7 +276,7 @@ def test_a_list_of_processes_that_fails_once_leaves_the_last(install: Install) -
     assert reader.processes(unit) == (GpuProcess(100, GIB),)
     gpu.answers["amdsmi_get_gpu_process_list"] = []
     assert reader.processes(unit) == ()
-    assert "amdsmi_get_gpu_process_list" not in reader.absent()
+    assert "amdsmi_get_gpu_process_list" not in reader.unsupported_calls()
 
 
 def test_a_list_of_processes_that_keeps_failing_is_none(install: Install) -> None:
@@ -306,7 +306,7 @@ def test_what_a_device_cannot_tell_is_asked_for_once(install: Install) -> None:
     assert package.fake_calls["amdsmi_get_energy_count 0"] == 1
     assert package.fake_calls["amdsmi_get_energy_count 1"] == 5
     assert [activity.energy_j is None for activity in activities] == [True, False]
-    assert reader.absent() == {
+    assert reader.unsupported_calls() == {
         "amdsmi_get_energy_count": "AMDSMI_STATUS_NOT_YET_IMPLEMENTED - Feature not yet implemented (GPU 0)"
     }
 
@@ -327,7 +327,7 @@ def test_a_busy_device_is_asked_again(install: Install) -> None:
         assert reader.activity(reader.gpus()[0]).power_instant_w is None
     gpu.answers["amdsmi_get_power_info"] = {"current_socket_power": 700}
     assert reader.activity(reader.gpus()[0]).power_instant_w == 700.0
-    assert "amdsmi_get_power_info" not in reader.absent()
+    assert "amdsmi_get_power_info" not in reader.unsupported_calls()
 
 
 def test_one_call_that_fails_for_a_while_is_not_lost_for_good(install: Install) -> None:
@@ -350,7 +350,7 @@ def test_what_the_package_lacks_is_absent(install: Install, name: str) -> None:
     gpu = reader.gpus()[0]
     assert reader.activity(gpu).utilization_ratio == 0.0
     assert reader.condition(gpu).ecc_corrected == 0
-    assert any(name in call for call in reader.absent())
+    assert any(name in call for call in reader.unsupported_calls())
 
 
 def test_the_packages_own_failure_costs_one_value(install: Install) -> None:
@@ -383,7 +383,7 @@ def test_a_gpu_that_comes_back_is_read_in_full(install: Install) -> None:
     unit = reader.gpus()[0]
     known = reader.activity(unit)
     condition = reader.condition(unit)
-    absent = dict(reader.absent())
+    absent = dict(reader.unsupported_calls())
     gpu.lost = True
     for _ in range(TRIES + 1):
         with pytest.raises(GpuFailed):
@@ -392,7 +392,7 @@ def test_a_gpu_that_comes_back_is_read_in_full(install: Install) -> None:
             reader.condition(unit)
     gpu.lost = False
     assert (reader.activity(unit), reader.condition(unit)) == (known, condition)
-    assert reader.absent() == absent
+    assert reader.unsupported_calls() == absent
 
 
 def test_a_gpu_in_a_reset_at_the_start_is_not_given_up(install: Install) -> None:
@@ -448,7 +448,7 @@ def test_an_answer_of_another_form_costs_its_own_values(install: Install, name: 
 
 def test_nothing_tells_of_errors(install: Install) -> None:
     install(FakeAmdGpu())
-    assert not opened().tells_events()
+    assert not opened().reports_events()
 
 
 def test_throttling_is_the_firmwares_share_of_our_time(install: Install) -> None:

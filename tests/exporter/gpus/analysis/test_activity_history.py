@@ -27,43 +27,43 @@ def test_what_holds_at_every_look_has_lasted() -> None:
     hold = ConditionTimer()
     assert (hold.lasted_s, hold.is_known(START)) == (0.0, False)
     for second in range(0, 100, 5):
-        hold.look(START + second, True)
+        hold.update(START + second, True)
     assert hold.lasted_s == 95
-    hold.look(START + 100, False)
+    hold.update(START + 100, False)
     assert hold.lasted_s == 0
     assert hold.is_known(START + 100)
 
 
 def test_a_moment_of_not_knowing_ends_nothing_and_a_long_one_does() -> None:
     hold = ConditionTimer()
-    hold.look(START, True)
-    hold.look(START + 10, None)
-    hold.look(START + 20, True)
+    hold.update(START, True)
+    hold.update(START + 10, None)
+    hold.update(START + 20, True)
     assert hold.lasted_s == 20
-    hold.look(START + 20 + GAP_S + 1, None)
+    hold.update(START + 20 + GAP_S + 1, None)
     assert not hold.is_known(START + 20 + GAP_S + 1)
     assert hold.lasted_s == 0
-    hold.look(START + 60, True)
+    hold.update(START + 60, True)
     assert hold.lasted_s == 0
 
 
 def test_what_held_before_a_gap_does_not_count() -> None:
     hold = ConditionTimer()
-    hold.look(START, True)
-    hold.look(START + GAP_S + 1, True)
+    hold.update(START, True)
+    hold.update(START + GAP_S + 1, True)
     assert hold.lasted_s == 0
-    hold.look(START - 100, True)
+    hold.update(START - 100, True)
     assert hold.lasted_s == 0
 
 
 def test_what_is_reset_begins_at_the_next_look() -> None:
     hold = ConditionTimer()
-    hold.look(START, True)
-    hold.look(START + 10, True)
+    hold.update(START, True)
+    hold.update(START + 10, True)
     hold.reset()
     assert hold.lasted_s == 0
-    hold.look(START + 20, True)
-    hold.look(START + 25, True)
+    hold.update(START + 20, True)
+    hold.update(START + 25, True)
     assert hold.lasted_s == 5
 
 
@@ -72,7 +72,7 @@ def test_nothing_lasts_longer_than_it_was_looked_at(looks: list[tuple[float, boo
     hold, now, since = ConditionTimer(), START, None
     for passed, holds in looks:
         now += passed
-        hold.look(now, holds)
+        hold.update(now, holds)
         if holds is False:
             since = None
         elif holds and since is None:
@@ -83,7 +83,7 @@ def test_nothing_lasts_longer_than_it_was_looked_at(looks: list[tuple[float, boo
 def test_a_clock_is_the_mean_of_minutes_at_work() -> None:
     clock = ClockHistory()
     for second in range(int(CLOCK_S)):
-        clock.look(START + second, 1.5e9 if second % 10 < 5 else 1.7e9)
+        clock.update(START + second, 1.5e9 if second % 10 < 5 else 1.7e9)
         assert clock.mean_hz is None or second >= CLOCK_S - 5
     assert clock.mean_hz == pytest.approx(1.6e9, rel=0.02)
 
@@ -91,16 +91,16 @@ def test_a_clock_is_the_mean_of_minutes_at_work() -> None:
 def test_of_a_gpu_that_rests_there_is_no_clock_at_work() -> None:
     clock = ClockHistory()
     for second in range(400):
-        clock.look(START + second, None if second % 20 < 10 else 1.5e9)
+        clock.update(START + second, None if second % 20 < 10 else 1.5e9)
     assert clock.mean_hz is None
 
 
 def test_a_clock_from_before_a_gap_does_not_count() -> None:
     clock = ClockHistory()
     for second in range(200):
-        clock.look(START + second, 1.5e9)
+        clock.update(START + second, 1.5e9)
     assert clock.mean_hz == 1.5e9
-    clock.look(START + 300, 1.5e9)
+    clock.update(START + 300, 1.5e9)
     assert clock.mean_hz is None
     assert len(clock._readings) <= CLOCK_S / 5 + 2
 
@@ -109,7 +109,7 @@ def test_throttling_is_a_share_of_the_last_minutes() -> None:
     throttle = ThrottleHistory()
     assert throttle.shares is None
     for second in range(0, 900, 5):
-        throttle.look(START + second, {"thermal": 7 + 0.3 * second, "power_cap": 50.0})
+        throttle.update(START + second, {"thermal": 7 + 0.3 * second, "power_cap": 50.0})
         assert (throttle.shares is not None) == (second >= THROTTLE_S - 10)
     assert throttle.shares == pytest.approx({"thermal": 0.3, "power_cap": 0.0})
     assert len(throttle._readings) <= THROTTLE_S / 10 + 2
@@ -118,11 +118,11 @@ def test_throttling_is_a_share_of_the_last_minutes() -> None:
 def test_counters_that_fell_begin_anew() -> None:
     throttle = ThrottleHistory()
     for second in range(0, 400, 10):
-        throttle.look(START + second, {"thermal": 100.0 + second})
+        throttle.update(START + second, {"thermal": 100.0 + second})
     assert throttle.shares is not None
-    throttle.look(START + 400, {"thermal": 0.0})
+    throttle.update(START + 400, {"thermal": 0.0})
     assert throttle.shares is None
-    throttle.look(START + 410, {})
+    throttle.update(START + 410, {})
     assert throttle.shares is None
 
 
@@ -131,7 +131,7 @@ def test_a_share_is_a_ratio(looks: list[tuple[float, float]]) -> None:
     throttle, now = ThrottleHistory(), START
     for passed, seconds in looks:
         now += passed
-        throttle.look(now, {"thermal": seconds})
+        throttle.update(now, {"thermal": seconds})
         assert all(0 <= share <= 1 for share in (throttle.shares or {}).values())
 
 
@@ -140,7 +140,7 @@ def full_at(used: Callable[[float], float], seconds: float, every: float = 5.0) 
     course, t = MemoryHistory(), 0.0
     for step in range(int(seconds / every)):
         t = step * every
-        course.look(START + t, used(t), TOTAL)
+        course.update(START + t, used(t), TOTAL)
     at = course.full_at(START + t)
     return None if at is None else at - START
 
@@ -186,7 +186,7 @@ def test_growth_is_told_by_the_second() -> None:
     course = MemoryHistory()
     assert (course.span_s, course.growth, course.full_at(START)) == (0.0, None, None)
     for second in range(0, 900, 5):
-        course.look(START + second, GIB * second / 100, TOTAL)
+        course.update(START + second, GIB * second / 100, TOTAL)
         assert course.span_s == second
     assert course.growth == pytest.approx(GIB / 100, rel=0.05)
 
@@ -199,8 +199,8 @@ def test_a_leak_below_a_rhythm_is_found() -> None:
 def test_a_clock_that_is_set_back_begins_a_new_course() -> None:
     course = MemoryHistory()
     for second in range(0, 900, 5):
-        course.look(START + second, GIB * second / 100, TOTAL)
-    course.look(START - 50, GIB, TOTAL)
+        course.update(START + second, GIB * second / 100, TOTAL)
+    course.update(START - 50, GIB, TOTAL)
     assert course.span_s == 0
     assert course.full_at(START - 50) is None
 
@@ -211,7 +211,7 @@ def test_a_moment_is_never_past_and_little_is_kept(steps: list[tuple[float, floa
     for passed, change in steps:
         now += passed
         used = min(TOTAL, max(0.0, used + change * GIB))
-        course.look(now, used, TOTAL)
+        course.update(now, used, TOTAL)
         at = course.full_at(now)
         assert at is None or at >= now
-    assert len(course._course) <= 122
+    assert len(course._history) <= 122

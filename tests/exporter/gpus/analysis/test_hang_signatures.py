@@ -75,7 +75,7 @@ class Looks:
         return self.found[rank][name].state
 
     def busy(self, rank: int = 0) -> bool | None:
-        return self.health.busy(rank, START + self.second - EVERY_S)
+        return self.health.is_busy(rank, START + self.second - EVERY_S)
 
 
 def after(course: Course, seconds: float, name: str, rank: int = 0) -> WorkerGpuCondition:
@@ -191,7 +191,7 @@ def test_what_has_never_worked_is_judged_by_the_limit(
     assert found["busy_without_progress"].state is True
     assert found["busy_without_progress_low_power"].state is state
     if state:
-        assert "130 W, 19% of its limit" in found["busy_without_progress_low_power"].words
+        assert "130 W, 19% of its limit" in found["busy_without_progress_low_power"].text
 
 
 def test_work_that_ordinarily_draws_little_is_not_at_low_power() -> None:
@@ -220,7 +220,7 @@ def test_a_moment_without_a_reading_changes_nothing() -> None:
     for second in (950, 995, 1000):
         for name in ("busy_without_progress", "busy_without_progress_low_power"):
             assert after(course, second, name).state is True
-            assert after(course, second, name).words.startswith("GPU 0 at 95%")
+            assert after(course, second, name).text.startswith("GPU 0 at 95%")
 
 
 def test_memory_that_is_held_without_use_is_told() -> None:
@@ -242,7 +242,7 @@ def test_progress_without_the_gpu_is_not_held_idle() -> None:
 
 
 def test_a_server_without_requests_is_not_held_idle() -> None:
-    found = after(hangs(like=IDLE, waits=True, stalled=None, last_rise=None), 2000, "held_idle")
+    found = after(hangs(like=IDLE, waits_for_requests=True, stalled=None, last_rise=None), 2000, "held_idle")
     assert found == WorkerGpuCondition("held_idle", False, "it waits for requests")
 
 
@@ -391,8 +391,8 @@ def test_memory_that_grows_is_full_at_a_moment() -> None:
     assert looks.until(500).state("memory_filling") is None
     found = looks.until(1800).found[0]["memory_filling"]
     assert found.state is True
-    assert found.moment == pytest.approx(START + 6000, abs=120)
-    assert found.words == "the memory of GPU 0 fills by 60.0 GiB an hour, and is full in 70 min"
+    assert found.full_time == pytest.approx(START + 6000, abs=120)
+    assert found.text == "the memory of GPU 0 fills by 60.0 GiB an hour, and is full in 70 min"
 
 
 def test_memory_that_stays_is_not_filling() -> None:
@@ -423,8 +423,8 @@ def test_gpus_that_worked_in_the_last_minute_are_busy() -> None:
     assert looks.busy() is True
     assert looks.until(640).busy() is True
     assert looks.until(670).busy() is False
-    assert looks.health.busy(0, START + 900) is None
-    assert looks.health.busy(7, START + 600) is None
+    assert looks.health.is_busy(0, START + 900) is None
+    assert looks.health.is_busy(7, START + 600) is None
 
 
 def test_a_gpu_that_spins_may_be_busy_or_not() -> None:
@@ -450,7 +450,7 @@ SAMPLES = st.builds(
     last_rise=st.none() | st.floats(START - 1e4, START + 1e4),
     stalled=st.none() | st.booleans(),
     done=st.booleans(),
-    waits=st.booleans(),
+    waits_for_requests=st.booleans(),
     gpus=st.lists(
         st.builds(
             GpuSample,
@@ -478,12 +478,12 @@ def test_every_condition_has_evidence_and_nothing_else_has(looks: list[tuple[flo
         now += passed
         for sample in samples:
             health.update(now, sample)
-            assert health.busy(sample.rank, now) in (True, False, None)
+            assert health.is_busy(sample.rank, now) in (True, False, None)
         for found in health.conditions(now).values():
             assert tuple(one.name for one in found) == CONDITIONS
             for one in found:
-                assert one.state is not True or one.words
-                assert (one.moment is not None) == (one.name == "memory_filling" and one.state is True)
+                assert one.state is not True or one.text
+                assert (one.full_time is not None) == (one.name == "memory_filling" and one.state is True)
             by_name = {one.name: one.state for one in found}
             if by_name["busy_without_progress_low_power"]:
                 assert by_name["busy_without_progress"]

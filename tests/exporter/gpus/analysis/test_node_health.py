@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpus.analysis.node_health import (
-    ACTION_WORDS,
-    DRIVER_WORDS,
+    ACTION_TEXT,
+    DRIVER_REASONS,
     HEALTHS,
     GpuHealthFacts,
     HealthReason,
@@ -128,7 +128,7 @@ def test_a_node_is_as_well_as_its_worst_gpu_and_failures_come_first() -> None:
     ]
 
 
-@pytest.mark.parametrize("action", ACTION_WORDS)
+@pytest.mark.parametrize("action", ACTION_TEXT)
 def test_every_action_that_the_driver_asks_for_is_a_failure(action: str) -> None:
     assert judged(facts(recovery_action=action)).health == "failure"
 
@@ -136,7 +136,7 @@ def test_every_action_that_the_driver_asks_for_is_a_failure(action: str) -> None
 def test_a_driver_that_hangs_is_the_nodes_failure_with_and_without_gpus() -> None:
     reason = HealthReason(None, "failure", "the driver does not answer: nvmlDeviceGetCount for 12 s")
     assert judged(driver="hanging", words="nvmlDeviceGetCount for 12 s") == HealthResult("failure", (reason,))
-    assert judged(SOUND, driver="hanging").reasons[0].words == "the driver does not answer"
+    assert judged(SOUND, driver="hanging").reasons[0].text == "the driver does not answer"
     assert judged(driver="version_mismatch").health == "warning"
 
 
@@ -176,7 +176,7 @@ def test_a_slow_link_is_told_after_two_readings_at_work(readings: list[dict[str,
             now = START + 60 * minute
             found = node.update(now + second, "ok", [facts(**{"condition_time": now, **changes})])
     words = ["PCIe runs as generation 3 of 5 while the GPU works"] if warns else []
-    assert [reason.words for reason in found.reasons] == words
+    assert [reason.text for reason in found.reasons] == words
 
 
 def test_a_gpu_that_has_begun_to_work_since_its_link_was_read_has_no_slow_one() -> None:
@@ -294,7 +294,7 @@ FACTS = st.builds(
     row_remap_pending=st.none() | st.booleans(),
     row_remap_failure=st.none() | st.booleans(),
     pages_pending=st.none() | st.booleans(),
-    recovery_action=st.none() | st.sampled_from(["none", *ACTION_WORDS]),
+    recovery_action=st.none() | st.sampled_from(["none", *ACTION_TEXT]),
     pcie_replays=st.none() | st.integers(0, 10**9),
     pcie_width=st.none() | st.integers(0, 16),
     pcie_width_max=st.none() | st.integers(0, 16),
@@ -313,7 +313,7 @@ FACTS = st.builds(
     st.lists(
         st.tuples(
             st.floats(-1e3, 1e3),
-            st.sampled_from(["ok", "no_driver", *DRIVER_WORDS]),
+            st.sampled_from(["ok", "no_driver", *DRIVER_REASONS]),
             st.lists(FACTS, max_size=3, unique_by=lambda gpu: gpu.index),
         ),
         max_size=6,
@@ -329,6 +329,6 @@ def test_health_is_the_worst_of_the_reasons(looks: list[tuple[float, str, list[G
             assert found.health == HEALTHS[worst] != "healthy"
         else:
             assert found.health in ("healthy", None)
-        assert all(reason.words for reason in found.reasons)
+        assert all(reason.text for reason in found.reasons)
         if any(gpu.state != "ok" for gpu in gpus):
             assert found.health == "failure"

@@ -7,7 +7,7 @@ import pytest
 from exporter.gpus.analysis.node_status import (
     account_gpus,
     account_text,
-    energy_words,
+    energy_text,
     node_gpu_problems,
     worker_devices,
     worker_gpu_problems,
@@ -16,11 +16,11 @@ from tests.support.gpu_status import GIB, XID_31, XID_79, XID_NOISE, gpu, gpus, 
 
 
 def told(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(trouble.key, trouble.words) for trouble in worker_gpu_problems(entry, worker_devices(entry, node), node)]
+    return [(trouble.key, trouble.text) for trouble in worker_gpu_problems(entry, worker_devices(entry, node), node)]
 
 
 def of_node(node: dict[str, Any]) -> list[str]:
-    return [trouble.words for trouble in node_gpu_problems(node)]
+    return [trouble.text for trouble in node_gpu_problems(node)]
 
 
 def test_planned_gpus_come_first_then_others_that_are_used() -> None:
@@ -204,4 +204,4 @@ def test_gpus_that_could_not_be_read_are_said_to_be_so() -> None:
     [(None, "-"), (0.0, "0.000 kWh"), (44e3, "0.012 kWh"), (44.3e6, "12.3 kWh"), (4.5e9, "1250 kWh")],
 )
 def test_energy_is_told_in_kwh(joules: float | None, words: str) -> None:
-    assert energy_words(joules) == words
+    assert energy_text(joules) == words

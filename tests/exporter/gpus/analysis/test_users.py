@@ -114,7 +114,7 @@ def usage(
 ) -> NodeGpuUsage:
     """All pids of the workers are visible, and nobody else's unless it is said."""
     own = {pid for one in workers for pid in one.pids}
-    changes["visible"] = own | set(changes.get("visible", ()))
+    changes["visible_pids"] = own | set(changes.get("visible_pids", ()))
     return gpu_usage(gpus, ours, workers, **changes)
 
 
@@ -153,7 +153,7 @@ def test_a_process_on_two_lists_of_the_driver_counts_once() -> None:
     (use,) = usage([both], worker(0, 100)).uses
     assert (use.memory_bytes, use.sm_ratio) == (GIB, 0.5)
     both = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"), ProcessOnGpu(7, GIB, 0.5))
-    assert on(usage([both], worker(0), visible=[7]), 0).foreign == (ProcessOnGpu(7, GIB, 0.5),)
+    assert on(usage([both], worker(0), visible_pids=[7]), 0).foreign == (ProcessOnGpu(7, GIB, 0.5),)
 
 
 def test_several_workers_on_one_gpu_are_told() -> None:
@@ -180,8 +180,8 @@ def test_a_worker_without_gpus_in_the_plan_has_none_to_use() -> None:
 
 
 def test_a_gpu_that_is_not_the_jobs_counts_for_a_worker_and_for_nothing_else() -> None:
-    found = usage([gpu(0), gpu(3, 100, 7)], worker(0, 100), ours=UUIDS[:1], visible=[7])
-    assert standing(found).words == "uses GPU 3 (GPU-c3), the plan gives it GPU 0"
+    found = usage([gpu(0), gpu(3, 100, 7)], worker(0, 100), ours=UUIDS[:1], visible_pids=[7])
+    assert standing(found).text == "uses GPU 3 (GPU-c3), the plan gives it GPU 0"
     assert [one.index for one in found.gpus] == ["0"]
 
 
@@ -206,25 +206,25 @@ def test_gpus_of_the_plan_without_a_process_are_unused() -> None:
 
 
 def test_a_process_of_others_is_foreign_with_its_memory() -> None:
-    found = on(usage([gpu(0, 100, ProcessOnGpu(7, 3 * GIB))], worker(0, 100), visible=[7]), 0)
+    found = on(usage([gpu(0, 100, ProcessOnGpu(7, 3 * GIB))], worker(0, 100), visible_pids=[7]), 0)
     assert found.foreign == (ProcessOnGpu(7, 3 * GIB),)
     assert found.workers == (0,)
 
 
 def test_a_display_is_not_foreign() -> None:
     shown = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"))
-    assert on(usage([shown], worker(0), visible=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
+    assert on(usage([shown], worker(0), visible_pids=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
 
 
 def test_the_mps_server_is_nobodys_and_its_clients_are_who_they_are() -> None:
     shared = gpu(0, ProcessOnGpu(50, GIB), ProcessOnGpu(100, GIB, None, "mps"), ProcessOnGpu(7, GIB, None, "mps"))
-    found = usage([shared], worker(0, 100), visible=[50, 7], ignored=[50])
+    found = usage([shared], worker(0, 100), visible_pids=[50, 7], ignored=[50])
     assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (ProcessOnGpu(7, GIB, None, "mps"),))
-    assert on(usage([gpu(0, 50)], worker(0), visible=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
+    assert on(usage([gpu(0, 50)], worker(0), visible_pids=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
 
 
 def test_pids_of_the_host_are_brought_here() -> None:
-    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200), pid_here={4711: 100, 4712: 200})
+    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200), local_pids={4711: 100, 4712: 200})
     assert [(use.rank, use.attribution) for use in found.uses] == [(0, "process"), (1, "process")]
 
 
@@ -247,13 +247,13 @@ def test_nobody_is_inferred_where_several_workers_belong_or_none() -> None:
 
 
 def test_a_worker_that_has_ended_inherits_nothing() -> None:
-    found = usage([gpu(0, 4711)], worker(0, 100, up=False), worker(1, 200, positions=(0,)))
+    found = usage([gpu(0, 4711)], worker(0, 100, is_running=False), worker(1, 200, positions=(0,)))
     assert [use.rank for use in found.uses] == [1]
     assert standing(found) == WorkerPlacement(0)
 
 
 def test_nothing_is_inferred_where_somebody_can_be_seen() -> None:
-    found = usage([gpu(0, 4711, 7)], worker(0, 100), visible=[7])
+    found = usage([gpu(0, 4711, 7)], worker(0, 100), visible_pids=[7])
     assert found.uses == ()
     assert [one.pid for one in on(found, 0).foreign or ()] == [4711, 7]
 
@@ -265,15 +265,19 @@ def test_once_a_worker_is_found_by_its_pid_hidden_processes_are_not_the_jobs() -
 
 
 def test_uuids_in_the_environment_tell_where_a_worker_belongs() -> None:
-    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100, devices="GPU-b1"), worker(1, 200, devices="GPU-a"))
+    found = usage(
+        [gpu(0, 4711), gpu(1, 4712)], worker(0, 100, visible_devices="GPU-b1"), worker(1, 200, visible_devices="GPU-a")
+    )
     assert [(use.rank, use.index, use.planned) for use in found.uses] == [(0, "1", False), (1, "0", False)]
-    assert standing(found).words == "uses GPU 1 (GPU-b1), the plan gives it GPU 0"
-    right = usage([gpu(0, 4711)], worker(0, 100, devices="GPU-a0"))
+    assert standing(found).text == "uses GPU 1 (GPU-b1), the plan gives it GPU 0"
+    right = usage([gpu(0, 4711)], worker(0, 100, visible_devices="GPU-a0"))
     assert standing(right).misplaced is False
 
 
 def test_numbers_in_the_environment_may_be_those_of_a_device_cgroup() -> None:
-    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100, devices="0"), worker(1, 200, devices="0"))
+    found = usage(
+        [gpu(0, 4711), gpu(1, 4712)], worker(0, 100, visible_devices="0"), worker(1, 200, visible_devices="0")
+    )
     assert [(use.rank, use.index) for use in found.uses] == [(0, "0"), (1, "1")]
     assert standing(found, 1).misplaced is None
 
@@ -309,7 +313,7 @@ def test_a_process_in_an_instance_counts_there_and_not_on_the_whole_gpu() -> Non
 
 def test_a_worker_in_the_instance_of_another_is_misplaced() -> None:
     found = usage(divided([100], [], [100]), worker(0, 100), ours=("MIG-x", "MIG-y"))
-    assert standing(found).words == "uses GPU 0:1 (MIG-y), the plan gives it GPU 0:0"
+    assert standing(found).text == "uses GPU 0:1 (MIG-y), the plan gives it GPU 0:0"
 
 
 def test_a_process_on_the_list_of_the_whole_gpu_alone_is_in_the_instance_of_the_plan() -> None:
@@ -380,7 +384,7 @@ def test_everybody_has_one_place(
     ours: list[str],
 ) -> None:
     gpus = [VisibleGpu(uuid, str(at), processes=on) for at, (uuid, on) in enumerate(zip(UUIDS, lists, strict=True))]
-    found = gpu_usage(gpus, ours, workers, visible=visible, pid_here=pid_here, ignored=ignored)
+    found = gpu_usage(gpus, ours, workers, visible_pids=visible, local_pids=pid_here, ignored=ignored)
     assert [one.uuid for one in found.gpus] == ours
     assert {one.rank for one in found.workers} == {one.rank for one in workers}
     assert len({(use.rank, use.uuid) for use in found.uses}) == len(found.uses)
@@ -395,4 +399,4 @@ def test_everybody_has_one_place(
             assert not listed & (visible | own)
             assert len(one.workers) == 1
     for stand in found.workers:
-        assert bool(stand.words) == bool(stand.misplaced)
+        assert bool(stand.text) == bool(stand.misplaced)

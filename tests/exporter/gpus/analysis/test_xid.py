@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpus.analysis.xid import (
-    BLAMED_ON_PROGRAMS,
     CONTAINED_XIDS,
     KNOWN_XIDS,
     PAGING_XIDS,
+    PROGRAM_FAULT_XIDS,
     XIDS,
-    blames_device,
     fatal_xid_text,
+    is_device_fault,
     xid_class,
     xid_code,
     xid_meaning,
@@ -55,20 +55,20 @@ def test_a_code_says_what_has_happened() -> None:
 @pytest.mark.parametrize("code", [0, -1, 1, 999, 10**9])
 def test_a_code_that_is_not_known_blames_nobody(code: int) -> None:
     assert xid_code(code).kind == "noise"
-    assert not blames_device(code)
+    assert not is_device_fault(code)
     assert "does not know" in xid_meaning(code)
 
 
 def test_counters_begin_for_what_wakes_somebody_and_for_what_is_usual() -> None:
     assert KNOWN_XIDS == (13, 31, 43, 45, 46, 48, 62, 64, 74, 79, 94, 95, 119, 120)
-    assert all(blames_device(code) for code in PAGING_XIDS)
+    assert all(is_device_fault(code) for code in PAGING_XIDS)
     assert not set(PAGING_XIDS) & CONTAINED_XIDS
 
 
 def test_a_program_is_blamed_for_what_is_over_with_it() -> None:
-    assert {xid_class(code) for code in BLAMED_ON_PROGRAMS} == {"application"}
-    assert {13, 31} <= BLAMED_ON_PROGRAMS
-    assert not {43, 45} & BLAMED_ON_PROGRAMS
+    assert {xid_class(code) for code in PROGRAM_FAULT_XIDS} == {"application"}
+    assert {13, 31} <= PROGRAM_FAULT_XIDS
+    assert not {43, 45} & PROGRAM_FAULT_XIDS
 
 
 @pytest.mark.parametrize("code", [46, 48, 62, 79, 94, 95, 119, 120, 140])
@@ -84,14 +84,14 @@ def test_a_program_may_go_on_after_others(code: int) -> None:
 def test_every_code_has_short_words_and_a_source() -> None:
     for code, xid in XIDS.items():
         assert 0 < code < 1000
-        assert 0 < len(xid.words) <= 80
-        assert not xid.words.endswith(".")
+        assert 0 < len(xid.meaning) <= 80
+        assert not xid.meaning.endswith(".")
         assert xid.source.startswith("NVIDIA")
-        assert not xid.fatal or blames_device(code)
+        assert not xid.fatal_reason or is_device_fault(code)
 
 
 @given(st.integers())
 def test_any_code_has_a_class_and_words(code: int) -> None:
     assert xid_class(code) in ("hardware", "reset", "application", "noise")
-    assert blames_device(code) == (xid_class(code) in ("hardware", "reset"))
+    assert is_device_fault(code) == (xid_class(code) in ("hardware", "reset"))
     assert xid_meaning(code)

@@ -52,7 +52,7 @@ def context(tmp_path: Path) -> Iterator[CollectorContext]:
     """Of a job whose GPU 0 is its own and that has asked for the file."""
     (tmp_path / "out").mkdir()
     made = make_context(make_manifest(tmp_path, gpu_metrics=True), FakeClock())
-    made.board.gpus, made.board.own_gpus = look_at(gpu(0)), ("GPU-0",)
+    made.published.gpu_reading, made.published.own_gpus = look_at(gpu(0)), ("GPU-0",)
     yield made
     made.files.close()
 
@@ -71,10 +71,10 @@ def test_a_line_has_the_moment_the_node_and_what_the_gpu_does() -> None:
 def test_each_look_has_a_line_for_each_gpu_of_the_job_in_the_order_of_the_plan(
     context: CollectorContext, tmp_path: Path
 ) -> None:
-    context.board.own_gpus = ("GPU-2", "GPU-0")
+    context.published.own_gpus = ("GPU-2", "GPU-0")
     collector = GpuMetricsCollector(context)
     for step in range(2):
-        context.board.gpus = look_at(gpu(0), gpu(1), gpu(2), after_s=5.0 * step)
+        context.published.gpu_reading = look_at(gpu(0), gpu(1), gpu(2), after_s=5.0 * step)
         collector.read()
     rows = [line.split(",") for line in lines(tmp_path)]
     assert [row[2] for row in rows] == ["2", "0", "2", "0"]
@@ -112,7 +112,7 @@ def test_a_gpu_that_is_not_there_and_a_job_without_gpus_have_no_lines(
     context: CollectorContext, tmp_path: Path
 ) -> None:
     assert csv_lines(look_at(gpu(0)), ("GPU-9",), "n") == ""
-    context.board.own_gpus = ()
+    context.published.own_gpus = ()
     GpuMetricsCollector(context).read()
     assert not (tmp_path / "out" / "gpu_metrics.csv").exists()
 
@@ -125,7 +125,7 @@ def test_the_same_look_is_written_once(context: CollectorContext, tmp_path: Path
 
 
 def test_nothing_is_written_before_anybody_has_looked_at_gpus(context: CollectorContext, tmp_path: Path) -> None:
-    context.board.gpus = None
+    context.published.gpu_reading = None
     GpuMetricsCollector(context).read()
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -157,7 +157,7 @@ def test_each_node_but_the_first_has_a_file_of_its_own(tmp_path: Path, hard_name
     manifest = make_manifest(tmp_path, make_task(0), make_task(1, node_index=1), gpu_metrics=True)
     for index, node in enumerate(("gn01", hard_name)):
         context = make_context(manifest, FakeClock(), node=node, node_index=index)
-        context.board.gpus, context.board.own_gpus = look_at(gpu(0)), ("GPU-0",)
+        context.published.gpu_reading, context.published.own_gpus = look_at(gpu(0)), ("GPU-0",)
         GpuMetricsCollector(context).read()
         context.files.close()
     assert lines(tmp_path) == [f"{MOMENT},gn01,0,87,60.00,80.00,412.3,64"]
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_en
     success = []
     with caplog.at_level(logging.INFO):
         for step in range(6):
-            context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
             if step == 3:
                 (tmp_path / "out").mkdir()
             slot._read()
@@ -192,18 +192,18 @@ def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_en
 def test_lines_that_are_late_come_whole_and_before_the_next(
     context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, real = threading.Event(), CsvFile.look
+    gate, real = threading.Event(), CsvFile.poll
     monkeypatch.setattr(csv_collector, "WAIT_S", 0.05)
-    monkeypatch.setattr(CsvFile, "look", lambda file, now: (gate.wait(20), real(file, now))[1])
+    monkeypatch.setattr(CsvFile, "poll", lambda file, now: (gate.wait(20), real(file, now))[1])
     collector = GpuMetricsCollector(context)
     for step in range(3):  # the lines of the looks after the first are lost
-        context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
+        context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
         with pytest.raises(WatchHanging):
             collector.read()
     gate.set()
     until(lambda: (tmp_path / "out" / "gpu_metrics.csv").exists(), "the late lines")
     monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)
-    context.board.gpus = look_at(gpu(0), after_s=60.0)
+    context.published.gpu_reading = look_at(gpu(0), after_s=60.0)
     until(lambda: _reads(collector), "a write that works")
     assert [line.split(",")[0] for line in lines(tmp_path)] == [MOMENT, "2023-11-14T22:14:20Z"]
 
@@ -221,11 +221,11 @@ def test_another_process_writes_where_a_file_system_may_hang(
 ) -> None:
     monkeypatch.setattr(file_host, "START_S", 60.0)
     monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)
-    files = FileWatchHost(SystemClock(), process=True)
+    files = FileWatchHost(SystemClock(), use_helper=True)
     collector = GpuMetricsCollector(replace(context, files=files))
     try:
         for step in range(3):
-            context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
             collector.read()
         assert files.pid is not None
     finally:
@@ -241,12 +241,12 @@ def test_a_file_system_that_hangs_costs_the_file_alone(
     monkeypatch.setattr(csv_collector, "WAIT_S", 0.3)
     (mount.folder / "gpu_metrics.csv").write_text(f"{HEADER}\n")
     manifest = replace(context.manifest, groups=(PathGroup("output", str(mount.point), None),))
-    files = FileWatchHost(SystemClock(), process=True)
+    files = FileWatchHost(SystemClock(), use_helper=True)
     try:
         collector = GpuMetricsCollector(replace(context, manifest=manifest, files=files))
         mount.say("swallow")
         for step in range(3):
-            context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
             began = time.monotonic()
             with pytest.raises(WatchHanging, match=str(mount.point)):
                 collector.read()

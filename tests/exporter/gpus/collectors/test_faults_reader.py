@@ -15,7 +15,7 @@ from exporter.gpus.collectors.gpus_collector import XIDS
 from exporter.gpus.records import GpuEvent
 from exporter.machine.kernel_log import KernelEvent, KernelXid, OomVictim
 from exporter.workers.exit_facts_reader import gpu_exit_facts
-from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
+from exporter.workers.exit_reason import evidence_from_record, find_exit_reason
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, Node, divided, gpu, instance, uuid
 from tests.support.exporter import NODE, page_of, samples_of
 
@@ -48,7 +48,7 @@ def by_gpu(node: Node) -> dict[tuple[str, int], tuple[int, float]]:
 
 def job_errors(node: Node, number: int = 0) -> dict[str, int]:
     """Memory errors of a GPU since the job's start."""
-    return dict(node.look().gpus[number].job_errors)
+    return dict(node.look().gpus[number].job_memory_errors)
 
 
 # Xids
@@ -276,7 +276,7 @@ def end_of(node: Node, rank: int, ran_s: float = 600.0) -> tuple[str, tuple[str,
     start = node.clock.now - ran_s
     faults = gpu_exit_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), start)
     record = {"start": start, "end": node.clock.now, "code": 1, "signal": None, **faults}
-    judged = find_exit_reason(evidence_of_record(record))
+    judged = find_exit_reason(evidence_from_record(record))
     return judged.reason, judged.evidence
 
 
@@ -582,7 +582,7 @@ def test_a_loss_of_long_ago_is_told_beside_another_reason(tmp_path: Path) -> Non
     found = gpu_exit_facts(node.context, node.tasks[0], frozenset(), 0.0)
     assert found == {"gpu_lost": [{"time": node.clock.now - 100, "gpu": f"GPU 0 ({uuid(0)})", "words": "GPU is lost"}]}
     record = {"end": node.clock.now, "code": None, "signal": 15, "signals": [[node.clock.now, 15, 1]], **found}
-    judged = find_exit_reason(evidence_of_record(record))
+    judged = find_exit_reason(evidence_from_record(record))
     assert judged.reason == "cancelled"
     assert judged.evidence[-1] == f"GPU 0 ({uuid(0)}) was lost 100 s before its end: GPU is lost"
 

@@ -253,7 +253,7 @@ def test_of_a_gpu_that_does_not_answer_only_that_is_shown(tmp_path: Path, state:
     assert samples_of(page, HEALTH)['health="failure"'] == 1
     (reason,) = snapshot.reasons
     assert (reason.gpu, reason.severity) == ("1", "failure")
-    assert reason.words.endswith("GPU is lost")
+    assert reason.text.endswith("GPU is lost")
 
 
 @pytest.mark.parametrize(
@@ -405,16 +405,16 @@ def test_health_follows_from_what_the_gpus_tell(
     node.look()
     snapshot = node.look(60)
     assert snapshot.health == health
-    assert [(reason.gpu, reason.words) for reason in snapshot.reasons] == ([] if words is None else [("1", words)])
+    assert [(reason.gpu, reason.text) for reason in snapshot.reasons] == ([] if words is None else [("1", words)])
     one_hot = {f'health="{name}"': int(name == health) for name in ("healthy", "warning", "failure")}
     assert samples_of(page_of(node.gpus, snapshot), HEALTH) == one_hot
 
 
 def test_errors_that_nobody_would_tell_of_are_not_counted_from_0(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
-    node.host.tells_events = False
+    node.host.reports_events = False
     assert not samples_of(page_of(node.gpus, node.look()), XIDS)
-    node.kernel.unavailable = None
+    node.kernel.unavailable_reason = None
     assert set(samples_of(page_of(node.gpus, node.look(1)), XIDS).values()) == {0}
 
 

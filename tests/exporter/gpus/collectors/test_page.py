@@ -53,7 +53,7 @@ def _still(value: Any) -> Any:
 
 def page(run_dir: Path, makes: Makes, clock: FakeClock, plan: Plan) -> str:
     """The page of both collectors after some looks; worker ``n`` has the process ``100 + n``."""
-    host = GpuHost(makes, clock, fast_s=STEP_S, medium_s=STEP_S, call_s=PATIENCE_S)
+    host = GpuHost(makes, clock, fast_s=STEP_S, medium_s=STEP_S, call_timeout_s=PATIENCE_S)
     (run_dir / "proc").mkdir()
     node = Node(run_dir, plan=plan, host=host, clock=clock, proc=str(run_dir / "proc"))
     for rank in range(len(plan)):

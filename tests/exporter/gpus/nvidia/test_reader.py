@@ -94,7 +94,7 @@ def test_no_binding_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_reader_that_did_not_open_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = FakeDriver(h200(1), tmp_path, monkeypatch).make()
-    assert reader.absent() == {}
+    assert reader.unsupported_calls() == {}
     reader.close()
 
 
@@ -104,7 +104,7 @@ def test_a_gpu_that_is_kept_from_us_is_left_out_and_told_of(code: str, start: St
     scenario.fail("nvmlDeviceGetUUID", code, scenario.gpus[0])
     machine = start(scenario)
     assert [gpu.index for gpu in machine.gpus] == ["1"]
-    assert "(GPU 0)" in machine.reader.absent()["nvmlDeviceGetHandleByIndex_v2"]
+    assert "(GPU 0)" in machine.reader.unsupported_calls()["nvmlDeviceGetHandleByIndex_v2"]
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
@@ -205,7 +205,7 @@ def test_a_gpu_that_cannot_be_identified_keeps_its_place(name: str, code: str, s
         machine.reader.activity(machine.gpus[1])
     assert failure.value.state == "lost"
     assert str(failure.value)
-    assert "nvmlDeviceGetHandleByIndex_v2" not in machine.reader.absent()
+    assert "nvmlDeviceGetHandleByIndex_v2" not in machine.reader.unsupported_calls()
     machine.driver.change(lambda scenario: scenario.faults.clear())
     assert [gpu.uuid for gpu in machine.reader.gpus()] == [uuid_of(0), uuid_of(1), uuid_of(2)]
     machine.reader.activity(machine.reader.gpus()[1])
@@ -468,7 +468,7 @@ def test_a_field_that_is_not_known_is_asked_for_once_and_costs_itself(code: str,
         assert (found.power_average_w, found.power_instant_w) == (None, 651)
     assert machine.calls("field[185]") == 1
     assert machine.calls("field[186]") == 4
-    assert "(GPU 0)" in machine.reader.absent()["field(185)"]
+    assert "(GPU 0)" in machine.reader.unsupported_calls()["field(185)"]
 
 
 def test_a_field_that_fails_later_is_dropped_only_for_good(start: Start) -> None:
@@ -571,7 +571,7 @@ def test_an_old_driver_tells_what_it_knows(start: Start) -> None:
     )
     assert condition.rows_remapped_corrected is None
     assert condition.recovery_action is None
-    assert "nvmlGpmQueryDeviceSupport" in machine.reader.absent()
+    assert "nvmlGpmQueryDeviceSupport" in machine.reader.unsupported_calls()
 
 
 def test_temperature_is_read_by_the_newer_call_where_the_older_is_gone(start: Start) -> None:
@@ -688,7 +688,7 @@ def test_calls_that_fail_for_good_are_made_once(start: Start) -> None:
         machine.condition()
     after = machine.driver.calls()
     assert {name: after[name] - before[name] for name in names} == dict.fromkeys(names, 1)
-    assert names <= {name.partition("(")[0] for name in machine.reader.absent()}
+    assert names <= {name.partition("(")[0] for name in machine.reader.unsupported_calls()}
 
 
 def test_each_gpu_has_its_own_abilities(start: Start) -> None:
@@ -699,7 +699,7 @@ def test_each_gpu_has_its_own_abilities(start: Start) -> None:
     for _ in range(2):
         assert machine.reader.activity(machine.gpus[0]).energy_j is None
         assert machine.reader.activity(machine.gpus[1]).energy_j is not None
-    assert machine.reader.absent()["nvmlDeviceGetTotalEnergyConsumption"] == "Not Supported (GPU 0)"
+    assert machine.reader.unsupported_calls()["nvmlDeviceGetTotalEnergyConsumption"] == "Not Supported (GPU 0)"
 
 
 # -- MIG -----------------------------------------------------------------------------------------
@@ -840,8 +840,8 @@ def test_a_gpu_without_events_costs_itself_alone(name: str, code: str, start: St
     machine.driver.write()
     assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(0), uuid_of(2)]
     assert machine.calls("nvmlDeviceGetSupportedEventTypes") <= 4
-    assert machine.reader.tells_events()
-    assert (name in machine.reader.absent()) == (code == "NOT_SUPPORTED")
+    assert machine.reader.reports_events()
+    assert (name in machine.reader.unsupported_calls()) == (code == "NOT_SUPPORTED")
     remade = name == "nvmlDeviceRegisterEvents" and code == "UNKNOWN"  # what is in the set is not known then
     assert machine.calls("nvmlEventSetFree") == int(remade)
 
@@ -873,8 +873,8 @@ def test_a_gpu_that_spoils_each_set_is_left_out_in_the_end(start: Start) -> None
         machine.reader.wait_event(0.01)
         machine.reader.wait_event(0.01)
     assert machine.calls("nvmlEventSetFree") == MOST_SPOILED
-    assert machine.reader.absent()["nvmlDeviceRegisterEvents"] == "Unknown Error (GPU 1)"
-    assert machine.reader.tells_events()
+    assert machine.reader.unsupported_calls()["nvmlDeviceRegisterEvents"] == "Unknown Error (GPU 1)"
+    assert machine.reader.reports_events()
 
 
 @pytest.mark.parametrize(
@@ -889,17 +889,17 @@ def test_that_no_gpu_tells_events_is_known_after_the_first_wait(name: str, code:
     scenario = h200(2)
     scenario.fail(name, code)
     machine = start(scenario)
-    assert machine.reader.tells_events(), "nobody has tried"
+    assert machine.reader.reports_events(), "nobody has tried"
     machine.reader.wait_event(0.01)
-    assert not machine.reader.tells_events()
-    assert (name in machine.reader.absent()) == told
+    assert not machine.reader.reports_events()
+    assert (name in machine.reader.unsupported_calls()) == told
 
 
 def test_a_gpu_without_xids_among_its_events_tells_none(start: Start) -> None:
     machine = start(one(event_types=2))
     machine.reader.wait_event(0.01)
-    assert not machine.reader.tells_events()
-    assert machine.reader.absent()["nvmlDeviceGetSupportedEventTypes"] == "Not Supported (GPU 0)"
+    assert not machine.reader.reports_events()
+    assert machine.reader.unsupported_calls()["nvmlDeviceGetSupportedEventTypes"] == "Not Supported (GPU 0)"
 
 
 def test_a_wait_that_fails_is_no_busy_loop_and_begins_anew(start: Start) -> None:
@@ -922,8 +922,8 @@ def test_without_events_the_wait_is_a_pause(start: Start) -> None:
     machine = start(scenario)
     assert machine.reader.wait_event(0.05) == ()
     assert time.monotonic() - began >= 0.05
-    assert not machine.reader.tells_events()
-    assert machine.reader.absent()["nvmlEventSetCreate"] == "Function Not Found (GPU 0)"
+    assert not machine.reader.reports_events()
+    assert machine.reader.unsupported_calls()["nvmlEventSetCreate"] == "Function Not Found (GPU 0)"
 
 
 def test_events_are_those_of_the_gpus_that_are_known(start: Start) -> None:

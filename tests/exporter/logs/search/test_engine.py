@@ -60,7 +60,7 @@ def expected(patterns: Sequence[Pattern], text: bytes, offset: int = 0) -> LogFi
 
 def fed(engine: SearchEngine, text: bytes, cuts: Iterable[int] = (), offset: int = 0) -> LogFindings:
     """What a look gives that is fed the text in pieces that end with a record each, in a buffer used again."""
-    scan = engine.begin(Heads())
+    scan = engine.begin_file(Heads())
     places = sorted({0, len(text), *(place for place in cuts if text[place - 1 : place] in (b"\n", b"\r"))})
     buffer = bytearray(b"oom error: 1/2 Loss=4\n" * 20)
     for start, end in itertools.pairwise(places):
@@ -122,11 +122,11 @@ def test_literals_that_overlap_hide_nothing(words: list[str], data: st.DataObjec
     text = "".join(data.draw(st.lists(st.sampled_from([*words, "a", "b", " ", "\n"]), max_size=12)))
     patterns = [pattern(word, re.escape(word), PatternKind.ERROR) for word in words]
     patterns += [pattern(f"{word}$", f"{re.escape(word)}$", PatternKind.ERROR) for word in words]
-    assert ENGINE.forward
+    assert ENGINE.forward_units
     engine = SearchEngine(patterns)
     assert engine.scan(text.encode()) == expected(patterns, text.encode())
-    scan = engine.begin()
-    scan._take_last(chunks.LogChunk(text.encode(), len(text), 0), len(text))
+    scan = engine.begin_file()
+    scan._search_backlog_chunk(chunks.LogChunk(text.encode(), len(text), 0), len(text))
     assert scan.finish(lambda place, size: text.encode()[place : place + size]) == expected(patterns, text.encode())
 
 
@@ -187,7 +187,7 @@ def test_colours_hide_nothing_and_move_no_offset(monkeypatch: pytest.MonkeyPatch
 
 def backlog(chunks: Sequence[bytes], patterns: Sequence[Pattern]) -> tuple[LogFindings, list[tuple[int, int]]]:
     """What chunks say that are too many for a small look, and which parts of them were read again."""
-    scan, offset, again = SearchEngine(patterns).begin(), 0, list[tuple[int, int]]()
+    scan, offset, again = SearchEngine(patterns).begin_file(), 0, list[tuple[int, int]]()
     for chunk in chunks:
         scan.feed(chunk, len(chunk), offset)
         offset += len(chunk)
@@ -222,8 +222,8 @@ def test_literals_that_share_their_pieces_are_told_apart(words: list[str], data:
     engine = SearchEngine(patterns)
     found, whole = engine.scan(text), expected(patterns, text)
     assert (found.errors, found.positions) == (whole.errors, [place._replace(stamp=None) for place in whole.positions])
-    scan = engine.begin()
-    scan._take_last(chunks.LogChunk(text, len(text), 0), len(text))
+    scan = engine.begin_file()
+    scan._search_backlog_chunk(chunks.LogChunk(text, len(text), 0), len(text))
     assert scan.finish(lambda place, size: text[place : place + size]).errors == whole.errors
 
 
@@ -235,7 +235,7 @@ def test_a_piece_that_is_often_found_in_vain_still_finds_its_literals(words: lis
     patterns = [pattern(word, f"{re.escape(word)}(?!7)", PatternKind.ERROR) for word in words[::2]]
     patterns += [pattern(f"{word}#", rf"{re.escape(word)}(?:a|b ?)?(\d)(?:/(\d)|$)", PatternKind.POSITION) for word in words]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(automata, "OFTEN_IN_VAIN", 1)
+        patch.setattr(automata, "MANY_USELESS_HITS", 1)
         engine, whole = SearchEngine(patterns), expected(patterns, text)
         for _ in range(2):
             found = engine.scan(text)
@@ -251,7 +251,7 @@ def test_a_log_that_changes_has_other_automata_and_loses_nothing(parts: list[byt
         patch.setattr(scanning, "WINDOW_BYTES", 1)
         patch.setattr(scanning, "BUILD_US", 0.1)
         engine = SearchEngine(MIXED)
-        scan, text = engine.begin(Heads()), b""
+        scan, text = engine.begin_file(Heads()), b""
         for part in parts:
             scan.feed(part + b"\n", len(part) + 1, len(text))
             text += part + b"\n"
@@ -281,7 +281,7 @@ def test_automata_for_a_backlog_are_made_once_while_the_log_stays_as_it_is(monke
             pattern("items", r"Done (\d+) of (\d+)", PatternKind.POSITION),
         ]
     )
-    scan = engine.begin()
+    scan = engine.begin_file()
     for part in range(6):
         chunk = FILLER + b"Done %d of 9\n" % part
         scan.feed(chunk, len(chunk), part * len(chunk))
@@ -389,7 +389,7 @@ def test_a_value_without_any_fixed_text_is_found_in_a_backlog() -> None:
 
 
 def test_a_part_of_the_file_that_is_gone_says_nothing() -> None:
-    scan = SearchEngine([pattern("items", r"^(\d+)/(\d+)$", PatternKind.POSITION)]).begin()
+    scan = SearchEngine([pattern("items", r"^(\d+)/(\d+)$", PatternKind.POSITION)]).begin_file()
     scan.feed(FILLER, len(FILLER), 0)
     assert scan.finish(lambda offset, size: b"") == LogFindings()
 
@@ -445,17 +445,17 @@ def test_what_lies_behind_the_end_of_a_buffer_is_not_looked_at() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "SMALL_BYTES", most)
             for buffer in (bytearray(b"OOM!\nOOM!\n"), memoryview(bytearray(b"OOM!\nOOM!\n"))):
-                scan = SearchEngine([oom, pattern("o", "OOMED", PatternKind.ERROR)]).begin()
+                scan = SearchEngine([oom, pattern("o", "OOMED", PatternKind.ERROR)]).begin_file()
                 scan.feed(buffer, 8, 0)
                 assert scan.finish(lambda offset, size: b"").errors == {"oom": 1}
-            scan = SearchEngine([pattern("first", "AOOM", PatternKind.ERROR), pattern("second", "OMED!!", PatternKind.ERROR)]).begin()
+            scan = SearchEngine([pattern("first", "AOOM", PatternKind.ERROR), pattern("second", "OMED!!", PatternKind.ERROR)]).begin_file()
             scan.feed(bytearray(b"AOOMED!!"), 6, 0)
             assert scan.finish(lambda offset, size: b"").errors == {"first": 1}
 
 
 def test_a_buffer_is_free_again_after_it_was_fed() -> None:
     buffer = bytearray(FILLER)
-    scan = SearchEngine([pattern("oom", "out of memory", PatternKind.ERROR)]).begin()
+    scan = SearchEngine([pattern("oom", "out of memory", PatternKind.ERROR)]).begin_file()
     scan.feed(buffer, len(buffer), 0)
     buffer.clear()
     assert scan.finish(lambda offset, size: b"") == LogFindings()
@@ -515,7 +515,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> list[float]:
             watch.now += timeout
             raise TimeoutError
 
-    monkeypatch.setattr(SearchEngine, "careful", lambda *_: Never())
+    monkeypatch.setattr(SearchEngine, "compile_with_timeout", lambda *_: Never())
     return begun
 
 
@@ -542,7 +542,7 @@ def test_in_no_window_do_slow_searches_take_much_longer_than_they_may(pauses: li
         for pause in pauses:
             watch.now += pause
             engine.scan(b"aa0\naa1\naa2\n" * 4)
-    most = time_budget.LOOK_TIMEOUT_S + 2 * time_budget.RECORD_TIMEOUT_S
+    most = time_budget.READ_TIMEOUT_S + 2 * time_budget.RECORD_TIMEOUT_S
     for start in begun:
         inside = [moment for moment in begun if start <= moment < start + time_budget.WINDOW_S - time_budget.SLOT_S]
         assert len(inside) * time_budget.RECORD_TIMEOUT_S <= most
@@ -569,10 +569,10 @@ def test_a_pattern_that_is_given_up_again_and_again_is_left_out_and_the_user_tol
     if is_backlog:
         monkeypatch.setattr(scanning, "SMALL_BYTES", 0)
     for _ in range(10):
-        scan = engine.begin()
+        scan = engine.begin_file()
         scan.feed(text, len(text), 0)
         assert scan.finish(lambda offset, size: text[offset : offset + size]) == LogFindings(errors={"oom": 40})
-    assert len(begun) == time_budget.MOST_GIVEN_UP
+    assert len(begun) == time_budget.MOST_TIMEOUTS
     assert engine.notes[: len(before)] == before
     assert [note for note in engine.notes[len(before) :] if 'pattern "slow" was given up 20 times' in note] == [
         engine.notes[-1]

@@ -78,7 +78,7 @@ def test_literals_decide_alone_only_where_nothing_else_is_asked_for(pattern: str
 def test_a_second_text_tells_patterns_apart_that_begin_alike() -> None:
     found = find_literals(re.compile(rb"ERROR: .{0,80}(?:disk full|quota)"))
     assert found.texts == (b"ERROR: ",)
-    assert set(found.also) == {b"disk full", b"quota"}
+    assert set(found.second_texts) == {b"disk full", b"quota"}
 
 
 LETTERS = st.sampled_from("aAbBxyZ09 =%#")
@@ -131,10 +131,10 @@ def test_every_match_holds_one_of_the_literals(drawn: tuple[str, str], before: s
     match = regex.search((before + sample).encode())
     assert match is not None
     found = find_literals(regex)
-    for texts in (found.texts, found.also):
+    for texts in (found.texts, found.second_texts):
         assert not texts or any(text in match[0] for text in texts)
         assert all(texts)
-    if found.only:
+    if found.is_sufficient:
         assert all(regex.search(text) for text in found.texts)
 
 

@@ -30,7 +30,7 @@ def test_every_literal_has_one_piece_and_holds_it_there(literals: list[bytes], s
         assert set(plan.pieces) <= set(plan.order)
         assert len(plan.order) <= MOST_PIECES + 1
         for piece, members in plan.pieces.items():
-            assert len(piece) >= min(min(len(literal) for literal, _ in members), pieces.PIECE)
+            assert len(piece) >= min(min(len(literal) for literal, _ in members), pieces.PIECE_BYTES)
             for literal, place in members:
                 assert literal[place : place + len(piece)] == piece
                 stood_for.append(literal)
@@ -112,7 +112,7 @@ def doubts(order: list[bytes], width: int, text: bytes) -> int:
 @settings(max_examples=60, deadline=None)
 def test_places_in_doubt_are_those_that_each_bucket_cannot_tell(text: bytes) -> None:
     sample = pieces._TextSample(text)
-    both = pieces._bitwise_and(sample.halves(b"bead", 3), sample.halves(b"hope", 3))
+    both = pieces._bitwise_or(sample.halves(b"bead", 3), sample.halves(b"hope", 3))
     counted = text + LINES
     alone = sum(
         all(
@@ -134,7 +134,7 @@ def test_the_order_has_the_doubts_that_were_planned() -> None:
         width = min(4, min(map(len, plan.order)))
         if len(plan.order) > 2:
             base = (pieces._SLIM_US if len(plan.order) <= 32 else pieces._FAT_US)[width]
-            planned = (plan.us - base) / (pieces._DOUBT_US * (1 << 20))
+            planned = (plan.cost_us - base) / (pieces._FALSE_HIT_US * (1 << 20))
             assert doubts(plan.order, width, text) / len(text) == pytest.approx(planned, abs=0.01)
 
 

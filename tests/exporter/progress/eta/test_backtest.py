@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.progress.eta.backtest import (
+    DISTANCE_SCALE,
     FAR_WEIGHT,
     FIRST_WEIGHTS,
     MOST_CHECKPOINTS,
     MOST_LOSS,
-    NEARNESS,
     OLD_SPEED,
     PRIOR_ERROR,
     PRIOR_ERROR_WEIGHT,
@@ -46,7 +46,7 @@ def test_there_is_a_first_weight_and_a_prior_loss_for_each_expert() -> None:
 
 
 def test_without_a_past_the_first_weights_hold() -> None:
-    verdict = BacktestHistory().judge(5.0, 5.0, 5.0, 995.0, 0.0)
+    verdict = BacktestHistory().rate_experts(5.0, 5.0, 5.0, 995.0, 0.0)
     assert verdict.weights == FIRST_WEIGHTS
     assert verdict.error == pytest.approx(PRIOR_ERROR)
 
@@ -57,20 +57,22 @@ def test_the_expert_who_was_right_is_believed(right: int) -> None:
     values[right] = 1.0
     whole, speed, recent, linear, moving, exponential = values
     outlook = ExpertSpeeds(whole, speed, recent, moving, linear, 0.0, exponential, 0.0)
-    verdict = steady(40, outlook).judge(400.0, 400.0, 400.0, 600.0, 0.0)
+    verdict = steady(40, outlook).rate_experts(400.0, 400.0, 400.0, 600.0, 0.0)
     assert verdict.weights[right] > 0.95
 
 
 def test_what_was_said_at_another_speed_hardly_counts() -> None:
-    history = steady(40, SAME._replace(whole=2.0, speed=2.0))
-    late = history.judge(300.0, 300.0, 300.0, 700.0, 0.0)
-    changed = history.judge(300.0, 300.0, 300.0, 700.0, 250.0)
+    history = steady(40, SAME._replace(overall=2.0, present=2.0))
+    late = history.rate_experts(300.0, 300.0, 300.0, 700.0, 0.0)
+    changed = history.rate_experts(300.0, 300.0, 300.0, 700.0, 250.0)
     assert changed.weights[0] > late.weights[0]
 
 
 def test_the_error_is_that_of_the_estimates_given() -> None:
-    assert steady(40).judge(400.0, 400.0, 400.0, 600.0, 0.0).error < 0.03
-    assert steady(40, eta_factor=1.3).judge(400.0, 400.0, 400.0, 600.0, 0.0).error == pytest.approx(0.25, abs=0.05)
+    assert steady(40).rate_experts(400.0, 400.0, 400.0, 600.0, 0.0).error < 0.03
+    assert steady(40, eta_factor=1.3).rate_experts(400.0, 400.0, 400.0, 600.0, 0.0).error == pytest.approx(
+        0.25, abs=0.05
+    )
 
 
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
@@ -81,7 +83,7 @@ def test_weights_add_up_to_one_and_the_best_has_most(losses: list[float]) -> Non
 
 
 def test_forecasts_are_mixed_by_their_logarithms() -> None:
-    outlook = SAME._replace(whole=4.0, speed=1.0)
+    outlook = SAME._replace(overall=4.0, present=1.0)
     assert mix_forecasts(outlook, 10.0, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(20.0)
 
 
@@ -102,9 +104,9 @@ def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -
 
 def test_the_past_is_found_by_its_work() -> None:
     history = steady(10)
-    assert history.since(31.0) == (30.0, 30.0)
-    assert history.since(30.0) == (30.0, 30.0)
-    assert history.since(1.0) is None
+    assert history.last_point_until(31.0) == (30.0, 30.0)
+    assert history.last_point_until(30.0) == (30.0, 30.0)
+    assert history.last_point_until(1.0) is None
 
 
 def plainly_judged(history: BacktestHistory, now: BacktestPoint, speed_items: float) -> ExpertTrust:
@@ -115,13 +117,17 @@ def plainly_judged(history: BacktestHistory, now: BacktestPoint, speed_items: fl
         since, truth = now.items - point.items, now.seconds - point.seconds
         if since <= 0 or truth <= 0:
             continue
-        u = math.log(since / point.items) - math.log(now.left / now.items)
-        weight = (math.exp(-u * u / (2 * NEARNESS**2)) + FAR_WEIGHT) * (OLD_SPEED if point.items < speed_items else 1)
-        for index, said in enumerate(expert_forecasts(point.outlook, since)):
+        u = math.log(since / point.items) - math.log(now.items_left / now.items)
+        weight = (math.exp(-u * u / (2 * DISTANCE_SCALE**2)) + FAR_WEIGHT) * (
+            OLD_SPEED if point.items < speed_items else 1
+        )
+        for index, said in enumerate(expert_forecasts(point.speeds, since)):
             losses[index] += weight * (min(MOST_LOSS, abs(math.log(said / truth))) if said > 0 else MOST_LOSS)
         weights += weight
-        if point.eta > 0 and now.at > point.at:
-            error += weight * min(MOST_LOSS, abs(math.log(point.eta * since / point.left / (now.at - point.at))))
+        if point.eta > 0 and now.elapsed > point.elapsed:
+            error += weight * min(
+                MOST_LOSS, abs(math.log(point.eta * since / point.items_left / (now.elapsed - point.elapsed)))
+            )
             error_weight += weight
     return ExpertTrust(expert_weights([loss / weights for loss in losses]), error / error_weight)
 
@@ -148,16 +154,16 @@ def test_experts_are_judged_by_their_forecasts(
         items, seconds = items + rise, seconds + took
         history.add(BacktestPoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
     now = BacktestPoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
-    found = history.judge(now.items, now.seconds, now.at, now.left, speed_items)
+    found = history.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items)
     if course:
         plain = plainly_judged(history, now, speed_items)
         assert found.weights == pytest.approx(plain.weights, rel=1e-6)
         assert found.error == pytest.approx(plain.error)
-    again = BacktestHistory.restored(history.state())
-    assert again.judge(now.items, now.seconds, now.at, now.left, speed_items) == found
+    again = BacktestHistory.from_state(history.state())
+    assert again.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items) == found
 
 
 def test_checkpoints_take_little_memory() -> None:
     points = steady(50)._points
-    columns = (points.items, points.seconds, points.at, points.left, points.eta, *points.outlook)
+    columns = (points.items, points.seconds, points.elapsed, points.items_left, points.eta, *points.speeds)
     assert sum(map(sys.getsizeof, columns)) < 10_000

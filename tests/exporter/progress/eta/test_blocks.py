@@ -36,7 +36,7 @@ def test_no_work_is_lost_between_blocks(lines: list[tuple[float, int]]) -> None:
     closed = [block for line in lines if (block := blocks.add(*line)) is not None]
     assert sum(items for _, items in closed) + blocks.open_items == sum(items for _, items in lines)
     assert sum(seconds for seconds, _ in closed) + blocks.open_seconds == pytest.approx(sum(s for s, _ in lines))
-    assert len(blocks.head) <= WARM_UP_BLOCKS
+    assert len(blocks.first_blocks) <= WARM_UP_BLOCKS
 
 
 def test_the_slow_blocks_at_the_head_are_the_warm_up() -> None:
@@ -49,13 +49,13 @@ def test_a_warm_up_is_told_once_with_the_blocks_behind_it() -> None:
     told = []
     for seconds in (60.0, 1.0, 1.0, 1.0, 1.0):
         blocks.add(seconds, 2.0)
-        told.append(blocks.warmed_up())
+        told.append(blocks.update_warm_up())
     assert told == [None, None, [WorkBlock(1.0, 2.0)] * 2, None, None]
-    assert blocks.cold == WorkBlock(60.0, 2.0)
+    assert blocks.warm_up_work == WorkBlock(60.0, 2.0)
 
 
 def test_work_that_turns_slow_later_is_no_warm_up() -> None:
     blocks = WorkBlocks()
     for line in range(40):
         blocks.add(1.0 if line < 20 else 3.0, 1.0)
-        assert blocks.warmed_up() is None
+        assert blocks.update_warm_up() is None

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from exporter.progress.eta.blocks import WorkBlock
-from exporter.progress.eta.changes import KEPT, PastSpeed, Speed, SpeedChanges
+from exporter.progress.eta.changes import MOST_PAST_SPEEDS, PastSpeed, Speed, SpeedChanges
 
 
 def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> SpeedChanges:
@@ -22,13 +22,13 @@ def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> Sp
 def test_a_step_begins_a_new_speed_near_where_it_was(factor: float) -> None:
     changes = after((100, 1.0), (20, factor))
     assert changes.speed.blocks == pytest.approx(20, abs=2)
-    assert changes.speed.pace == pytest.approx(factor, rel=0.1)
-    assert [past.pace for past in changes.past] == [pytest.approx(1.0, rel=0.05)]
+    assert changes.speed.seconds_per_item == pytest.approx(factor, rel=0.1)
+    assert [past.seconds_per_item for past in changes.past] == [pytest.approx(1.0, rel=0.05)]
 
 
 def test_blocks_that_were_slow_by_chance_before_a_step_are_not_taken_for_it() -> None:
     changes = after((100, 1.0), (8, 1.06), (20, 1.8), spread=0.05)
-    assert changes.speed.pace == pytest.approx(1.8, rel=0.03)
+    assert changes.speed.seconds_per_item == pytest.approx(1.8, rel=0.03)
     assert changes.speed.blocks == pytest.approx(20, abs=1)
 
 
@@ -43,19 +43,19 @@ def test_a_slow_block_now_and_then_is_no_change() -> None:
 
 
 def test_slower_by_a_quarter_is_a_slowdown_and_faster_is_none() -> None:
-    assert after((60, 1.0), (20, 1.5)).slowed_down(80.0)
-    assert not after((60, 1.5), (20, 1.0)).slowed_down(80.0)
-    assert not after((60, 1.0), (20, 1.15)).slowed_down(80.0)
+    assert after((60, 1.0), (20, 1.5)).has_slowed_down(80.0)
+    assert not after((60, 1.5), (20, 1.0)).has_slowed_down(80.0)
+    assert not after((60, 1.0), (20, 1.15)).has_slowed_down(80.0)
 
 
 def test_a_slowdown_ends_when_the_work_is_as_fast_as_before() -> None:
-    assert not after((60, 1.0), (20, 2.0), (20, 1.0)).slowed_down(120.0)
+    assert not after((60, 1.0), (20, 2.0), (20, 1.0)).has_slowed_down(120.0)
 
 
 @pytest.mark.parametrize(("seconds", "blocks"), [(50.0, 7), (1.0, 20)], ids=["few blocks", "little work"])
 def test_a_short_burst_is_no_speed_to_compare_with(seconds: float, blocks: int) -> None:
     usual, burst = PastSpeed(1.0, 60.0, 60, 0.05), PastSpeed(0.4, seconds, blocks, 0.05)
-    assert SpeedChanges(past=[usual, burst]).fastest_before(100.0) == usual
+    assert SpeedChanges(past=[usual, burst]).fastest_past_speed(100.0) == usual
 
 
 def test_the_slowdown_ratio_compares_with_the_fastest_earlier_speed() -> None:
@@ -65,7 +65,7 @@ def test_the_slowdown_ratio_compares_with_the_fastest_earlier_speed() -> None:
 
 
 def test_only_the_latest_speeds_are_kept() -> None:
-    assert len(after(*[(30, 1.0 + phase % 2) for phase in range(20)]).past) == KEPT
+    assert len(after(*[(30, 1.0 + phase % 2) for phase in range(20)]).past) == MOST_PAST_SPEEDS
 
 
 def test_what_is_left_without_a_part_has_the_numbers_of_the_rest() -> None:
@@ -75,5 +75,5 @@ def test_what_is_left_without_a_part_has_the_numbers_of_the_rest() -> None:
     for seconds in (3.0, 5.0):
         whole.add(WorkBlock(seconds, 1.0), seconds)
         part.add(WorkBlock(seconds, 1.0), seconds)
-    rest = whole.less(part)
-    assert (rest.pace, rest.blocks, rest.mean) == (1.5, 2, 1.5)
+    rest = whole.without(part)
+    assert (rest.seconds_per_item, rest.blocks, rest.mean) == (1.5, 2, 1.5)

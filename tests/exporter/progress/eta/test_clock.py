@@ -21,7 +21,7 @@ def test_stamps_count_when_lines_arrive_late_in_one_flush() -> None:
 def test_lines_that_were_there_before_reading_began_keep_their_times() -> None:
     clock = LineClock()
     assert [clock.read(t, 10_000.0) for t in (0.0, 3000.0, 9990.0)] == [0, 3000, 9990]
-    assert clock.at(10_000.0) == pytest.approx(10_000.0, abs=60)
+    assert clock.elapsed(10_000.0) == pytest.approx(10_000.0, abs=60)
 
 
 @pytest.mark.parametrize("offset", [-25200.0, -3600.0, -120.0, 3600.0, 7200.0])
@@ -35,7 +35,7 @@ def test_stamps_of_another_zone_are_moved_to_the_clock_of_the_readings(zone: flo
     for t in (1e6, 1e6 + 10, 1e6 + 20):
         clock.read(t + zone, t)
     assert clock.last == 20
-    assert clock.at(1e6 + 50) == 50
+    assert clock.elapsed(1e6 + 50) == 50
 
 
 def test_stamps_without_readings_that_jump_back_go_on_from_there() -> None:
@@ -43,7 +43,7 @@ def test_stamps_without_readings_that_jump_back_go_on_from_there() -> None:
     for t in (7200.0, 7210.0, 3610.0, 3620.0):
         clock.read(t, None)
     assert clock.last == 20
-    assert clock.at(3650.0) == 50
+    assert clock.elapsed(3650.0) == 50
 
 
 def test_a_line_slightly_out_of_order_does_not_turn_time_back() -> None:
@@ -51,7 +51,7 @@ def test_a_line_slightly_out_of_order_does_not_turn_time_back() -> None:
 
 
 def test_before_the_first_line_there_is_no_now() -> None:
-    assert LineClock().at(5.0) == math.inf
+    assert LineClock().elapsed(5.0) == math.inf
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.none() | st.floats(-1e9, 1e9))), st.floats(-1e9, 1e9))
@@ -59,13 +59,13 @@ def test_time_never_goes_back(lines: list[tuple[float, float | None]], now: floa
     clock = LineClock()
     read = [clock.read(t, arrival) for t, arrival in lines]
     assert read == sorted(read)
-    assert clock.at(now) >= clock.last
+    assert clock.elapsed(now) >= clock.last
 
 
 def test_silence_is_as_long_as_the_newest_line_usually_gets_old() -> None:
     rhythm = LineRhythm()
     for _ in range(50):
-        rhythm.line(gap=2.0, step=10.0, wait=60.0)
+        rhythm.add(gap=2.0, step=10.0, wait=60.0)
     assert rhythm.gap == pytest.approx(2.0)
     assert rhythm.step == pytest.approx(10.0)
     assert rhythm.silence == pytest.approx(60.0)

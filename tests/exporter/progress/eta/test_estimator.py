@@ -156,7 +156,7 @@ def told(estimator: EtaEstimator, now: float, peers: float | None, busy: bool | 
         estimator.average_rate(now),
         estimator.confidence(now),
         estimator.slowdown_ratio(),
-        estimator.pace,
+        estimator.seconds_per_item,
     ]
 
 
@@ -178,7 +178,7 @@ def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
         elif doing == "back":
             estimator.resume(t)
         elif doing == "queue":
-            estimator.queue(abs(rise), max(0.0, 200.0 - done - abs(rise)))
+            estimator.update_requests(abs(rise), max(0.0, 200.0 - done - abs(rise)))
         else:
             done = max(0, done + rise) if doing == "line" else done
             total += 20 if doing == "new total" else 0
@@ -231,7 +231,7 @@ def test_a_finished_run_leaves_a_prior_that_ends_where_it_ended(items: int, seed
     assert prior is not None
     assert comes_back(prior)
     assert [done for done, _ in prior.curve].count(items) == 1
-    assert prior.curve[-1][1] == pytest.approx(prior.work(1, items), rel=1e-6)
+    assert prior.curve[-1][1] == pytest.approx(prior.work_between(1, items), rel=1e-6)
 
 
 @pytest.mark.parametrize("rise", [1e-300, 1e-20])
@@ -429,7 +429,7 @@ def test_a_pause_with_a_name_is_no_stall_and_no_slow_work() -> None:
     assert estimator.alarms(at + 4000)["stalled"]
     for t, done, total in lines[3:20]:
         estimator.update(t + 2500, done, total)
-    assert estimator.pace == pytest.approx(2.0, rel=0.05)
+    assert estimator.seconds_per_item == pytest.approx(2.0, rel=0.05)
     assert estimator.rate(lines[19][0] + 2500) == pytest.approx(0.5, rel=0.05)
 
 

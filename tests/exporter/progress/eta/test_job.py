@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.interval import EtaEstimate, median_peer_pace, peer_adjustment, slowest_eta
+from exporter.progress.eta.interval import EtaEstimate, median_seconds_per_item, peer_adjustment, slowest_eta
 
 ESTIMATES = st.builds(
     lambda low, more, most: EtaEstimate(low + more, low, low + more + most), *[st.floats(0, 1e6) for _ in range(3)]
@@ -24,8 +24,8 @@ def test_a_job_ends_no_earlier_than_its_slowest_worker(estimates: list[EtaEstima
 
 
 def test_the_middle_of_three_workers_is_the_pace_of_all() -> None:
-    assert median_peer_pace([1.0, 9.0, 2.0, None]) == 2.0
-    assert median_peer_pace([1.0, 9.0, None]) is None
+    assert median_seconds_per_item([1.0, 9.0, 2.0, None]) == 2.0
+    assert median_seconds_per_item([1.0, 9.0, None]) is None
 
 
 def test_a_young_worker_leans_on_its_peers_and_an_old_one_does_not() -> None:

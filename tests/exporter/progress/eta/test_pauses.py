@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.progress.eta.pauses import (
-    KEPT,
+    MOST_OBSERVED,
     AnnouncedPauses,
     ExpectedPauses,
     Pause,
@@ -71,82 +71,82 @@ def test_pauses_of_one_name_are_of_one_kind_whatever_their_size() -> None:
 
 
 def test_periodic_pauses_are_counted_to_the_end_but_not_at_it() -> None:
-    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(350, 600, 1.0) == ExpectedPauses(60.0, 0.0)
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(350, 600, 1.0) == ExpectedPauses(60.0, 0.0)
 
 
 def test_of_few_pauses_none_is_expected_just_before_the_end() -> None:
-    assert pauses((330, 30.0), (660, 30.0)).ahead(700, 1000, 1.0).seconds == 0.0
-    assert pauses((300, 30.0), (600, 30.0)).ahead(700, 1000, 1.0).seconds == 30.0
+    assert pauses((330, 30.0), (660, 30.0)).expected(700, 1000, 1.0).seconds == 0.0
+    assert pauses((300, 30.0), (600, 30.0)).expected(700, 1000, 1.0).seconds == 30.0
 
 
 def test_a_periodic_pause_is_due_when_its_place_is_reached() -> None:
-    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(400, 600, 1.0) == ExpectedPauses(60.0, 30.0)
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(400, 600, 1.0) == ExpectedPauses(60.0, 30.0)
 
 
 def test_pauses_that_stay_away_are_no_longer_expected() -> None:
-    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(520, 1000, 1.0).seconds == 0
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(520, 1000, 1.0).seconds == 0
 
 
 def test_irregular_pauses_go_on_at_their_rate() -> None:
-    ahead = pauses((10, 30.0), (150, 30.0), (180, 30.0), (500, 30.0)).ahead(500, 1000, 1.0)
+    ahead = pauses((10, 30.0), (150, 30.0), (180, 30.0), (500, 30.0)).expected(500, 1000, 1.0)
     assert ahead.seconds == pytest.approx(120.0)
     assert ahead.due == 0.0
 
 
 @pytest.mark.parametrize(("place", "expected"), [(100, 0.9 * 0.9 * 8), (97, 0.5 * 0.806 * 9), (600, 0.0)])
 def test_a_pause_seen_once_comes_again_the_likelier_the_earlier_and_evener(place: float, expected: float) -> None:
-    ahead = pauses((place, 30.0)).ahead(place + 5, 1000, 1.0)
+    ahead = pauses((place, 30.0)).expected(place + 5, 1000, 1.0)
     assert ahead.seconds == pytest.approx(expected * 30.0, rel=0.02)
 
 
 def test_a_long_pause_seen_once_is_rather_an_accident() -> None:
     short, long = pauses((100, 399.0)), pauses((100, 401.0))
-    assert long.ahead(105, 1000, 1.0).seconds < 0.3 * short.ahead(105, 1000, 1.0).seconds
+    assert long.expected(105, 1000, 1.0).seconds < 0.3 * short.expected(105, 1000, 1.0).seconds
 
 
 def test_a_named_pause_is_expected_again_after_its_first_time() -> None:
     found = pauses((100, 30.0), name="evaluating")
-    assert found.ahead(150, 1000, 1.0) == ExpectedPauses(8 * 30.0, 0.0)
-    assert found.ahead(200, 1000, 1.0) == ExpectedPauses(8 * 30.0, 30.0)
-    assert found.ahead(250, 1000, 1.0).seconds == 0.0
+    assert found.expected(150, 1000, 1.0) == ExpectedPauses(8 * 30.0, 0.0)
+    assert found.expected(200, 1000, 1.0) == ExpectedPauses(8 * 30.0, 30.0)
+    assert found.expected(250, 1000, 1.0).seconds == 0.0
 
 
 def test_pauses_of_earlier_runs_are_expected_until_they_stay_away() -> None:
-    usual = Pauses(usual=(PriorPause(None, 30.0, 100.0),))
-    assert usual.ahead(50, 1000, 1.0) == ExpectedPauses(9 * 30.0, 0.0)
-    assert usual.ahead(160, 1000, 1.0).seconds == 0.0
+    usual = Pauses(prior_pauses=(PriorPause(None, 30.0, 100.0),))
+    assert usual.expected(50, 1000, 1.0) == ExpectedPauses(9 * 30.0, 0.0)
+    assert usual.expected(160, 1000, 1.0).seconds == 0.0
 
 
 def test_earlier_runs_tell_the_period_of_a_pause_seen_once() -> None:
-    found = Pauses(usual=(PriorPause(None, 30.0, 97.0),))
+    found = Pauses(prior_pauses=(PriorPause(None, 30.0, 97.0),))
     found.add(Pause(97, 40.0, 970.0), 1.0)
-    assert found.ahead(100, 1000, 1.0) == ExpectedPauses(9 * 40.0, 0.0)
+    assert found.expected(100, 1000, 1.0) == ExpectedPauses(9 * 40.0, 0.0)
 
 
 def test_a_count_that_falls_forgets_places_but_not_the_longest_pause() -> None:
     found = pauses((100, 30.0), (200, 30.0), (300, 30.0))
     found.restart(50)
-    assert found.ahead(60, 600, 1.0) == ExpectedPauses(0.0, 0.0)
+    assert found.expected(60, 600, 1.0) == ExpectedPauses(0.0, 0.0)
     assert found.largest == 30.0
 
 
 def test_pauses_are_bounded() -> None:
-    assert len(pauses(*[(float(place), 5.0) for place in range(1000)]).seen) == KEPT
+    assert len(pauses(*[(float(place), 5.0) for place in range(1000)]).seen) == MOST_OBSERVED
 
 
 def test_announced_pauses_end_with_the_next_one_and_before_the_work_for_the_line() -> None:
     announced = AnnouncedPauses()
     announced.begin("evaluating", 100.0)
     announced.begin("saving", 130.0)
-    assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 30.0), ("saving", 10.0)]
-    assert announced.take(150.0, gap=5.0, expected=5.0) == []
+    assert announced.pop_all(145.0, gap=45.0, expected=5.0) == [("evaluating", 30.0), ("saving", 10.0)]
+    assert announced.pop_all(150.0, gap=5.0, expected=5.0) == []
 
 
 def test_an_announced_pause_that_is_said_to_have_ended_lasts_until_then() -> None:
     announced = AnnouncedPauses()
     announced.begin("evaluating", 100.0)
     announced.end(120.0)
-    assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 20.0)]
+    assert announced.pop_all(145.0, gap=45.0, expected=5.0) == [("evaluating", 20.0)]
 
 
 @given(
@@ -161,6 +161,6 @@ def test_what_is_expected_is_never_negative(
     found = Pauses()
     for place, seconds, name in sorted(seen, key=lambda pause: pause[0]):
         found.add(Pause(place, seconds, place, name), step)
-    ahead = found.ahead(done, done + left, step)
+    ahead = found.expected(done, done + left, step)
     assert ahead.seconds >= 0
     assert ahead.due >= 0

@@ -122,21 +122,21 @@ def test_whatever_is_taken_for_a_prior_breaks_no_estimate(
 def test_a_curve_ends_once_where_the_run_ended() -> None:
     curve = WorkCurve([(0.0, 0.0)])
     curve.add(40.0, 398.54431009, 100.0)
-    assert curve.until(40.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443))
-    assert curve.until(41.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443), (41.0, 398.5443))
-    assert WorkCurve().until(40.0, 398.5) == ()
+    assert curve.points_until(40.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443))
+    assert curve.points_until(41.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443), (41.0, 398.5443))
+    assert WorkCurve().points_until(40.0, 398.5) == ()
 
 
 def test_work_follows_the_course_of_the_earlier_run() -> None:
-    assert PRIOR.work(0.0, 50.0) == 250.0
-    assert PRIOR.work(50.0, 200.0) == 250.0 + 200.0
-    assert PRIOR.work(900.0, 1100.0) == 200.0 + 200.0
-    assert PRIOR._replace(curve=()).work(50.0, 200.0) == 300.0
+    assert PRIOR.work_between(0.0, 50.0) == 250.0
+    assert PRIOR.work_between(50.0, 200.0) == 250.0 + 200.0
+    assert PRIOR.work_between(900.0, 1100.0) == 200.0 + 200.0
+    assert PRIOR._replace(curve=()).work_between(50.0, 200.0) == 300.0
 
 
 def test_a_run_of_another_length_takes_only_the_pace() -> None:
-    assert PRIOR.left(50.0, 1000.0) == 2050.0
-    assert PRIOR.left(50.0, 3000.0) == 5900.0
+    assert PRIOR.work_left(50.0, 1000.0) == 2050.0
+    assert PRIOR.work_left(50.0, 3000.0) == 5900.0
 
 
 def test_the_prior_counts_less_as_the_runs_own_evidence_grows() -> None:
@@ -163,8 +163,8 @@ def test_the_prior_is_scaled_by_what_is_known_of_this_run() -> None:
 
 
 def test_runs_that_differ_widen_the_spread_and_the_latest_pace_counts() -> None:
-    alike = PRIOR._replace(spread=FIRST_SPREAD).after(PRIOR)
-    apart = PRIOR._replace(pace=4.0, spread=FIRST_SPREAD).after(PRIOR)
+    alike = PRIOR._replace(spread=FIRST_SPREAD).combined_with(PRIOR)
+    apart = PRIOR._replace(pace=4.0, spread=FIRST_SPREAD).combined_with(PRIOR)
     assert alike.spread < PRIOR.spread < apart.spread
     assert apart.spread == pytest.approx(math.sqrt((0.01 + math.log(2) ** 2) / 2))
     assert (apart.pace, apart.runs) == (4.0, 2)

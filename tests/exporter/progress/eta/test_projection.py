@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from exporter.progress.eta.projection import EtaForecast, EtaOutlook, StallLimit
 
-FORECAST = EtaForecast(seconds=100.0, least=5.0, credit=30.0, width=1.25)
+FORECAST = EtaForecast(seconds=100.0, least_seconds=5.0, credit=30.0, width=1.25)
 STANDING = EtaOutlook(
     unfinished=True,
-    patience=StallLimit(idle_s=20.0, usual_s=80.0),
-    slow=False,
+    stall_limit=StallLimit(idle_s=20.0, usual_s=80.0),
+    is_slow=False,
     slowdown=None,
     rate=2.0,
-    rate_until=60.0,
+    rate_valid_s=60.0,
     items=50.0,
     elapsed=100.0,
-    quiet=25.0,
+    quiet_s=25.0,
 )
 
 
@@ -37,10 +37,10 @@ def test_an_overdue_line_moves_only_the_upper_end(since: float) -> None:
     ("busy", "timeout", "limit"), [(None, 10.0, 80.0), (None, 90.0, 90.0), (False, 10.0, 20.0), (True, 10.0, 240.0)]
 )
 def test_busy_gpus_give_more_time_and_idle_ones_less(busy: bool | None, timeout: float, limit: float) -> None:
-    assert STANDING.patience.limit(timeout, busy) == limit
-    assert not STANDING.stalled(limit, timeout, busy)
-    assert STANDING.stalled(limit + 1, timeout, busy)
-    assert not STANDING._replace(unfinished=False).stalled(limit + 1, timeout, busy)
+    assert STANDING.stall_limit.limit(timeout, busy) == limit
+    assert not STANDING.is_stalled(limit, timeout, busy)
+    assert STANDING.is_stalled(limit + 1, timeout, busy)
+    assert not STANDING._replace(unfinished=False).is_stalled(limit + 1, timeout, busy)
 
 
 def test_a_pause_with_a_name_may_last_its_time_from_where_it_began() -> None:

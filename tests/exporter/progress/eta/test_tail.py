@@ -15,14 +15,14 @@ def looked(*looks: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
     """Running, waiting, items left."""
     tail = BatchTail()
     for running, waiting, left in looks:
-        tail.look(running, waiting, left, pace)
+        tail.update(running, waiting, left, pace)
     return tail
 
 
 def test_the_tail_begins_when_fewer_are_left_than_ran_at_a_time() -> None:
     tail = looked((32, 500, 532))
-    assert not tail.begun(32)
-    assert tail.begun(31)
+    assert not tail.has_begun(32)
+    assert tail.has_begun(31)
 
 
 def test_before_the_tail_the_rest_is_steady_work_and_the_tail() -> None:
@@ -34,20 +34,20 @@ def test_before_the_tail_the_rest_is_steady_work_and_the_tail() -> None:
 def test_requests_that_are_not_what_is_counted_tell_nothing() -> None:
     assert looked((32, 500, 20)).work(20, 40.0) == (40.0, 0.0)
     assert looked((32, 0, 20)).work(20, 40.0) == (40.0, 0.0)
-    assert not looked((32, 0, 20)).begun(20)
+    assert not looked((32, 0, 20)).has_begun(20)
 
 
 def test_clients_that_hold_requests_back_show_the_tail_when_fewer_run() -> None:
     tail = looked((32, 0, 500), (32, 0, 100))
-    assert not tail.agrees
-    tail.look(20, 0, 21, 2.0)
-    assert tail.begun(20)
+    assert not tail.counts_requests
+    tail.update(20, 0, 21, 2.0)
+    assert tail.has_begun(20)
 
 
 def test_the_pace_is_that_of_the_full_server() -> None:
     tail = looked((32, 500, 532), pace=2.0)
-    tail.look(10, 0, 10, 30.0)
-    assert tail.pace == 2.0
+    tail.update(10, 0, 10, 30.0)
+    assert tail.seconds_per_item == 2.0
 
 
 def batch(seed: int, slots: int = 32, requests: int = 600, mean_s: float = 100.0) -> list[tuple[float, int, int, int]]:
@@ -75,7 +75,7 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
             for t, done, running, waiting in lines[: int(share * len(lines))]:
                 estimator.update(t, done, len(lines))
                 if told:
-                    estimator.queue(running, waiting)
+                    estimator.update_requests(running, waiting)
             estimate = estimator.estimate(t)
             assert estimate is not None
             found.append(abs(math.log(estimate.seconds / (lines[-1][0] - t))))
@@ -89,7 +89,7 @@ def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
         told, silent = EtaEstimator(), EtaEstimator()
         for t, done, running, waiting in lines:
             told.update(t, done, len(lines))
-            told.queue(running, waiting)
+            told.update_requests(running, waiting)
             silent.update(t, done, len(lines))
             told_slow += told.alarms(t)["slowdown"]
             slow += silent.alarms(t)["slowdown"]
@@ -101,7 +101,7 @@ def test_the_last_requests_may_take_long() -> None:
     for done in range(1, 599):
         for estimator in (told, silent):
             estimator.update(2.0 * done, done, 600)
-        told.queue(min(100, 600 - done), max(0, 500 - done))
+        told.update_requests(min(100, 600 - done), max(0, 500 - done))
     at = 2.0 * 598 + 500
     assert silent.alarms(at)["stalled"]
     assert not told.alarms(at)["stalled"]

@@ -16,7 +16,7 @@ from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.backends import BACKENDS
-from launcher.planner.backends.base import BackendWorker, merge_configs, option_words, torch_environment
+from launcher.planner.backends.base import BackendWorker, merge_configs, option_argv, torch_environment
 from launcher.planner.backends.engine import divisors_text
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
@@ -234,7 +234,7 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
                 backend={"type": "sglang"},
                 frontend={"type": "sglang-router", "count": 2},
             ),
-            "workers[0].role: the job has a service of its own called nginx; call the role otherwise",
+            "workers[0].role: the job has a service called nginx already; choose another name for the role",
         ),
     ],
 )
@@ -546,7 +546,7 @@ def test_options_as_words() -> None:
         "zero": 0,
         "text": "",
     }
-    assert option_words(args) == ["--flag", "--list", "1", "a b", "--float", "0.5", "--zero", "0", "--text", ""]
+    assert option_argv(args) == ["--flag", "--list", "1", "a b", "--float", "0.5", "--zero", "0", "--text", ""]
 
 
 def test_divisors_for_people() -> None:

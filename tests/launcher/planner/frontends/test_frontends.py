@@ -240,7 +240,7 @@ def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subproc
     (run_dir / nginx.FILE).write_text(
         nginx.render_nginx_config(str(port), [f"127.0.0.1:{upstream}" for upstream in upstreams])
     )
-    words = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_command()]
+    words = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_argv()]
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with (run_dir / "nginx.err").open("wb") as log:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]

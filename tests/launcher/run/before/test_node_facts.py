@@ -19,15 +19,15 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import Plan
 from launcher.plan.ports import OFFSETS
-from launcher.programs.port_claims import claim_ports, ports_claimed_here
+from launcher.programs.port_claims import claim_ports, read_claimed_ports
 from launcher.run.before import node_facts
 from launcher.run.before.node_facts import (
-    TOLD,
+    DONE_LINE,
     NodeError,
     busy_ports,
     interface_address,
     is_free,
-    ports_of_node,
+    node_ports,
     released_file,
 )
 from launcher.rundir.files import plan_files
@@ -167,7 +167,7 @@ def run(run_dir: Path, node: str, **environment: str) -> subprocess.CompletedPro
 def test_a_node_writes_down_what_it_has_found(tmp_path: Path) -> None:
     with listening() as port:
         done = run(run_dir_of(tmp_path, port=port, network_interface="lo"), "cn01", SLURM_RESTART_COUNT="2")
-    assert (done.returncode, done.stdout, done.stderr) == (0, TOLD.decode(), "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, DONE_LINE.decode(), "")
     found = json.loads((tmp_path / "nodes/cn01.json").read_text())
     assert port in found.pop("busy")
     rest = {"schema": 1, "attempt": 2, "round": 0, "offset": None}
@@ -185,14 +185,14 @@ def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "cn03")
-    assert (done.returncode, done.stdout) == (1, TOLD.decode())  # nobody is to wait for it
+    assert (done.returncode, done.stdout) == (1, DONE_LINE.decode())  # nobody is to wait for it
     assert done.stderr == f"gpujob: {tmp_path}/survey.json cannot be read on cn03: is it on a shared file system?\n"
 
 
 def test_a_node_that_cannot_write_down_what_it_has_found_says_that_it_has_looked(tmp_path: Path) -> None:
     (run_dir_of(tmp_path, port=free_port()) / run_files.NODES_DIR / "cn03.json").mkdir(parents=True)
     done = run(tmp_path, "cn03")
-    assert (done.returncode, done.stdout) == (1, TOLD.decode())
+    assert (done.returncode, done.stdout) == (1, DONE_LINE.decode())
     assert "IsADirectoryError" in done.stderr
 
 
@@ -214,7 +214,7 @@ def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
 
 def test_a_node_that_the_plan_does_not_need_has_no_ports() -> None:
     asked = {"ports": [[6100], []], "nodes": [0, 1, 0]}
-    assert [ports_of_node(asked, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
+    assert [node_ports(asked, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
 
 
 class Looking:
@@ -231,7 +231,7 @@ class Looking:
     def offset(self) -> int | None:
         """The one that it has taken, once it tells."""
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == TOLD
+        assert self.process.stdout.readline() == DONE_LINE
         return (run_files.read_json(self.folder / "nodes/cn01.json") or {})["offset"]  # type: ignore[return-value]
 
     def end(self) -> None:
@@ -278,12 +278,12 @@ def test_ports_are_held_until_there_is_a_file(look: Callable[..., Looking]) -> N
     assert job.offset() == 17
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # warnings before a time limit are for the workers
         job.process.send_signal(number)
-    assert port + 17 in ports_claimed_here()
+    assert port + 17 in read_claimed_ports()
     released_file(job.folder, 0, 1).touch()  # of another round
-    assert port + 17 in ports_claimed_here()
+    assert port + 17 in read_claimed_ports()
     released_file(job.folder, 0, 0).touch()
     assert job.process.wait(30) == 0
-    assert port + 17 not in ports_claimed_here()
+    assert port + 17 not in read_claimed_ports()
 
 
 def test_a_file_is_seen_on_a_network_that_remembers_what_was_not_there(
@@ -351,7 +351,7 @@ def test_virtual_nodes_hold_each_their_own(tmp_path: Path) -> None:
         subprocess.Popen(words(tmp_path, f"n{index}"), env=environment, stdout=subprocess.PIPE) for index in range(3)
     ]
     try:
-        assert all(process.stdout is not None and process.stdout.readline() == TOLD for process in looking)
+        assert all(process.stdout is not None and process.stdout.readline() == DONE_LINE for process in looking)
         found = [run_files.read_json(tmp_path / run_files.NODES_DIR / f"n{index}.json") or {} for index in range(3)]
         assert [facts["offset"] for facts in found] == [OFFSETS[4]] * 3
     finally:

@@ -15,7 +15,7 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import Plan, RunFacts
 from launcher.plan.ports import OFFSETS
-from launcher.programs.port_claims import RESERVED, hold_reservation, ports_claimed_here
+from launcher.programs.port_claims import RESERVATION_PREFIX, read_claimed_ports, try_reserve_ports
 from launcher.run.before.nodes_survey import (
     PortReservation,
     agreed_offset,
@@ -81,7 +81,7 @@ def jobs(tmp_path: Path) -> Iterator[Any]:
     yield make
     for job in made:
         job.reservation.terminate()
-        job.reservation.end(30.0)
+        job.reservation.release(30.0)
 
 
 def test_two_jobs_of_one_seed_have_no_port_in_common(jobs: Any) -> None:
@@ -90,32 +90,32 @@ def test_two_jobs_of_one_seed_have_no_port_in_common(jobs: Any) -> None:
     first, second = jobs(plan).look(), jobs(plan).look()
     assert {first.port_offset, second.port_offset} == {0, OFFSETS[1]}
     wanted = {port + first.port_offset + node for node in (0, 1)} | {port + OFFSETS[1] + node for node in (0, 1)}
-    assert wanted <= ports_claimed_here((RESERVED,))
+    assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
 
 
 def test_ports_are_let_go_at_the_end(jobs: Any) -> None:
     port = free_port()
     job = jobs(plan_with(port))
     job.look()
-    assert port in ports_claimed_here((RESERVED,))
-    job.reservation.end(30.0)
-    job.reservation.end(30.0)
-    assert port not in ports_claimed_here()
+    assert port in read_claimed_ports((RESERVATION_PREFIX,))
+    job.reservation.release(30.0)
+    job.reservation.release(30.0)
+    assert port not in read_claimed_ports()
 
 
 def test_nodes_on_which_others_are_look_again_for_what_is_free_everywhere(jobs: Any) -> None:
     port = free_port()
-    held = hold_reservation([port + OFFSETS[0]]), hold_reservation([port + 1 + OFFSETS[1]])
+    held = try_reserve_ports([port + OFFSETS[0]]), try_reserve_ports([port + 1 + OFFSETS[1]])
     job = jobs(plan_with(port, port + 1))
     assert job.look().port_offset == OFFSETS[2]  # the nodes begin with the second, and with the first
     assert {told["round"] for told in read_node_answers(job.plan, job.facts, 1).values()} == {1}
-    assert port + OFFSETS[1] not in ports_claimed_here()
+    assert port + OFFSETS[1] not in read_claimed_ports()
     assert all(held)
 
 
 def test_ports_json_tells_the_real_ports(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    held = hold_reservation([port])
+    held = try_reserve_ports([port])
     job = jobs(plan_with(port))
     job.look()
     told = json.loads((job.facts.run_dir / "ports.json").read_text())
@@ -126,7 +126,7 @@ def test_ports_json_tells_the_real_ports(jobs: Any, capfd: pytest.CaptureFixture
 
 def test_without_a_free_offset_the_job_says_so_and_goes_on(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    held = [hold_reservation([port + offset]) for offset in OFFSETS]
+    held = [try_reserve_ports([port + offset]) for offset in OFFSETS]
     begun = time.monotonic()
     assert jobs(plan_with(port)).look().port_offset == 0
     assert "No offset leaves all ports of the job free on their nodes" in capfd.readouterr().out
@@ -136,7 +136,7 @@ def test_without_a_free_offset_the_job_says_so_and_goes_on(jobs: Any, capfd: pyt
 
 def test_a_node_that_cannot_look_costs_the_others_no_time(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    held = hold_reservation([port])
+    held = try_reserve_ports([port])
     job = jobs(plan_with(port, port + 1))
     (job.facts.run_dir / run_files.NODES_DIR / "job0-n1.json").mkdir(parents=True)
     begun = time.monotonic()
@@ -180,7 +180,7 @@ def test_jobs_of_several_nodes_that_look_at_once_come_to_ports_of_their_own(tmp_
         offsets = [offset_of(process) for process in looking]
         assert len(set(offsets)) == len(looking)
         wanted = {int(port) + offset for port in ports for offset in offsets}
-        assert wanted <= ports_claimed_here((RESERVED,))
+        assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
     finally:
         for process in looking:
             process.kill()
@@ -212,12 +212,14 @@ def test_nodes_of_slurm_are_asked_by_one_step(
     facts = RunFacts("4459", tmp_path, ("cn00", "cn01"))
     found, reservation = run_node_survey(plan, facts, SlurmSteps(plan, facts), OrchestratorSignals())
     try:
-        assert {port + found.port_offset, port + 1 + found.port_offset} <= ports_claimed_here((RESERVED,))
+        assert {port + found.port_offset, port + 1 + found.port_offset} <= read_claimed_ports((RESERVATION_PREFIX,))
         (call,) = slurm.calls("srun")
         assert (call["options"]["nodelist"], call["options"]["job-name"]) == ("cn00,cn01", "nodes")
     finally:
-        reservation.end(30.0)
-    assert {port + found.port_offset, port + 1 + found.port_offset}.isdisjoint(ports_claimed_here((RESERVED,)))
+        reservation.release(30.0)
+    assert {port + found.port_offset, port + 1 + found.port_offset}.isdisjoint(
+        read_claimed_ports((RESERVATION_PREFIX,))
+    )
     assert (tmp_path / "log.err").read_text() == ""
 
 

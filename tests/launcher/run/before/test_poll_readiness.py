@@ -140,7 +140,7 @@ def step_until(poller: ReadinessPoller, condition: Callable[[], bool], what: str
 
 
 def ask(kind: str, port: int, **over: Any) -> tuple[RuleStatus, bool]:
-    standing, late = ReadinessRequest(ReadinessTarget(rule(kind, port, **over), "127.0.0.1", port)).ask()
+    standing, late = ReadinessRequest(ReadinessTarget(rule(kind, port, **over), "127.0.0.1", port)).poll()
     return standing, late
 
 
@@ -233,12 +233,12 @@ def test_a_server_that_never_comes_to_an_end_is_given_up(talk: Talk, monkeypatch
     with serving(talk) as server:
         target = ReadinessTarget(rule("http"), "127.0.0.1", server.port)
         poller = ReadinessPoller([target], 60.0)
-        step_until(poller, lambda: poller.asked[0], "an answer")
-        assert poller.standings == [RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{server.port} in time")]
+        step_until(poller, lambda: poller.polled[0], "an answer")
+        assert poller.statuses == [RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{server.port} in time")]
 
 
 def test_an_unknown_host_is_told() -> None:
-    standing = ReadinessRequest(ReadinessTarget(rule("http"), "no-such-host.invalid", 80)).ask().standing
+    standing = ReadinessRequest(ReadinessTarget(rule("http"), "no-such-host.invalid", 80)).poll().status
     assert standing.detail.startswith("no-such-host.invalid:80 cannot be reached: ")
 
 
@@ -254,8 +254,8 @@ def test_those_who_hang_cost_the_others_nothing() -> None:
     with serving(hang) as hanging, serving(OK) as good:
         hosts = [hanging.port] * 10 + [good.port] * 60
         poller = ReadinessPoller([ReadinessTarget(rule("http"), "127.0.0.1", port) for port in hosts], 60.0)
-        step_until(poller, lambda: all(standing.ready for standing in poller.standings[10:]), "the good ones")
-        assert not any(poller.asked[:10])
+        step_until(poller, lambda: all(standing.ready for standing in poller.statuses[10:]), "the good ones")
+        assert not any(poller.polled[:10])
 
 
 def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.Mon
         poller = ReadinessPoller(
             [ReadinessTarget(rule(), "127.0.0.1", port) for port in [hanging.port] * 30 + [good.port]], 0.3
         )
-        step_until(poller, lambda: all(poller.asked), "a first round")
+        step_until(poller, lambda: all(poller.polled), "a first round")
         monkeypatch.setattr(poll_readiness, "ANSWER_S", 3600.0)
         before = len(good.requests)
         step_until(poller, lambda: len(good.requests) > before + 3, "the good one, time and again")
@@ -274,26 +274,26 @@ def test_a_port_that_others_wait_for_is_tried_every_second() -> None:
     with serving(OK) as server:
         pass
     poller = ReadinessPoller([ReadinessTarget(rule("tcp"), "127.0.0.1", server.port)], 3600.0)
-    step_until(poller, lambda: poller.asked[0], "refused")
+    step_until(poller, lambda: poller.polled[0], "refused")
     with socket.create_server(("127.0.0.1", server.port)):
-        step_until(poller, lambda: poller.standings[0].ready, "accepted")
+        step_until(poller, lambda: poller.statuses[0].ready, "accepted")
 
 
 def test_all_are_asked_soon_once_one_of_them_is_not_ready_any_more() -> None:
     with serving(OK) as first, serving(OK) as second:
         targets = [ReadinessTarget(rule(), "127.0.0.1", server.port) for server in (first, second)]
         poller = ReadinessPoller(targets, 3600.0)
-        step_until(poller, lambda: all(standing.ready for standing in poller.standings), "the first round")
+        step_until(poller, lambda: all(standing.ready for standing in poller.statuses), "the first round")
         second.talk = answer({}, "503 Busy")
-        poller.pace(0.1)
-        step_until(poller, lambda: not poller.standings[1].ready, "another round")
+        poller.set_interval(0.1)
+        step_until(poller, lambda: not poller.statuses[1].ready, "another round")
 
 
 def lines_of_a_step(targets: int) -> int:
     """Lines of the program that are run for one answer, among so many targets that wait for their turn."""
     with serving(OK) as server:
         poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)] * targets, 3600.0)
-        step_until(poller, lambda: all(poller.asked), "a first round")
+        step_until(poller, lambda: all(poller.polled), "a first round")
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
@@ -316,7 +316,7 @@ def test_a_step_costs_the_same_among_few_and_many() -> None:
 
 def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments: list[float] = []
-    monkeypatch.setattr(ReadinessPublisher, "tell", lambda course, standings, now, complete: moments.append(now))
+    monkeypatch.setattr(ReadinessPublisher, "publish", lambda course, standings, now, complete: moments.append(now))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     steps = iter([True] * 5)
 
@@ -333,19 +333,19 @@ def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.Mon
         write_job(tmp_path, *[{"subject": "", "kind": "http", "node": 0, "port": server.port}] * 2000)
         assert poll_readiness.main(["--run-dir", str(tmp_path)]) == 0
     assert len(moments) == 1
-    assert ends == [math.inf, *[moments[0] + poll_readiness.TELL_EVERY_S] * 4]
+    assert ends == [math.inf, *[moments[0] + poll_readiness.PUBLISH_INTERVAL_S] * 4]
 
 
 def test_one_late_answer_does_not_make_a_ready_service_unready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.2)
     with serving(OK) as server:
         poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)], 0.3)
-        step_until(poller, lambda: poller.standings[0].ready, "ready")
+        step_until(poller, lambda: poller.statuses[0].ready, "ready")
         server.talk = hang
-        step_until(poller, lambda: poller._late[0], "a late answer")
-        assert poller.standings[0].ready, "one step takes one answer of a service"
-        step_until(poller, lambda: not poller.standings[0].ready, "the second late answer")
-        assert poller.standings[0].detail.endswith("in time")
+        step_until(poller, lambda: poller._was_late[0], "a late answer")
+        assert poller.statuses[0].ready, "one step takes one answer of a service"
+        step_until(poller, lambda: not poller.statuses[0].ready, "the second late answer")
+        assert poller.statuses[0].detail.endswith("in time")
 
 
 # -- what is told --------------------------------------------------------------------------------
@@ -369,15 +369,15 @@ def sees(prefill: int, decode: int) -> list[RuleStatus]:
 
 def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path, said: list[str]) -> None:
     course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
-    course.tell(sees(0, 0), 100.0, complete=False)
+    course.publish(sees(0, 0), 100.0, is_complete=False)
     assert said == []
-    course.tell(sees(0, 0), 101.0, complete=True)
-    course.tell(sees(0, 0), 106.0, complete=True)
-    course.tell(sees(2, 1), 111.0, complete=True)
-    course.tell(sees(2, 1), 170.0, complete=True)
-    course.tell(sees(2, 1), 171.0, complete=True)
-    course.tell(sees(4, 1), 176.0, complete=True)
-    course.tell(sees(4, 1), 999.0, complete=True)
+    course.publish(sees(0, 0), 101.0, is_complete=True)
+    course.publish(sees(0, 0), 106.0, is_complete=True)
+    course.publish(sees(2, 1), 111.0, is_complete=True)
+    course.publish(sees(2, 1), 170.0, is_complete=True)
+    course.publish(sees(2, 1), 171.0, is_complete=True)
+    course.publish(sees(4, 1), 176.0, is_complete=True)
+    course.publish(sees(4, 1), 999.0, is_complete=True)
     assert said == [
         "Model is not ready, waiting for 4 prefills and 1 decodes to spin up.",
         "Model is not ready, waiting for 2 prefills and 0 decodes to spin up.",
@@ -388,11 +388,11 @@ def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path,
 
 def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path, said: list[str]) -> None:
     course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
-    course.tell(sees(4, 1), 100.0, complete=True)
+    course.publish(sees(4, 1), 100.0, is_complete=True)
     first = run_files.read_json(tmp_path / "readiness.json") or {}
-    course.tell(sees(4, 0), 101.0, complete=True)
+    course.publish(sees(4, 0), 101.0, is_complete=True)
     lost = run_files.read_json(tmp_path / "readiness.json") or {}
-    course.tell(sees(5, 2), 102.0, complete=True)
+    course.publish(sees(5, 2), 102.0, is_complete=True)
     assert said == [
         "Model is ready. Have 4 prefills and 1 decodes.",
         "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.",
@@ -409,7 +409,7 @@ def test_many_small_changes_make_one_line_for_each_interval(tmp_path: Path, said
     course = ReadinessPublisher(tmp_path, targets, 0, PLAN)
     for up in range(64):
         standings = [RuleStatus(index < up, {"agg": int(index < up)}) for index in range(64)]
-        course.tell(standings, 100.0 + up / 10, complete=True)
+        course.publish(standings, 100.0 + up / 10, is_complete=True)
     assert said == [
         "Model is not ready, waiting for 0 prefills and 64 decodes to spin up.",
         "Model is not ready, waiting for 0 prefills and 14 decodes to spin up.",
@@ -419,7 +419,7 @@ def test_many_small_changes_make_one_line_for_each_interval(tmp_path: Path, said
 def test_what_is_written_is_what_others_read(tmp_path: Path, said: list[str]) -> None:
     etcd = ReadinessTarget(rule("tcp", 2379, subject="etcd", before="workers"), "cn01", 2379)
     course = ReadinessPublisher(tmp_path, [etcd, FRONT], 3, PLAN)
-    course.tell([RuleStatus(ready=True), *sees(1, 1)], 100.0, complete=True)
+    course.publish([RuleStatus(ready=True), *sees(1, 1)], 100.0, is_complete=True)
     found = run_files.read_json(tmp_path / run_files.READINESS_FILE) or {}
     assert abs(float(str(found.pop("time"))) - time.time()) < 600
     assert found == {
@@ -461,10 +461,10 @@ def test_the_file_is_written_when_something_has_changed_and_now_and_then(
     monkeypatch.setattr(run_files, "write_json", lambda path, value, durable: written.append(value))
     course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in range(100, 159):
-        course.tell(sees(0, 0), float(now), complete=True)
+        course.publish(sees(0, 0), float(now), is_complete=True)
     assert len(written) == 1
-    course.tell(sees(0, 1), 159.0, complete=True)
-    course.tell(sees(0, 1), 219.0, complete=True)
+    course.publish(sees(0, 1), 159.0, is_complete=True)
+    course.publish(sees(0, 1), 219.0, is_complete=True)
     assert len(written) == 3
 
 
@@ -482,9 +482,9 @@ def test_a_full_disk_is_told_once_and_got_over(
     monkeypatch.setattr(run_files, "write_json", write_or_not)
     course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in (100.0, 101.0, 102.0):
-        course.tell(sees(4, 1), now, complete=True)
+        course.publish(sees(4, 1), now, is_complete=True)
     full = False
-    course.tell(sees(4, 1), 103.0, complete=True)
+    course.publish(sees(4, 1), 103.0, is_complete=True)
     assert said == [
         f"cannot write {tmp_path}/readiness.json: No space left on device",
         "Model is ready. Have 4 prefills and 1 decodes.",
@@ -634,15 +634,15 @@ def test_a_plan_without_rules_needs_nobody(tmp_path: Path) -> None:
 
 def test_workers_that_are_given_up_while_the_job_loads_are_not_waited_for(tmp_path: Path, said: list[str]) -> None:
     def give_up(attempt: int, **workers: str) -> None:
-        run_files.write_json(tmp_path / run_files.GIVEN_UP_FILE, {"attempt": attempt, "workers": workers})
+        run_files.write_json(tmp_path / run_files.ABANDONED_FILE, {"attempt": attempt, "workers": workers})
 
     course = ReadinessPublisher(tmp_path, [FRONT], 1, PLAN)
     give_up(0, decode_w0="decode")
-    course.tell(sees(3, 1), 100.0, complete=True)
+    course.publish(sees(3, 1), 100.0, is_complete=True)
     give_up(1, prefill_w3="prefill")
-    course.tell(sees(3, 1), 110.0, complete=True)
+    course.publish(sees(3, 1), 110.0, is_complete=True)
     give_up(1, prefill_w3="prefill", decode_w0="decode")
-    course.tell(sees(3, 0), 120.0, complete=True)
+    course.publish(sees(3, 0), 120.0, is_complete=True)
     assert said == [
         "Model is not ready, waiting for 1 prefills and 0 decodes to spin up.",
         "Model is ready. Have 3 prefills and 1 decodes.",

@@ -20,8 +20,8 @@ from launcher.run.before.readiness import (
     parse_dynamo,
     parse_models,
     parse_sglang,
-    paths_of,
     present_text,
+    request_paths,
     rule_status,
     unreached_status,
     without_workers,
@@ -180,14 +180,14 @@ def test_a_rule_holds_when_as_many_as_expected_are_there(
 
 
 def test_a_rules_own_path_stands_for_the_first() -> None:
-    assert [paths_of(rule(kind)) for kind in ("dynamo", "sglang", "http", "tcp")] == [
+    assert [request_paths(rule(kind)) for kind in ("dynamo", "sglang", "http", "tcp")] == [
         ("/health",),
         ("/workers",),
         ("/health",),
         (),
     ]
-    assert paths_of(rule("vllm", path="/ping")) == ("/ping", "/v1/models")
-    assert paths_of(rule("tcp", path="/ping")) == ()
+    assert request_paths(rule("vllm", path="/ping")) == ("/ping", "/v1/models")
+    assert request_paths(rule("tcp", path="/ping")) == ()
 
 
 # -- the job as a whole --------------------------------------------------------------------------

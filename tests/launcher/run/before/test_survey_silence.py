@@ -16,7 +16,7 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.before.node_facts import TOLD, released_file
+from launcher.run.before.node_facts import DONE_LINE, released_file
 from launcher.run.before.nodes_survey import PortReservation, run_node_survey, silence_text
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.run.before.test_nodes_survey import facts_in, plan_with
@@ -39,7 +39,7 @@ def processes() -> Iterator[list["subprocess.Popen[bytes]"]]:
             process.stdout.close()
 
 
-SAYS = f"printf '{TOLD.decode()}'; "
+SAYS = f"printf '{DONE_LINE.decode()}'; "
 
 
 def test_of_nodes_with_a_process_each_one_that_has_ended_is_not_waited_for(
@@ -47,10 +47,10 @@ def test_of_nodes_with_a_process_each_one_that_has_ended_is_not_waited_for(
 ) -> None:
     processes += [told_by("sh", "-c", f"{SAYS} sleep 300"), told_by("true"), told_by("sh", "-c", "read x; sleep 300")]
     reservation = PortReservation(processes)
-    poll(lambda: reservation.have_told(2), "two of three nodes")
-    assert not reservation.have_told(3)
+    poll(lambda: reservation.have_answered(2), "two of three nodes")
+    assert not reservation.have_answered(3)
     os.killpg(processes[2].pid, signal.SIGKILL)
-    poll(lambda: reservation.have_told(3), "the third")
+    poll(lambda: reservation.have_answered(3), "the third")
 
 
 def test_of_nodes_with_one_step_none_is_waited_for_once_it_has_ended(
@@ -58,20 +58,20 @@ def test_of_nodes_with_one_step_none_is_waited_for_once_it_has_ended(
 ) -> None:
     processes.append(told_by("sh", "-c", f"{SAYS} sleep 300"))
     reservation = PortReservation(processes)
-    poll(lambda: reservation.have_told(1), "one of two nodes")
-    assert not reservation.have_told(2)
+    poll(lambda: reservation.have_answered(1), "one of two nodes")
+    assert not reservation.have_answered(2)
     os.killpg(processes[0].pid, signal.SIGKILL)
-    poll(lambda: reservation.have_told(2), "the end of the step")
+    poll(lambda: reservation.have_answered(2), "the end of the step")
 
 
 def test_what_has_to_be_ended_has_gone_before_the_nodes_look_again(
     tmp_path: Path, processes: list["subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.run.before.nodes_survey.ENDED_S", 60.0)
+    monkeypatch.setattr("launcher.run.before.nodes_survey.TERMINATE_S", 60.0)
     processes.append(told_by("sh", "-c", "trap 'sleep 0.3; exit 0' TERM; echo ready; while :; do sleep 0.1; done"))
     assert processes[0].stdout is not None
     assert processes[0].stdout.readline() == b"ready\n"
-    PortReservation(processes, tmp_path / "released_a0_0").end(0.1)
+    PortReservation(processes, tmp_path / "released_a0_0").release(0.1)
     assert processes[0].returncode == 0
 
 
@@ -80,7 +80,7 @@ def test_nodes_are_not_waited_for_once_the_job_is_to_end(
 ) -> None:
     processes.append(told_by("sleep", "300"))
     begun = time.monotonic()
-    PortReservation(processes, tmp_path / "released_a0_0").end(120.0, lambda: True)
+    PortReservation(processes, tmp_path / "released_a0_0").release(120.0, lambda: True)
     assert time.monotonic() - begun < 60.0
     assert (tmp_path / "released_a0_0").exists()
     assert processes[0].poll() is None
@@ -150,7 +150,7 @@ def test_a_job_that_is_to_end_while_its_nodes_look_says_nothing_of_them(
 
     def end_it() -> None:
         poll(lambda: processes and (not tells or released_file(tmp_path, 0, 0).exists()), "the survey")
-        signals.ending = signal.SIGTERM
+        signals.end_signal = signal.SIGTERM
 
     ending = threading.Thread(target=end_it)
     ending.start()

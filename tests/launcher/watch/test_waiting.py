@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.watch.waits import wait_text
+from launcher.watch.waiting import wait_text
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.progress.work import unit_word
-from launcher.watch.words import clock_time_text
+from launcher.watch.text import clock_time_text
 from launcher.words import duration_text
 
 
@@ -26,7 +26,7 @@ def wait_text(view: Mapping[str, Any]) -> str:
     if is_pending(view):
         reason = view.get("pending_reason")
         if view.get("requeued"):
-            return _requeued_words(view) + (f": {reason}" if reason else "")
+            return _requeued_text(view) + (f": {reason}" if reason else "")
         return f"waiting in the queue: {reason}" if reason else "not started yet"
     found = view.get("readiness")
     if found is None:
@@ -38,7 +38,7 @@ def wait_text(view: Mapping[str, Any]) -> str:
     return f"{words}: " + (f"waiting for {found['waiting']}" if found["waiting"] else "no answer yet")
 
 
-def _requeued_words(view: Mapping[str, Any]) -> str:
+def _requeued_text(view: Mapping[str, Any]) -> str:
     """The attempt that the job is queued for, and how the previous one ended; attempts count from 1."""
     over = view["requeued"]
     state = f" {over['state']}" if over["state"] else ""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from exporter.files.checkpoints.history import REMEMBERED, CheckpointHistory
+from exporter.files.checkpoints.history import MOST_REMEMBERED, CheckpointHistory
 from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
 from exporter.files.checkpoints.sets import (
     ALIAS_S,
@@ -13,23 +13,23 @@ from exporter.files.checkpoints.sets import (
     CheckpointSetEntry,
     EntryView,
     State,
+    is_alias_of_other,
     is_being_written,
     is_only_extended,
-    is_other_name,
     is_superseded,
-    may_be_other_name,
+    may_be_alias_of_other,
     seconds_written,
 )
 
 # files unchanged this long are finished; raised after a longer pause of the writer
 SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
-PAUSES = 2.0  # wait this many times the longest pause seen
-PATIENCE = 3.0  # wait for missing files this many times as long as the longest recent checkpoint took
+SETTLE_PAUSES = 2.0  # wait this many times the longest pause seen
+WAIT_RATIO = 3.0  # wait for missing files this many times as long as the longest recent checkpoint took
 MISSING_S = 60.0  # but at least this long: a shard may be gathered for a while before it is written
 DAMAGED_S = 60.0  # no damage is reported sooner after a change: a writer may pause in the middle of a file
-MOST_EARLY_S = 3600.0  # a file server's clock may be this far behind, for files that we saw change
+MOST_CLOCK_SLACK_S = 3600.0  # a file server's clock may be this far behind, for files that we saw change
 ABANDONED_S = 600.0  # a temporary file unchanged this long was left by a writer that ended
-HELD = 8  # checkpoints whose files are kept in memory, the newest
+MOST_HELD = 8  # checkpoints whose files are kept in memory, the newest
 MOST_NAMES = 20  # missing files named in a report
 
 
@@ -44,24 +44,26 @@ class CheckpointTracker:
     """Checkpoints of one job, from successive readings of its checkpoint folder.
 
     Only differences of ``now`` (monotonic) matter; ``wall`` is in epoch seconds. Files older than ``start`` belong to
-    an earlier job, unless they were seen to change. Files older by at most ``early_s`` count too, but are never
+    an earlier job, unless they were seen to change. Files older by at most ``clock_slack_s`` count too, but are never
     reported as damaged or incomplete.
     """
 
-    def __init__(self, start: float | None = None, interval_s: float | None = None, *, early_s: float = 0.0) -> None:
+    def __init__(
+        self, start: float | None = None, interval_s: float | None = None, *, clock_slack_s: float = 0.0
+    ) -> None:
         self.last: Checkpoint | None = None  # newest checkpoint in any state, as last seen
         self.last_complete: Checkpoint | None = None  # newest that was complete, damaged or not
         self.writing = False  # whether a checkpoint is being written
-        self._start, self._early_s = start, early_s
+        self._start, self._clock_slack_s = start, clock_slack_s
         self._history = CheckpointHistory(interval_s)
         self._sets: dict[str, CheckpointSet] = {}
-        self._key_of: dict[str, str] = {}
+        self._keys_by_name: dict[str, str] = {}
         self._settle_s = SETTLE_S
         self._ended = False  # whether all writers have ended
-        self._held: set[str] = set()  # keys of checkpoints whose directories' files are in memory
-        self._older: dict[str, float] = {}  # end of each checkpoint of an earlier job, by key
-        self._doubted: set[str] = set()  # keys of checkpoints that look damaged but may still be written
-        self._first = True
+        self._held_keys: set[str] = set()  # keys of checkpoints whose directories' files are in memory
+        self._earlier_ends: dict[str, float] = {}  # end of each checkpoint of an earlier job, by key
+        self._suspected: set[str] = set()  # keys of checkpoints that look damaged but may still be written
+        self._is_first_update = True
         self._now = 0.0
 
     def update(
@@ -71,43 +73,44 @@ class CheckpointTracker:
         now: float,
         wall: float,
         *,
-        behind: bool = False,
-        ended: bool = False,
-        disturbed: float | None = None,
+        has_unread_names: bool = False,
+        workers_ended: bool = False,
+        last_worker_change: float | None = None,
     ) -> list[CheckpointEvent]:
         """Take one reading of the folder and return the events since the previous one, oldest first.
 
         ``entries`` must include all changed ones. ``names`` are all that exist, or None if none came or went. With
-        ``behind``, some names are unread, so nothing is judged yet. Checkpoints from before the first reading count but
-        raise no event. With ``ended``, all workers have ended, so files need not settle. ``disturbed`` is the last
-        start or end of a worker, by the clock of the files: names with ranks are not compared across it.
+        ``has_unread_names``, some names are unread, so nothing is judged yet. Checkpoints from before the first reading
+        count but raise no event. With ``workers_ended``, all workers have ended, so files need not settle.
+        ``last_worker_change`` is the last start or end of a worker, by the clock of the files: names with ranks are not
+        compared across it.
         """
-        self._history.disturbed = disturbed
-        first, self._now, self._ended = self._first, now, ended
-        taken = {key for entry in entries if (key := self._take(entry, now, wall)) is not None}
-        if first and behind:
+        self._history.last_worker_change = last_worker_change
+        first, self._now, self._ended = self._is_first_update, now, workers_ended
+        taken = {key for entry in entries if (key := self._add_entry(entry, now, wall)) is not None}
+        if first and has_unread_names:
             return []
-        self._first = False
+        self._is_first_update = False
         happened: list[CheckpointEvent] = []
         waiting = sorted((found for found in self._sets.values() if found.pending), key=lambda found: found.end)
         for found in waiting:
-            self._history.note_holder(found)
+            self._history.record_latest(found)
         there = names if names is None or isinstance(names, (set, frozenset)) else set(names)
-        for name in [name for name in self._key_of if there is not None and name not in there]:
-            self._forget(name, happened)
+        for name in [name for name in self._keys_by_name if there is not None and name not in there]:
+            self._handle_removed(name, happened)
         for key in sorted(taken & self._sets.keys()):
             if not self._sets[key].pending:
-                self._refresh(self._sets[key], happened)
-        for key in sorted(self._doubted - taken):
-            self._refresh(self._sets[key], happened)
-        for found in waiting if not behind else ():
+                self._update_validity(self._sets[key], happened)
+        for key in sorted(self._suspected - taken):
+            self._update_validity(self._sets[key], happened)
+        for found in waiting if not has_unread_names else ():
             if found.entries:
-                self._judge(found, now, happened)
-        self._slim()
+                self._update_state(found, now, happened)
+        self._drop_files()
         self.writing = any(
             found.state == "writing" or self._has_live_temporary(found, now)
             for found in self._sets.values()
-            if not self._is_beside(found)
+            if not self._is_ignored(found)
         )
         return [] if first else happened
 
@@ -132,9 +135,9 @@ class CheckpointTracker:
         return self._history.next_expected
 
     @property
-    def saved(self) -> tuple[float, ...]:
+    def save_times(self) -> tuple[float, ...]:
         """End times of recent checkpoints, in order. Ranks that save at different times share one."""
-        return self._history.saved
+        return self._history.save_times
 
     def state(self) -> dict[str, Any]:
         """Return the state to restore later, for JSON."""
@@ -146,179 +149,186 @@ class CheckpointTracker:
 
     # Entries
 
-    def _take(self, entry: EntryView, now: float, wall: float) -> str | None:
+    def _add_entry(self, entry: EntryView, now: float, wall: float) -> str | None:
         """Record one entry; return the key of its checkpoint, or None if it belongs to none."""
-        name = parse_name(entry.bare, entry.directory)
+        name = parse_name(entry.bare, entry.is_directory)
         if name is None:
             return None
         newest = max((file.mtime for file in entry.files), default=None)
         # assume that files in the first reading are unchanged since their mtime
-        since = now if not self._first or newest is None else now - max(0.0, wall - newest)
+        since = now if not self._is_first_update or newest is None else now - max(0.0, wall - newest)
         found = self._sets.get(name.key)
         if found is None:
-            found = self._sets[name.key] = CheckpointSet(name.key, name, since, since, watched=not self._first)
+            found = self._sets[name.key] = CheckpointSet(
+                name.key, name, since, since, was_watched=not self._is_first_update
+            )
         elif found.name.marker and not name.marker:
             found.name = name
-        if self._key_of.setdefault(entry.name, name.key) != name.key:
+        if self._keys_by_name.setdefault(entry.name, name.key) != name.key:
             self._drop(entry.name)  # a directory replaced a file
-            self._key_of[entry.name] = name.key
+            self._keys_by_name[entry.name] = name.key
         if entry.files and not name.marker:
-            found.is_note = (
+            found.is_text_only = (
                 not found.has_step
                 and all(is_text(file.path) for file in entry.files)
-                and (not found.has_data or found.is_note)
+                and (not found.has_data or found.is_text_only)
             )
-            if not found.is_note and not self._history.real:
-                self._begin_real()
+            if not found.is_text_only and not self._history.has_real_checkpoints:
+                self._discard_text_files()
         if entry.temporary:
             if found.temporary.get(entry.name) != entry:
-                found.seen = found.seen or not self._first
-                found.temporary[entry.name], found.temporary_changed = entry, since
+                found.was_seen_changing = found.was_seen_changing or not self._is_first_update
+                found.temporary[entry.name], found.temporary_changed_at = entry, since
                 if not found.pending or not found.entries:
                     found.first_seen = min(found.first_seen, since) if found.pending else since
-            found.inodes.add(entry.inode)
+            found.temporary_inodes.add(entry.inode)
             return None
         before = found.entries.get(entry.name)
         if is_being_written(found, before, entry):
-            if entry.inode in found.inodes:
+            if entry.inode in found.temporary_inodes:
                 found.renamed.add(entry.name)
             if not found.pending:
-                found.pause = since - found.changed
+                found.pause_s = since - found.changed_at
                 if not found.temporary and not found.renamed:
                     found.first_seen = since
                 found.pending = True
             elif found.entries:
-                found.pause = max(found.pause, since - found.changed)
-            found.changed = max(found.changed, since) if found.entries else since
-            found.told.clear()
+                found.pause_s = max(found.pause_s, since - found.changed_at)
+            found.changed_at = max(found.changed_at, since) if found.entries else since
+            found.reported.clear()
             if (
-                not self._first
-                and (before is None or not before.slim)
-                and self._older.get(found.key, 0.0) < (newest or 0)
+                not self._is_first_update
+                and (before is None or not before.has_dropped_files)
+                and self._earlier_ends.get(found.key, 0.0) < (newest or 0)
             ):
-                found.seen = True
+                found.was_seen_changing = True
         found.entries[entry.name] = CheckpointSetEntry(entry, name)
-        if entry.directory:
-            self._held.add(found.key)
+        if entry.is_directory:
+            self._held_keys.add(found.key)
         return found.key
 
-    def _begin_real(self) -> None:
+    def _discard_text_files(self) -> None:
         """Discard notes counted so far: the first real checkpoint shows that they were none."""
-        self._history.begin_real()
-        self._doubted.clear()
+        self._history.discard_text_files()
+        self._suspected.clear()
         self.last = self.last_complete = None
 
-    def _is_beside(self, found: CheckpointSet) -> bool:
+    def _is_ignored(self, found: CheckpointSet) -> bool:
         """Whether it is a text beside real checkpoints."""
-        return found.is_note and self._history.real
+        return found.is_text_only and self._history.has_real_checkpoints
 
-    def _forget(self, name: str, happened: list[CheckpointEvent]) -> None:
+    def _handle_removed(self, name: str, events: list[CheckpointEvent]) -> None:
         """Handle an entry that is gone: removed to keep only the last few, or renamed."""
-        found = self._sets[self._key_of[name]]
+        found = self._sets[self._keys_by_name[name]]
         ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
-        ours = ours and not self._is_beside(found)
-        if ours and is_superseded(found, self._sets.values()) and not self._missing(found):
-            self._complete(found, happened)  # its writer starts the next only after this one
+        ours = ours and not self._is_ignored(found)
+        if ours and is_superseded(found, self._sets.values()) and not self._missing_files(found):
+            self._mark_complete(found, events)  # its writer starts the next only after this one
         self._drop(name)
 
     def _drop(self, name: str) -> None:
         """Forget an entry, and its checkpoint with its last entry."""
-        found = self._sets[self._key_of.pop(name)]
+        found = self._sets[self._keys_by_name.pop(name)]
         found.temporary.pop(name, None)
         found.entries.pop(name, None)
         found.renamed.discard(name)
         if not found.entries and not found.temporary:
             del self._sets[found.key]
-            self._held.discard(found.key)
-            self._doubted.discard(found.key)
+            self._held_keys.discard(found.key)
+            self._suspected.discard(found.key)
             if self.last is not None and self.last.key == found.key and self.last.state == "writing":
                 self.last = self.last_complete
 
-    def _slim(self) -> None:
+    def _drop_files(self) -> None:
         """Keep only the files of the newest directories in memory."""
-        held = [key for key in self._held if key in self._sets and not self._sets[key].pending]
-        if len(held) > HELD:
-            for key in sorted(held, key=lambda key: self._sets[key].end)[:-HELD]:
+        held = [key for key in self._held_keys if key in self._sets and not self._sets[key].pending]
+        if len(held) > MOST_HELD:
+            for key in sorted(held, key=lambda key: self._sets[key].end)[:-MOST_HELD]:
                 found = self._sets[key]
-                found.entries = {name: entry._replace(slim=True) for name, entry in found.entries.items()}
-                self._held.discard(key)
+                found.entries = {name: entry._replace(has_dropped_files=True) for name, entry in found.entries.items()}
+                self._held_keys.discard(key)
 
     # Judgement
 
     def _is_ours(self, found: CheckpointSet) -> bool:
         """Whether this job wrote it."""
-        if self._start is None or found.end >= self._start - self._early_s:
+        if self._start is None or found.end >= self._start - self._clock_slack_s:
             return True
-        return found.seen and found.end >= self._start - MOST_EARLY_S
+        return found.was_seen_changing and found.end >= self._start - MOST_CLOCK_SLACK_S
 
     def _may_be_older(self, found: CheckpointSet) -> bool:
         """Whether an earlier job may have written it."""
-        return self._start is not None and found.end < self._start and not found.seen
+        return self._start is not None and found.end < self._start and not found.was_seen_changing
 
     def _has_live_temporary(self, found: CheckpointSet, now: float) -> bool:
         """Whether a file under a temporary name is being written."""
         if (
             self._ended
             or not found.temporary
-            or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._history.longest_s)
+            or now - found.temporary_changed_at > max(ABANDONED_S, WAIT_RATIO * self._history.longest_write_s)
         ):
             return False
         newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
-        return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
+        return (
+            self._start is None
+            or newest is None
+            or found.was_seen_changing
+            or newest >= self._start - self._clock_slack_s
+        )
 
-    def _judge(self, found: CheckpointSet, now: float, happened: list[CheckpointEvent]) -> None:
+    def _update_state(self, found: CheckpointSet, now: float, events: list[CheckpointEvent]) -> None:
         """Update the state of a checkpoint written since its last judgement."""
         found.state = None
         if not self._is_ours(found):
             found.pending = False
-            self._older[found.key] = found.end
-            while len(self._older) > REMEMBERED:
-                del self._older[next(iter(self._older))]
+            self._earlier_ends[found.key] = found.end
+            while len(self._earlier_ends) > MOST_REMEMBERED:
+                del self._earlier_ends[next(iter(self._earlier_ends))]
             return
-        if self._is_beside(found):
+        if self._is_ignored(found):
             found.pending = False
             return
         if not found.has_data:
             return
-        quiet = math.inf if self._ended else now - found.changed
-        if is_other_name(found, self._sets.values()):
+        quiet = math.inf if self._ended else now - found.changed_at
+        if is_alias_of_other(found, self._sets.values()):
             found.pending = quiet < self._settle_s
             return
-        missing = self._missing(found)
-        late = self._unusual(found) and quiet < max(self._settle_s, PATIENCE * self._history.longest_s)
+        missing = self._missing_files(found)
+        late = self._unusual_shapes(found) and quiet < max(self._settle_s, WAIT_RATIO * self._history.longest_write_s)
         partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
         partial = partial or (self._has_live_temporary(found, now) and not found.is_renamed)
         settled = quiet >= self._settle_s and not late
-        if not missing and not partial and (settled or self._is_sure(found)):
-            if quiet >= ALIAS_S or not may_be_other_name(found, self._sets.values()):
-                self._complete(found, happened)
+        if not missing and not partial and (settled or self._is_surely_complete(found)):
+            if quiet >= ALIAS_S or not may_be_alias_of_other(found, self._sets.values()):
+                self._mark_complete(found, events)
             return
-        if partial or not missing or quiet < max(MISSING_S, self._settle_s, PATIENCE * self._history.longest_s):
+        if partial or not missing or quiet < max(MISSING_S, self._settle_s, WAIT_RATIO * self._history.longest_write_s):
             found.state = "writing"
-            if not may_be_other_name(found, self._sets.values()):
-                self._show(found, "writing")
+            if not may_be_alias_of_other(found, self._sets.values()):
+                self._publish(found, "writing")
         else:
             found.state = "incomplete"
-            shown = self._show(found, "incomplete", missing)
-            if "incomplete" not in found.told and self.last is shown:
-                found.told.add("incomplete")
-                if not found.gaps:
-                    self._history.note_short(found.key, found.shapes)
-                happened.append(CheckpointEvent("incomplete", shown))
+            shown = self._publish(found, "incomplete", missing)
+            if "incomplete" not in found.reported and self.last is shown:
+                found.reported.add("incomplete")
+                if not found.shard_gaps:
+                    self._history.record_missing_ranks(found.key, found.shapes)
+                events.append(CheckpointEvent("incomplete", shown))
 
-    def _show(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
+    def _publish(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
         """Return the checkpoint as it is now, and make it the last one if none is newer."""
         files = found.files()
         size = sum(file.size for file in files)
         valid, reason = self._validity(found)
-        unusual = self._unusual(found) if state == "complete" else ()
+        unusual = self._unusual_shapes(found) if state == "complete" else ()
         if valid is False and state == "complete":
             state = "invalid"
         if missing:
             reason = f"{missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} files are missing"
         shown = Checkpoint(
             key=found.key,
-            name=common_name([entry.seen.bare for entry in found.entries.values() if not entry.name.marker]),
+            name=common_name([entry.view.bare for entry in found.entries.values() if not entry.name.marker]),
             state=state,
             step=found.name.step,
             epoch=found.name.epoch,
@@ -339,108 +349,111 @@ class CheckpointTracker:
 
     # Missing files
 
-    def _missing(self, found: CheckpointSet) -> tuple[str, ...]:
+    def _missing_files(self, found: CheckpointSet) -> tuple[str, ...]:
         """Expected files that are missing, in order; empty if not all files could be read.
 
         Only its own numbers and indexes count: other checkpoints of the job may have had more files, for example before
         a restart with fewer ranks, or before a final save into a single file.
         """
-        if self._may_be_older(found) or not all(entry.seen.whole for entry in found.entries.values()):
+        if self._may_be_older(found) or not all(entry.view.is_fully_read for entry in found.entries.values()):
             return ()
-        return (*found.gaps, *self._holes(found))
+        return (*found.shard_gaps, *self._rank_gaps(found))
 
-    def _holes(self, found: CheckpointSet) -> tuple[str, ...]:
-        if not found.holes or found.is_marked or self._history.leaves_out(found.key, found.shapes):
+    def _rank_gaps(self, found: CheckpointSet) -> tuple[str, ...]:
+        if not found.rank_gaps or found.is_marked or self._history.omits_on_purpose(found.key, found.shapes):
             return ()
         return tuple(
             hole
-            for hole in found.holes
-            if "/" in hole or not self._history.is_elsewhere(name_shape(hole, found.name), found)
+            for hole in found.rank_gaps
+            if "/" in hole or not self._history.is_saved_separately(name_shape(hole, found.name), found)
         )
 
-    def _unusual(self, found: CheckpointSet) -> tuple[str, ...]:
+    def _unusual_shapes(self, found: CheckpointSet) -> tuple[str, ...]:
         """Sorted shapes of shards and markers that all similar checkpoints had but this one has not.
 
         Files already known to be missing are left out.
         """
-        if not all(entry.seen.whole for entry in found.entries.values()):
+        if not all(entry.view.is_fully_read for entry in found.entries.values()):
             return ()
         told = {
-            name_shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)
+            name_shape(gap.partition("/")[2] if "/" in gap else gap, found.name)
+            for gap in (*found.shard_gaps, *found.rank_gaps)
         }
         left = [
             usual
-            for usual in self._history.usual(found.key) - found.shapes
-            if usual.removeprefix("/") not in told and not self._history.is_elsewhere(usual, found)
+            for usual in self._history.usual_shapes(found.key) - found.shapes
+            if usual.removeprefix("/") not in told and not self._history.is_saved_separately(usual, found)
         ]
         return tuple(sorted(usual.removeprefix("/") for usual in left))
 
     # Completion
 
-    def _is_sure(self, found: CheckpointSet) -> bool:
+    def _is_surely_complete(self, found: CheckpointSet) -> bool:
         """Whether it is complete without waiting: renamed into place, marked, or followed by the next."""
         several = len(found.entries) > 1
-        if found.is_renamed and (not several or (self._history.usual(found.key) and not self._unusual(found))):
+        if found.is_renamed and (
+            not several or (self._history.usual_shapes(found.key) and not self._unusual_shapes(found))
+        ):
             return True
         return found.is_marked or is_superseded(found, self._sets.values())
 
-    def _complete(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
+    def _mark_complete(self, found: CheckpointSet, events: list[CheckpointEvent]) -> None:
         """Mark it complete and count it, unless it only grew after it was counted."""
-        before, files, shapes = found.done, found.files(), found.shapes
+        before, files, shapes = found.last_complete, found.files(), found.shapes
         goes_on = before is not None and is_only_extended(before, files, found)
-        if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
-            self._settle_s = max(self._settle_s, PAUSES * found.pause)
-        shown = self._show(found, "complete")
-        found.done, found.state, found.pending = shown, shown.state, False
-        found.shrunk, found.pause, found.watched = False, 0.0, True
-        found.inodes.clear()
+        if goes_on and SETTLE_PAUSES * found.pause_s <= MOST_SETTLE_S:
+            self._settle_s = max(self._settle_s, SETTLE_PAUSES * found.pause_s)
+        shown = self._publish(found, "complete")
+        found.last_complete, found.state, found.pending = shown, shown.state, False
+        found.shrunk, found.pause_s, found.was_watched = False, 0.0, True
+        found.temporary_inodes.clear()
         found.renamed.clear()
         if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
             self.last_complete = shown
-        if not self._history.count(shown, shapes, addition=goes_on):
+        if not self._history.count(shown, shapes, is_addition=goes_on):
             return
-        happened.append(CheckpointEvent("saved", shown))
+        events.append(CheckpointEvent("saved", shown))
         if shown.odd is not None:
-            happened.append(CheckpointEvent("unusual", shown))
-        self._tell_damage(found, shown, happened)
+            events.append(CheckpointEvent("unusual", shown))
+        self._report_damage(found, shown, events)
 
-    def _refresh(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
+    def _update_validity(self, found: CheckpointSet, events: list[CheckpointEvent]) -> None:
         """Update a complete checkpoint with new results of file checks."""
-        done = found.done
+        done = found.last_complete
         if done is None or not found.entries:
             return
         valid, reason = self._validity(found)
         if valid is None or (valid, reason) == (done.valid, done.reason):
             return
-        found.done = now = done._replace(state="complete" if valid else "invalid", valid=valid, reason=reason)
+        found.last_complete = now = done._replace(state="complete" if valid else "invalid", valid=valid, reason=reason)
         found.state = now.state
         if self.last_complete is not None and self.last_complete.key == found.key:
             self.last_complete = now
         if self.last is not None and self.last.key == found.key:
             self.last = now
-        self._tell_damage(found, now, happened)
+        self._report_damage(found, now, events)
 
     def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
         """Whether its files are valid, with the reason if not; None while the verdict may still change."""
-        self._doubted.discard(found.key)
+        self._suspected.discard(found.key)
         for entry in found.entries.values():
-            for bad in entry.seen.damaged:
+            for bad in entry.view.damaged:
                 if self._may_be_older(found):
                     return None, None
-                quiet = self._now - found.changed
+                quiet = self._now - found.changed_at
                 if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
                     return False, f"{bad.path}: {bad.reason}"
-                self._doubted.add(found.key)
+                self._suspected.add(found.key)
                 return None, None
-        seen = [entry.seen for entry in found.entries.values()]
-        decided = all(entry.looked_into >= len(entry.files) for entry in seen)
+        seen = [entry.view for entry in found.entries.values()]
+        decided = all(entry.checked >= len(entry.files) for entry in seen)
         return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
 
     @staticmethod
-    def _tell_damage(found: CheckpointSet, shown: Checkpoint, happened: list[CheckpointEvent]) -> None:
-        if shown.valid is False and "damaged" not in found.told:
-            found.told.add("damaged")
-            happened.append(CheckpointEvent("damaged", shown))
+    def _report_damage(found: CheckpointSet, checkpoint: Checkpoint, events: list[CheckpointEvent]) -> None:
+        if checkpoint.valid is False and "damaged" not in found.reported:
+            found.reported.add("damaged")
+            events.append(CheckpointEvent("damaged", checkpoint))
 
 
 def _unusual_text(unusual: Sequence[str]) -> str | None:

@@ -57,7 +57,7 @@ def throughput_text(worker: Mapping[str, Any]) -> str:
     return token_rate_text(made) or "-"
 
 
-def not_ready_in_time(view: Mapping[str, Any]) -> dict[int, str]:
+def not_ready_reasons(view: Mapping[str, Any]) -> dict[int, str]:
     """Exit reason of the job by rank, for workers that were not ready in time."""
     cause = view["cause"] or {}
     return {entry["rank"]: cause["reason"] for entry in cause.get("missing") or () if entry["rank"] is not None}

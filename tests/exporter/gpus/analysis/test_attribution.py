@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.gpus.analysis.blame import FaultAttribution, GpuError, WorkerGpuRelation, normal_pci_address
+from exporter.gpus.analysis.attribution import FaultAttribution, GpuError, WorkerGpuRelation, normal_pci_address
 
-WHOLE = WorkerGpuRelation("GPU-a", "0", pci="0000:3b:00.0", own=True, alone=True)
+WHOLE = WorkerGpuRelation("GPU-a", "0", pci="0000:3b:00.0", is_own=True, is_exclusive=True)
 PARTS = (
     WorkerGpuRelation("GPU-b", "1", pci="0000:5e:00.0"),
-    WorkerGpuRelation("MIG-5", "1:0", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=5, own=True, alone=True),
+    WorkerGpuRelation(
+        "MIG-5", "1:0", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=5, is_own=True, is_exclusive=True
+    ),
     WorkerGpuRelation("MIG-6", "1:1", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=6),
 )
 
@@ -80,7 +82,9 @@ def test_the_loss_of_a_divided_gpu_is_that_of_its_instances_and_told_once() -> N
 
 def test_the_loss_of_a_gpu_of_others_is_not_the_workers() -> None:
     assert (
-        FaultAttribution((WorkerGpuRelation("GPU-c", "2", alone=True),), {7}, {8}).losses({"GPU-c": (9.0, "lost")})
+        FaultAttribution((WorkerGpuRelation("GPU-c", "2", is_exclusive=True),), {7}, {8}).losses(
+            {"GPU-c": (9.0, "lost")}
+        )
         == []
     )
 

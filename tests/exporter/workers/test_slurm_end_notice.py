@@ -4,7 +4,12 @@ from datetime import datetime
 
 import pytest
 
-from exporter.workers.slurm_words import SlurmEndNotice, has_timed_out, parse_preemption_end, parse_slurm_end_notice
+from exporter.workers.slurm_end_notice import (
+    SlurmEndNotice,
+    has_timed_out,
+    parse_preemption_end,
+    parse_slurm_end_notice,
+)
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.gpus.analysis.xid import CONTAINED_XIDS, blames_device, xid_meaning
+from exporter.gpus.analysis.xid import CONTAINED_XIDS, is_device_fault, xid_meaning
 
 # Driver and kernel log report an error at almost the same time; this allows for the log being read late.
 SAME_ERROR_S = 5.0
@@ -30,8 +30,8 @@ class WorkerGpuRelation:
     pci: str | None = None
     parent: str | None = None  # UUID of the GPU of a MIG instance
     gpu_instance: int | None = None
-    own: bool = False  # whether the worker uses it or the plan assigns it
-    alone: bool = False  # whether it is certain that no other process, of any job, uses it
+    is_own: bool = False  # whether the worker uses it or the plan assigns it
+    is_exclusive: bool = False  # whether it is certain that no other process, of any job, uses it
 
 
 def normal_pci_address(pci: str) -> str:
@@ -43,22 +43,24 @@ def normal_pci_address(pci: str) -> str:
 class FaultAttribution:
     """Attributes errors to one worker.
 
-    ``pids`` are its processes, ``others`` those of other workers on the node.
+    ``pids`` are its processes, ``other_pids`` those of other workers on the node.
     """
 
-    def __init__(self, gpus: Sequence[WorkerGpuRelation], pids: Collection[int], others: Collection[int]) -> None:
+    def __init__(self, gpus: Sequence[WorkerGpuRelation], pids: Collection[int], other_pids: Collection[int]) -> None:
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
-        self._places = {normal_pci_address(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None}
-        self._parts: dict[str, list[WorkerGpuRelation]] = {}
+        self._gpus_by_pci = {
+            normal_pci_address(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None
+        }
+        self._instances: dict[str, list[WorkerGpuRelation]] = {}
         for gpu in gpus:
             if gpu.parent is not None:
-                self._parts.setdefault(gpu.parent, []).append(gpu)
-        self._pids, self._others = pids, others
+                self._instances.setdefault(gpu.parent, []).append(gpu)
+        self._pids, self._other_pids = pids, other_pids
 
-    def errors(self, told: Iterable[GpuError]) -> list[tuple[GpuError, str]]:
+    def errors(self, reported: Iterable[GpuError]) -> list[tuple[GpuError, str]]:
         """Return the errors of the worker in order of time, without duplicates, each with a description."""
-        return [(error, self._words(error)) for error in self._each_once(told) if self._is_its(error)]
+        return [(error, self._error_text(error)) for error in self._deduplicated(reported) if self._is_of_worker(error)]
 
     def losses(self, lost: Mapping[str, tuple[float, str]]) -> list[tuple[str, float, str]]:
         """Return the worker's lost GPUs: name, time of the loss, and the driver's message.
@@ -70,14 +72,14 @@ class FaultAttribution:
             gpu = self._gpus.get(uuid)
             if gpu is None or gpu.parent in lost:
                 continue
-            if any(unit.own for unit in (gpu, *self._parts.get(uuid, ()))):
+            if any(unit.is_own for unit in (gpu, *self._instances.get(uuid, ()))):
                 found.append((_name(gpu), since, words))
         return found
 
-    def _each_once(self, told: Iterable[GpuError]) -> list[GpuError]:
+    def _deduplicated(self, reported: Iterable[GpuError]) -> list[GpuError]:
         """Errors in order of time. Of duplicates, keep the entry with a pid."""
         kept: list[GpuError] = []
-        for error in sorted(told, key=lambda error: (error.pid is None, error.time)):
+        for error in sorted(reported, key=lambda error: (error.pid is None, error.time)):
             if not any(self._is_same(error, other) for other in kept):
                 kept.append(error)
         return sorted(kept, key=lambda error: error.time)
@@ -89,48 +91,48 @@ class FaultAttribution:
             and abs(error.time - other.time) <= SAME_ERROR_S
             and error.pid in (None, other.pid)
             and (None in (error.gpu_instance, other.gpu_instance) or error.gpu_instance == other.gpu_instance)
-            and self._place(error) == self._place(other)
+            and self._place_key(error) == self._place_key(other)
         )
 
-    def _place(self, error: GpuError) -> str | None:
-        gpu = self._gpu_of(error)
+    def _place_key(self, error: GpuError) -> str | None:
+        gpu = self._find_gpu(error)
         if gpu is not None:
             return gpu.uuid
         return error.uuid if error.pci is None else normal_pci_address(error.pci)
 
-    def _gpu_of(self, error: GpuError) -> WorkerGpuRelation | None:
+    def _find_gpu(self, error: GpuError) -> WorkerGpuRelation | None:
         if error.uuid is not None:
             return self._gpus.get(error.uuid)
-        return None if error.pci is None else self._places.get(normal_pci_address(error.pci))
+        return None if error.pci is None else self._gpus_by_pci.get(normal_pci_address(error.pci))
 
-    def _is_its(self, error: GpuError) -> bool:
+    def _is_of_worker(self, error: GpuError) -> bool:
         """Whether an error belongs to the worker: its process is named, or the error is on a GPU it uses.
 
         Program errors and contained errors count only if no other process can be the source.
         """
         if error.pid is not None and error.pid in self._pids:
             return True
-        gpu = self._gpu_of(error)
+        gpu = self._find_gpu(error)
         if gpu is None:
             return False
-        parts = self._parts.get(gpu.uuid, [])
+        parts = self._instances.get(gpu.uuid, [])
         told = bool(parts) and error.gpu_instance is not None
         has_it = [part for part in parts if part.gpu_instance == error.gpu_instance] if told else [gpu, *parts]
-        if not any(unit.own for unit in has_it):
+        if not any(unit.is_own for unit in has_it):
             return False
         if error.xid in CONTAINED_XIDS and told and error.pid is None:
             return True
-        if blames_device(error.xid) and error.xid not in CONTAINED_XIDS:
+        if is_device_fault(error.xid) and error.xid not in CONTAINED_XIDS:
             return True  # ignore the named process: it is only the first that met the error, which may be any program
-        alone = all(part.alone for part in has_it) if told else gpu.alone
-        return alone and error.pid not in self._others
+        alone = all(part.is_exclusive for part in has_it) if told else gpu.is_exclusive
+        return alone and error.pid not in self._other_pids
 
-    def _words(self, error: GpuError) -> str:
-        gpu = self._gpu_of(error)
+    def _error_text(self, error: GpuError) -> str:
+        gpu = self._find_gpu(error)
         place = f"the GPU at {error.pci}" if gpu is None else _name(gpu)
         instance = "" if error.gpu_instance is None else f", instance {error.gpu_instance}"
         who = "" if error.pid is None else f", process {error.pid}"
-        what = f": {xid_meaning(error.xid)}" if blames_device(error.xid) else ""
+        what = f": {xid_meaning(error.xid)}" if is_device_fault(error.xid) else ""
         return f"Xid {error.xid} on {place}{instance}{who}{what}"
 
 

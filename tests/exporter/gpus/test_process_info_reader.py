@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.gpus.holder_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
+from exporter.gpus.process_info_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
 from tests.support.exporter import until
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.contract.manifest import PathGroup
-from exporter.logs.places_reader import RESCAN_S, LogFinder, find_extra_logs, log_paths, progress_path, read_last_bytes, run_suffix
+from exporter.logs.log_files_reader import RESCAN_S, LogFinder, find_extra_logs, log_paths, progress_path, read_last_bytes, run_suffix
 from tests.support.exporter import make_manifest, make_task
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.judgement import CheckpointTracker
 from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.checkpoints.tracker import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_entries import Entry, File, entries
 from tests.exporter.files.checkpoints.checkpoint_layouts import LAYOUTS, Write, ranks
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
@@ -27,7 +27,7 @@ def test_each_layout_is_one_checkpoint_a_save(tmp_path: Path, write: Write) -> N
         assert step in (last.step, last.epoch)
     assert folder.checkpoints.total == 4
     assert folder.checkpoints.interval_s == 100.0
-    assert folder.checkpoints.next_expected == folder.checkpoints.saved[-1] + 100.0
+    assert folder.checkpoints.next_expected == folder.checkpoints.save_times[-1] + 100.0
     assert not folder.checkpoints.writing
 
 
@@ -37,10 +37,10 @@ def test_a_new_sidecar_finds_the_same_checkpoints_and_tells_of_none(tmp_path: Pa
     for step in (10, 20, 30, 40):
         write(folder, step)
         folder.looks(100)
-    before = (folder.checkpoints.total, folder.checkpoints.saved, folder.checkpoints.last)
+    before = (folder.checkpoints.total, folder.checkpoints.save_times, folder.checkpoints.last)
     folder.restart()
     assert folder.look() == []
-    assert (folder.checkpoints.total, folder.checkpoints.saved) == before[:2]
+    assert (folder.checkpoints.total, folder.checkpoints.save_times) == before[:2]
     assert folder.checkpoints.last is not None
     assert before[2] is not None
     assert folder.checkpoints.last._replace(seconds=None) == before[2]._replace(seconds=None)
@@ -53,7 +53,7 @@ def test_checkpoints_of_an_earlier_job_are_none_of_this_one(tmp_path: Path, writ
     write(folder, 10)
     folder.now = START + 100.0
     folder.looks(50)
-    assert (folder.checkpoints.total, folder.checkpoints.last, folder.checkpoints.saved) == (0, None, ())
+    assert (folder.checkpoints.total, folder.checkpoints.last, folder.checkpoints.save_times) == (0, None, ())
     assert not folder.checkpoints.writing
     write(folder, 20)
     folder.looks(100)
@@ -195,11 +195,11 @@ def test_nothing_is_judged_while_names_have_not_been_looked_at(tmp_path: Path) -
     folder = Folder(tmp_path / "ckpt")
     folder.look()
     ranks(folder, 1)
-    found = {entry.name: entry for entry in folder.watch.look(folder.now + 5).entries}
+    found = {entry.name: entry for entry in folder.watch.poll(folder.now + 5).entries}
     some = [found[f"ckpt_step1_rank{rank}.pt"] for rank in (0, 1, 3)]
     for seconds in range(5, 200, 5):
         now = folder.now + seconds
-        assert folder.checkpoints.update(some, tuple(found), now, now, behind=True) == []
+        assert folder.checkpoints.update(some, tuple(found), now, now, has_unread_names=True) == []
     now += 5
     happened = folder.checkpoints.update(tuple(found.values()), None, now, now)
     assert happened == []
@@ -221,7 +221,7 @@ def test_nothing_that_a_folder_may_hold_breaks_it_and_the_count_never_falls(
         assert before <= checkpoints.total
         assert all(isinstance(one.checkpoint, Checkpoint) for one in happened)
         assert sum(one.kind == "saved" for one in happened) in (checkpoints.total - before, 0)
-        assert list(checkpoints.saved) == sorted(checkpoints.saved)
+        assert list(checkpoints.save_times) == sorted(checkpoints.save_times)
         assert checkpoints.interval_s is None or checkpoints.interval_s > 0
 
 
@@ -233,6 +233,6 @@ def test_what_is_one_checkpoint_does_not_depend_on_the_order(order: list[int], c
         Entry(names[n], names[n], False, False, n, (File(names[n], 10, START + 100 * (n // 4), n),)) for n in order
     ]
     checkpoints = CheckpointTracker(START)
-    checkpoints.update(found[:cut], None, START + 500, START + 500, behind=True)
+    checkpoints.update(found[:cut], None, START + 500, START + 500, has_unread_names=True)
     checkpoints.update(found[cut:], names, START + 500, START + 500)
-    assert (checkpoints.total, checkpoints.saved) == (3, (START, START + 100, START + 200))
+    assert (checkpoints.total, checkpoints.save_times) == (3, (START, START + 100, START + 200))
