@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--web.listen-address",
         dest="listen",
         metavar="ADDRESS",
-        help="host:port; port 0 picks a free one (default: what the manifest says, or :9410)",
+        help="host:port; port 0 picks a free one (default: the address in the manifest, or :9410)",
     )
     sidecar.add_argument(
         "--log-level",
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check-config",
         help="check a manifest or a monitor_config.yaml",
-        description="Read a file and say what it holds; exit status 2 when it cannot be used.",
+        description="Check a file and print a summary of it. The exit status is 2 when the file cannot be used.",
     )
     check.add_argument("file", metavar="FILE", help="manifest.json, its run directory, or a monitor_config.yaml")
     check.add_argument("--log-level", default="info", help=argparse.SUPPRESS)
@@ -95,32 +95,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
     """Add flags without defaults: given flags override the file, and the settings have the defaults."""
-    group = parser.add_argument_group("a job that is already running and that gpujob has not launched")
+    group = parser.add_argument_group("a running job that gpujob did not launch")
     add = group.add_argument
     add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
-    add("--job-name", metavar="NAME", help="name of the job, and a word of its workers' command lines")
+    add("--job-name", metavar="NAME", help="name of the job, a word in its workers' command lines")
     add("--num-workers", type=_count, metavar="N", help="expected number of worker processes")
     add("--gpu-ids", type=_index, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
     add("--output-dir", metavar="DIR", help="directory of output files")
     add("--log-dir", metavar="DIR", help="directory of log files")
     add("--checkpoint-dir", metavar="DIR", help="directory of checkpoint files (default: that of the output files)")
-    add("--total-items", type=_index, metavar="N", help="items of the whole job, for the time left")
+    add("--total-items", type=_index, metavar="N", help="number of items of the whole job, for the ETA")
     add("--check-interval", type=_seconds, metavar="S", help="seconds between checks (default: 10)")
-    add("--launch-timeout", type=_seconds, metavar="S", help="seconds in which every worker must be up (default: 60)")
-    add("--stall-timeout", type=_seconds, metavar="S", help="seconds of silence that are a stall (default: 300)")
-    add("--alert-email", metavar="ADDRESS", help="says where Alertmanager wants the address")
-    add("--alert-slack", metavar="URL", help="says where Alertmanager wants the webhook")
+    add("--launch-timeout", type=_seconds, metavar="S", help="seconds within which workers must start (default: 60)")
+    add("--stall-timeout", type=_seconds, metavar="S", help="seconds without progress until a stall (default: 300)")
+    add("--alert-email", metavar="ADDRESS", help="print where to put this address in the files of Alertmanager")
+    add("--alert-slack", metavar="URL", help="print where to put this webhook in the files of Alertmanager")
     add("--output-pattern", type=_glob, metavar="GLOB", help="output files (default: output_worker_*.json)")
     add("--log-pattern", type=_glob, metavar="GLOB", help="log files (default: worker_*.log)")
     add("--checkpoint-pattern", type=_glob, metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
     add(
         "--gpu-metrics",
         action=argparse.BooleanOptionalAction,
-        help="also write what the GPUs do to gpu_metrics.csv in the output directory (default: no)",
+        help="also write GPU readings to gpu_metrics.csv in the output directory (default: no)",
     )
     add("--pid-file", metavar="FILE", help="pids in the order of the workers (default: worker_pids.txt of the log dir)")
-    add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one around this command)")
-    add("--state-dir", metavar="DIR", help="run directory to make or to go on with (default: a new one below logs/)")
+    add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one in which this command runs)")
+    add("--state-dir", metavar="DIR", help="run directory to create or to continue (default: a new one below logs/)")
 
 
 def _index(text: str) -> int:
@@ -148,7 +148,7 @@ def _seconds(text: str) -> float:
 def _glob(text: str) -> str:
     if not text or "/" in text:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a pattern of file names; the directory has a flag of its own"
+            f"{text!r} is not a pattern of file names; give the directory with its own flag"
         )
     return text
 
@@ -160,13 +160,12 @@ def _run_sidecar(arguments: argparse.Namespace) -> None:
     given = [flag_name(name) for name, value in flags.items() if value is not None]
     if arguments.run_dir is not None and given:
         _fail(
-            f"--run-dir watches a job that gpujob has launched, {', '.join(given)} one that others have: "
-            "give one or the other"
+            f"--run-dir is for a job that gpujob launched, {', '.join(given)} for any other job; use one or the other"
         )
     if arguments.run_dir is not None:
         _watch_launched(arguments)
     if not given:
-        arguments.usage("--run-dir DIR, --config FILE or the flags of a job that is already running must be given")
+        arguments.usage("no job is given; use --run-dir DIR, --config FILE or the flags of a running job")
     _watch_attached(arguments, flags)
 
 
@@ -214,7 +213,7 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     asyncio.run(server.run(listening or _open_sidecar_socket(sidecar, port)))
     if finder.outcome is None:
         finder.write_unfinished_report()
-        print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
+        print("gpujob-exporter: the sidecar was stopped; the job itself was not touched", file=sys.stderr)
         _exit_now(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:
         print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)

@@ -23,9 +23,9 @@ def _become(package: str) -> None:
     # in a C locale the interpreter has set LC_CTYPE, which is not from the user
     try:
         with open("/proc/self/environ", "rb") as source:
-            given = b"\0LC_CTYPE=" in b"\0" + source.read()
+            is_set_by_user = b"\0LC_CTYPE=" in b"\0" + source.read()
     except OSError:
-        given = True
-    if not given:
+        is_set_by_user = True
+    if not is_set_by_user:
         os.environ.pop("LC_CTYPE", None)
     os.execv(sys.executable, [sys.executable, "-I", "-m", package, *sys.argv[1:]])  # noqa: S606

@@ -1,4 +1,4 @@
-"""Errors that the command line answers with one message."""
+"""Errors that the command line shows as one message."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ class ConfigError(LauncherError):
 
 
 class ConfigErrors(LauncherError):
-    """Files with problems, told together."""
+    """Files with problems, reported together."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = tuple(errors)
@@ -26,7 +26,7 @@ class ConfigErrors(LauncherError):
 
 
 class TopologyError(LauncherError):
-    """Workers that do not fit the nodes; each problem names role, need, have and cure."""
+    """Workers that do not fit the nodes; each problem shows role, required and available resources, and a fix."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)

@@ -28,15 +28,15 @@ def guard(arguments: list[str]) -> None:
     run_dir, began = arguments[0], time.time()
     waited = {int(number) for number in (*FORWARDED_SIGNALS, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    words = ["launcher.run.orchestrator", *arguments, "--guard", str(os.getpid())]
-    pid = start_program(words, mask | set(HANDLED_SIGNALS))
+    argv = ["launcher.run.orchestrator", *arguments, "--guard", str(os.getpid())]
+    pid = start_program(argv, mask | set(HANDLED_SIGNALS))
     status = wait_program(pid, waited)
     if is_finished(run_dir, began) or not (os.WIFSIGNALED(status) or has_started(run_dir, pid)):
         end_with_status(status)
     # later signals cannot speed up the end of the job
-    words = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status), "--since", repr(began)]
-    after = wait_program(start_program(words, mask | set(HANDLED_SIGNALS)), waited)
-    end_with_status(after)
+    argv = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status), "--since", repr(began)]
+    status = wait_program(start_program(argv, mask | set(HANDLED_SIGNALS)), waited)
+    end_with_status(status)
 
 
 def start_program(argv: list[str], mask: set[int]) -> int:

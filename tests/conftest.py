@@ -1,4 +1,4 @@
-"""Options and fixtures that several folders of tests use."""
+"""Options and fixtures shared by several folders of tests."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Started by nohup or in the background of a script, pytest has signals ignored, and so would every
-# process that the tests start and end by just these.
+# Under nohup or in the background of a script, pytest ignores these signals, and so would every
+# process that tests start and end with them.
 for _number, _action in (
     (signal.SIGHUP, signal.SIG_DFL),
     (signal.SIGINT, signal.default_int_handler),
@@ -23,7 +23,7 @@ for _number, _action in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _action)
 
-# What one job of the tests leaves for the next of its name must not decide what that one shows.
+# The run history of one test job must not affect the next job with its name.
 os.environ["GPUJOB_HISTORY_DIR"] = ""
 
 TESTS = Path(__file__).resolve().parent
@@ -40,18 +40,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--by-room", action="store_true", help="end with a table of tests and seconds by room")
 
 
-WAITS = re.compile(r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|tests\.bin)")
+WAITS = re.compile(
+    r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|tests\.bin|tests\.endtoend|LocalJob)"
+)
 WITH_PARTS = ("endtoend", "realstack", "packaging", "docker", "gpu", "fakenvml", "engines", "examples", "alertmanager")
 
 
 @cache
 def _is_quick(path: Path) -> bool:
-    """Whether the tests of a file start no process or server and wait for no clock, as its text shows."""
+    """Whether, judging by its text, a test file starts no process or server and never sleeps."""
     return path.relative_to(TESTS).parts[0] not in WITH_PARTS and not WAITS.search(path.read_text(encoding="utf-8"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-quick` runs."""
+    """Mark the tests of `make test-quick`."""
     for item in items:
         if _is_quick(item.path) and not {"start", "slurm", "locked"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.quick)
@@ -75,14 +77,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(params=HARD_NAMES, ids=ascii)
 def hard_name(request: pytest.FixtureRequest) -> str:
-    """A name as users give them."""
+    """A hard name: spaces, quotes, newlines, brackets and so on."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Path]:
-    """Compares a text with the whole file of this name under ``tests/golden`` and gives the file's path."""
+    """Compares a text with a file under ``tests/golden``; returns the path of the file."""
 
     def compare(name: str, text: str) -> Path:
         path = GOLDEN / name

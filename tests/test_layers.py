@@ -1,4 +1,4 @@
-"""Who may import whom: rooms in one order, pure calculations by file name, little beside every worker."""
+"""Import rules: the order of rooms, pure calculations by file name, few modules next to each worker."""
 
 import ast
 import functools
@@ -24,22 +24,22 @@ ROOMS = {
         *("planner", "report", "check", "run", "watch", "show", "sweep", "cli"),
     ),
 }
-COMMANDS = ("launcher.cli", "exporter.cli")  # import what they need when they run: so `--help` and `watch` are fast
+COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
 ENTRIES = ("exporter", "exporter.__main__", "launcher", "launcher.__main__", "launcher._entry")
-TYPES_ONLY = {("exporter.collecting.collector", "exporter.gpus")}  # annotations of what a collector is given
+TYPES_ONLY = {("exporter.collecting.collector", "exporter.gpus")}  # annotations of the inputs of a collector
 
-MOST_MODULES = 12  # in a room: what a reader can hold in view
+MOST_MODULES = 12  # in a room, so that a reader can survey it
 LARGE_ROOMS = {
-    "exporter/files/formats",  # a catalogue: one file a format
+    "exporter/files/formats",  # a catalogue: one file per format
     "launcher/run",  # the orchestrator
 }
-CATALOGUES = {  # their __init__ is the register; every other one holds its docstring alone
+CATALOGUES = {  # their __init__ is the registry; every other one contains only its docstring
     *("exporter/files/formats", "exporter/progress/eta"),
     *("launcher/planner/backends", "launcher/planner/benchmarks", "launcher/planner/frontends"),
 }
 
 MACHINE = {"os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob"}
-TOUCHING = (  # rooms that are there to touch the machine
+TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
     *("exporter.machine", "exporter.gpus.nvidia", "exporter.gpus.amd", "exporter.files.formats"),
     *("exporter.sidecar", "exporter.attach", "exporter.contract", "exporter.collecting", "exporter.cli"),
 )
@@ -50,7 +50,7 @@ PURE_IN_LAUNCHER = (
 )
 WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its arguments
 
-FOR_LAUNCHER = (  # all of the exporter that the launcher may import
+FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis"),
 )
@@ -83,7 +83,7 @@ class Import(NamedTuple):
     reason: str = ""  # the comment on its line
 
 
-def within(module: str, *packages: str) -> bool:
+def is_in(module: str, *packages: str) -> bool:
     """Whether a module is one of these or lies in one of them."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
@@ -136,25 +136,25 @@ def room_of(module: str) -> tuple[str, str]:
 
 
 def is_collector(module: str) -> bool:
-    """Whether its file name says that it connects reader, calculation and page."""
+    """Whether, by its file name, the module connects reader, calculation and page."""
     return module.rpartition(".")[2].endswith("collector") and module != "exporter.collecting.collector"
 
 
 def is_pure(module: str) -> bool:
-    """Whether it may not touch the machine nor ask what time it is."""
-    if within(module, "launcher"):
-        return within(module, *PURE_IN_LAUNCHER)
+    """Whether the module must not touch the machine or read the clock."""
+    if is_in(module, "launcher"):
+        return is_in(module, *PURE_IN_LAUNCHER)
     layer = re.search(r"(^|_)(reader|collector)$", module.rpartition(".")[2])
-    return within(module, "exporter") and module not in ENTRIES and not layer and not within(module, *TOUCHING)
+    return is_in(module, "exporter") and module not in ENTRIES and not layer and not is_in(module, *TOUCHES_MACHINE)
 
 
-def wrong_with(importer: str, imported: str) -> str | None:
-    """Why a module may not import another, or None if it may."""
+def import_problem(importer: str, imported: str) -> str | None:
+    """Reason why a module may not import another, or None."""
     package, room = room_of(importer)
     other, target = room_of(imported)
     if imported.startswith("."):
         return "imports are absolute"
-    if other in PACKAGES and not within(importer, *PACKAGES[other]):
+    if other in PACKAGES and not is_in(importer, *PACKAGES[other]):
         return f"{other} is imported in {', '.join(PACKAGES[other])} only"
     if other not in ROOMS:
         if other not in sys.stdlib_module_names and other not in PACKAGES:
@@ -162,12 +162,12 @@ def wrong_with(importer: str, imported: str) -> str | None:
         if is_pure(importer) and other in MACHINE:
             return "a calculation takes values: a reader or collector touches the machine"
         return (
-            f"{other} touches the machine" if within(importer, *WITH_PATHS) and other in MACHINE - {"pathlib"} else None
+            f"{other} touches the machine" if is_in(importer, *WITH_PATHS) and other in MACHINE - {"pathlib"} else None
         )
     if package == "exporter" and other == "launcher":
         return "the exporter never imports the launcher"
     if package == "launcher" and other == "exporter":
-        shared = not target or within(imported, *(f"exporter.{name}" for name in FOR_LAUNCHER))
+        shared = not target or is_in(imported, *(f"exporter.{name}" for name in FOR_LAUNCHER))
         return None if shared and not is_collector(imported) else "not for the launcher"
     if importer in ENTRIES or not target:
         return None
@@ -180,32 +180,32 @@ def wrong_with(importer: str, imported: str) -> str | None:
     return None
 
 
-def test_every_import_goes_to_the_left() -> None:
+def test_every_import_is_of_a_room_to_the_left() -> None:
     wrong = [
         f"{entry.place}: {entry.importer} imports {entry.imported}: {reason}"
         for entry in all_imports()
-        if (reason := wrong_with(entry.importer, entry.imported))
-        and not any(entry.importer == name and within(entry.imported, room) for name, room in TYPES_ONLY)
+        if (reason := import_problem(entry.importer, entry.imported))
+        and not any(entry.importer == name and is_in(entry.imported, room) for name, room in TYPES_ONLY)
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_module_is_in_a_room() -> None:
-    lost = [name for name in sources() if name not in ENTRIES and room_of(name)[1] not in ROOMS[room_of(name)[0]]]
-    assert not lost
+    misplaced = [name for name in sources() if name not in ENTRIES and room_of(name)[1] not in ROOMS[room_of(name)[0]]]
+    assert not misplaced
     assert {room_of(name) for name in sources() if name not in ENTRIES} == {
         (package, room) for package, rooms in ROOMS.items() for room in rooms
     }
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_import_cycles() -> None:
     reaches: dict[str, set[str]] = {name: set() for name in sources()}
     for entry in all_imports():
         target = entry.imported
         if target in reaches and (entry.importer, target) != (target, target) and not entry.inside_function:
             reaches[entry.importer].add(target)
     for importer, room in TYPES_ONLY:
-        reaches[importer] = {name for name in reaches[importer] if not within(name, room)}
+        reaches[importer] = {name for name in reaches[importer] if not is_in(name, room)}
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -219,7 +219,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         visit(name, ())
 
 
-def test_a_room_fits_on_a_page() -> None:
+def test_a_room_has_at_most_12_modules() -> None:
     folders = {path.parent for path in sources().values()}
     full = {
         str(folder.relative_to(ROOT))
@@ -229,7 +229,7 @@ def test_a_room_fits_on_a_page() -> None:
     assert full == LARGE_ROOMS
 
 
-def test_a_rooms_init_holds_its_docstring_alone() -> None:
+def test_the_init_of_a_room_contains_only_its_docstring() -> None:
     for path in sources().values():
         folder = str(path.parent.relative_to(ROOT))
         if path.name != "__init__.py" or folder in CATALOGUES or folder == "exporter":
@@ -238,13 +238,13 @@ def test_a_rooms_init_holds_its_docstring_alone() -> None:
         assert [type(node) for node in body] == [ast.Expr], folder
 
 
-def test_calculations_open_and_print_nothing() -> None:
+def test_calculations_do_not_open_or_print() -> None:
     wrong = []
     for name, path in sources().items():
         if is_pure(name):
             tree = ast.walk(ast.parse(path.read_text("utf-8")))
-            words = [node for node in tree if isinstance(node, ast.Name) and node.id in ("open", "print", "input")]
-            wrong += [f"{path}:{node.lineno}: {node.id}" for node in words]
+            calls = [node for node in tree if isinstance(node, ast.Name) and node.id in ("open", "print", "input")]
+            wrong += [f"{path}:{node.lineno}: {node.id}" for node in calls]
     assert not wrong, "\n".join(wrong)
 
 
@@ -252,7 +252,7 @@ def test_an_import_inside_a_function_has_a_reason() -> None:
     wrong = [
         f"{entry.place}: {entry.imported}"
         for entry in all_imports()
-        if entry.inside_function and "lazy: " not in entry.reason and not within(entry.importer, *COMMANDS)
+        if entry.inside_function and "lazy: " not in entry.reason and not is_in(entry.importer, *COMMANDS)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -269,7 +269,7 @@ def test_an_import_inside_a_function_has_a_reason() -> None:
         ("from ..logs import tail_reader", "..logs"),
     ],
 )
-def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
+def test_all_forms_of_import_are_found(text: str, imported: str) -> None:
     assert " ".join(entry.imported for entry in imports(text, "exporter.progress.eta", "eta.py")) == imported
 
 
@@ -298,15 +298,15 @@ def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
         ("launcher.plan.plan", ".ports"),
     ],
 )
-def test_a_rule_refuses_what_lies_beside_or_to_the_right(importer: str, imported: str) -> None:
-    assert wrong_with(importer, imported)
+def test_forbidden_imports_are_refused(importer: str, imported: str) -> None:
+    assert import_problem(importer, imported)
 
 
 HEAVY = {
     *("aiohttp", "asyncio", "psutil", "pydantic", "prometheus_client", "amdsmi", "pynvml", "launcher", "rich", "yaml"),
     "click",
 }
-ALONE = {"dataclasses", "argparse", "typing", "inspect", "logging", "pathlib", "subprocess", "threading"}
+SLOW_STDLIB = {"dataclasses", "argparse", "typing", "inspect", "logging", "pathlib", "subprocess", "threading"}
 SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
 
 
@@ -319,9 +319,9 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
         ),
         (
             ("launcher.programs.wrapper",),
-            (HEAVY - {"launcher"}) | ALONE | {"exporter.contract.manifest", "launcher.plan"} | SCHEMA,
+            (HEAVY - {"launcher"}) | SLOW_STDLIB | {"exporter.contract.manifest", "launcher.plan"} | SCHEMA,
         ),
-        (("launcher.guard",), (HEAVY - {"launcher"}) | ALONE | SCHEMA),
+        (("launcher.guard",), (HEAVY - {"launcher"}) | SLOW_STDLIB | SCHEMA),
         (
             ("exporter.cli",),
             {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.sidecar.service", "exporter.attach"},
@@ -340,7 +340,7 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
     ],
     ids=["contract", "wrapper", "guard", "command line", "running job", "monitor config", "vendors", "watch", "job"],
 )
-def test_importing_loads_nothing_heavy(modules: tuple[str, ...], unwanted: set[str]) -> None:
+def test_imports_load_no_heavy_modules(modules: tuple[str, ...], unwanted: set[str]) -> None:
     program = f"import sys\nbefore = set(sys.modules)\nimport {', '.join(modules)}\nprint(*(set(sys.modules) - before))"
     done = subprocess.run(
         [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=30, check=True, cwd="/"

@@ -197,15 +197,15 @@ class WorkerFinder:
         self._problems = found.problems
         before = {(run.pid, run.start_ticks) for runs in self._runs.values() for run in runs}
         surplus = []
-        for sighting in found.candidates:
-            if (sighting.pid, sighting.start_ticks) in before:
+        for candidate in found.candidates:
+            if (candidate.pid, candidate.start_ticks) in before:
                 continue
-            rank = self._assign_rank(sighting, ends, now)
+            rank = self._assign_rank(candidate, ends, now)
             if rank is not None:
-                self._write_run(self._tasks[rank], sighting)
+                self._write_run(self._tasks[rank], candidate)
                 ends[rank] = None
-            elif sighting.number is not None or now - sighting.start >= SETTLE_S:
-                surplus.append(f"{sighting.pid} ({sighting.command})" if sighting.command else str(sighting.pid))
+            elif candidate.number is not None or now - candidate.start >= SETTLE_S:
+                surplus.append(f"{candidate.pid} ({candidate.command})" if candidate.command else str(candidate.pid))
         if surplus and not self._surplus_reported and self._all_found():
             self._surplus_reported = True
             pids = ", ".join(surplus[:16])
@@ -290,8 +290,8 @@ class WorkerFinder:
             f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
         )
         if any(rank not in self._gone for rank in missing):
-            name = "" if self._has_pid_file() else ", or let their command lines hold the job's name"
-            self._missing += f"; write their pids into {PID_FILE_NAME} of the log directory or --pid-file{name}"
+            name = "" if self._has_pid_file() else ", or put the job's name into their command lines"
+            self._missing += f"; write their pids to {PID_FILE_NAME} in the log directory, or to --pid-file{name}"
         log.error("%s", self._missing)
         self._add_event(now, "critical", "launch incomplete", self._missing)
 
@@ -301,18 +301,18 @@ class WorkerFinder:
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
-        judged = outcome.find_outcome(status, critical, missing)
+        result = outcome.find_outcome(status, critical, missing)
         run_dir = self._manifest.run_dir
         try:
             run_files.write_json(
                 run_dir / run_files.REPORT_FILE,
                 outcome.build_attached_report(
-                    status, judged, str(run_dir), self._all_ended_since or now, self._diagnoses()
+                    status, result, str(run_dir), self._all_ended_since or now, self._diagnoses()
                 ),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
-        self.outcome = judged
+        self.outcome = result
         self._enter_phase("finished")
 
     def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:

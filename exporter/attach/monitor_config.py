@@ -58,7 +58,7 @@ def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) ->
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ExporterError(f"{source}: {place}not YAML: {getattr(error, 'problem', None) or error}") from error
     except (RecursionError, ValueError, TypeError, OverflowError) as error:
-        raise ExporterError(f"{source}: not YAML that can be used: {type(error).__name__}") from error
+        raise ExporterError(f"{source}: YAML that cannot be used: {type(error).__name__}") from error
     if not isinstance(body, dict):
         what = "is empty" if body is None else f"holds a {type(body).__name__}, not a mapping of keys to values"
         raise ExporterError(f"{source}: {what}")
@@ -66,7 +66,7 @@ def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) ->
     _walk(body, _KEYS, "", found, problems)
     for setting, place in _REQUIRED_KEYS.items():
         if setting not in given and _is_absent(body, place):
-            problems.append(f"{place}: is missing; --{setting.replace('_', '-')} gives it too")
+            problems.append(f"{place}: is missing; set it here or with --{setting.replace('_', '-')}")
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         raise ExporterError("\n  ".join([f"{source}: {count}", *problems]))
@@ -148,7 +148,7 @@ def _text(value: Any) -> str:
     if not value.strip():
         raise _InvalidValue("is empty")
     if "\0" in value:
-        raise _InvalidValue("holds a NUL character")
+        raise _InvalidValue("contains a NUL character")
     return value
 
 

@@ -71,8 +71,8 @@ def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: 
         found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
         if found:
             failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
-    told = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
-    if told and not enough:
+    all_counted = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
+    if all_counted and not enough:
         failed.append(share)
     if not enough:
         failed += not_found
@@ -97,7 +97,7 @@ def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
     if (work.counts_items and _total(status, work)) or of_the_job:
         return []
     return [
-        f"warning: {worker['worker']} exited with 0 after {items} of the {total} {unit_word(worker)} that its log tells"
+        f"warning: {worker['worker']} exited with 0 after {items} of the {total} {unit_word(worker)} that its log shows"
         for worker, items, total in known
         if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
     ]
@@ -130,20 +130,20 @@ def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: st
         f"  {worker['worker']:<{width}}  {', '.join([*_end_texts(worker), *_item_texts(worker)])}"
         for worker in status["workers"]
     ]
-    told = [*outcome.reasons, *_gpu_texts(status)]
+    notes = [*outcome.reasons, *_gpu_texts(status)]
     if status.get("gpus") and (gpus := account_gpus({status["node"]["name"]: status})):
-        told.append(f"GPUs: {account_text(gpus)}")
-    return "\n".join([*lines, *map(_printable, told), f"run directory: {run_dir}"])
+        notes.append(f"GPUs: {account_text(gpus)}")
+    return "\n".join([*lines, *map(_printable, notes), f"run directory: {run_dir}"])
 
 
 def _gpu_texts(status: Mapping[str, Any]) -> list[str]:
     """GPU problems of workers that did not complete."""
-    told = status.get("gpus") or {}
+    devices = status.get("gpus") or {}
     return [
-        f"{worker['worker']}: {trouble.text}"
+        f"{worker['worker']}: {problem.text}"
         for worker in status["workers"]
         if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
-        for trouble in worker_gpu_problems(worker, worker_devices(worker, told), told)
+        for problem in worker_gpu_problems(worker, worker_devices(worker, devices), devices)
     ]
 
 
@@ -175,11 +175,11 @@ def unfinished_report(
     """Report of a job that was still running when the watch ended; ``clock`` is the time of day."""
     seen = [worker for worker in status["workers"] if "rank" in worker]  # the others have not been read yet
     status, running = {**status, "workers": seen}, sum(bool(worker["up"]) for worker in seen)
-    words = f"{running} worker was" if running == 1 else f"{running} workers were"
-    why = f"the watching was ended at {clock}; {words} running then"
-    stopped = {"reason": "unknown", "cause": why, "time": now}
-    made = build_attached_report(status, AttachedOutcome("UNKNOWN", (why,)), run_dir, now, diagnoses)
-    return made | {"cause": None, "stopped": stopped}
+    running_text = f"{running} worker was" if running == 1 else f"{running} workers were"
+    cause = f"the sidecar was stopped at {clock}, while {running_text} running"
+    stopped = {"reason": "unknown", "cause": cause, "time": now}
+    report = build_attached_report(status, AttachedOutcome("UNKNOWN", (cause,)), run_dir, now, diagnoses)
+    return report | {"cause": None, "stopped": stopped}
 
 
 def build_attached_report(

@@ -78,8 +78,8 @@ def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Attac
     missing = [flag_name(name) for name in REQUIRED if name not in given]
     if missing:
         raise ExporterError(
-            f"missing {', '.join(missing)}; a job that is already running is described by flags or by --config FILE, "
-            "one that gpujob has launched by --run-dir DIR"
+            f"missing {', '.join(missing)}; describe a running job with flags or with --config FILE; "
+            "use --run-dir DIR for a job that gpujob launched"
         )
     for name in ("output_dir", "log_dir", "checkpoint_dir", "pid_file", "state_dir"):
         if given.get(name) is not None:
@@ -108,11 +108,11 @@ def setting_notices(settings: AttachSettings) -> list[str]:
             f"`slack_configs:` entry below a receiver in {place}"
         )
     if settings.terminal:
-        found.append("the terminal display is a command of its own: gpujob watch, with the run directory named below")
+        found.append("the terminal display is a separate command: gpujob watch with the run directory named below")
     for name in ("output_dir", "log_dir", "checkpoint_dir"):
         path = getattr(settings, name)
         if path is not None and not os.path.isdir(path):
-            found.append(f"{name}: {path} is not there yet")
+            found.append(f"{name}: {path} does not exist yet")
     return found
 
 
@@ -144,10 +144,10 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
     now = time.time()
     run_dir = _make_run_dir(settings, job or f"pid-{os.getpid()}", now)
     earlier = _read_earlier(run_dir, settings)
-    sightings = search.find().candidates
-    facts = _slurm_facts(job, environ, sightings)
+    candidates = search.find().candidates
+    facts = _slurm_facts(job, environ, candidates)
     job_id = job or str(earlier.get("job_id") or (run_dir.name if settings.state_dir else f"pid-{os.getpid()}"))
-    start = min((sighting.start for sighting in sightings), default=now)
+    start = min((candidate.start for candidate in candidates), default=now)
     attempt = 0
     if earlier:
         attempt = int(str(earlier.get("attempt", 0)))
@@ -156,7 +156,7 @@ def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_a
         else:
             start = float(str(earlier.get("start", start)))
     manifest = _build_manifest(
-        settings, run_dir, gpus, facts, _owner(sightings), listen_address, on_slurm=job is not None
+        settings, run_dir, gpus, facts, _owner(candidates), listen_address, on_slurm=job is not None
     )
     hostname = socket.gethostname()
     identity = identify(
@@ -181,7 +181,7 @@ def _make_run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ExporterError(f"--state-dir: {path} cannot be made: {error.strerror}") from error
+            raise ExporterError(f"--state-dir: {path} cannot be created: {error.strerror}") from error
         return path
     word = re.sub(r"[^\w.-]+", "_", settings.job_name).strip("._")[:_NAME_LENGTH] or "job"
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
@@ -189,9 +189,9 @@ def _make_run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        instead = Path(tempfile.mkdtemp(prefix="gpujob-"))
-        log.warning("%s cannot be made (%s); the run directory is %s", path, error.strerror, instead)
-        return instead
+        fallback = Path(tempfile.mkdtemp(prefix="gpujob-"))
+        log.warning("%s cannot be created (%s); the run directory is %s", path, error.strerror, fallback)
+        return fallback
     return path
 
 
@@ -210,7 +210,7 @@ def _read_earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, objec
     pid = earlier.get("pid")
     process = read_process(pid) if isinstance(pid, int) and earlier.get("host") == socket.gethostname() else None
     if process is not None and process.start_ticks == earlier.get("start_ticks") and pid != os.getpid():
-        raise ExporterError(f"--state-dir: {run_dir} is in use: process {pid} watches this job already")
+        raise ExporterError(f"--state-dir: {run_dir} is in use: process {pid} already watches this job")
     return earlier
 
 
@@ -218,11 +218,11 @@ def _slurm_facts(
     job: str | None, environ: Mapping[str, str], candidates: tuple[WorkerCandidate, ...]
 ) -> dict[str, str]:
     """Cluster, partition, user and time limit of a Slurm job, from our environment or a worker's."""
-    told: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
-    for sighting in candidates:
-        if told is None and sighting.found_by == "slurm_step":
-            told = read_environment(sighting.pid, _SLURM_FACTS)
-    return {name: value for name, value in (told or {}).items() if name in _SLURM_FACTS}
+    facts: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
+    for candidate in candidates:
+        if facts is None and candidate.found_by == "slurm_step":
+            facts = read_environment(candidate.pid, _SLURM_FACTS)
+    return {name: value for name, value in (facts or {}).items() if name in _SLURM_FACTS}
 
 
 def _owner(candidates: tuple[WorkerCandidate, ...]) -> str:

@@ -144,8 +144,8 @@ def read_process(pid: int, proc: str = "/proc") -> ProcessInfo | None:
             text = source.read(MOST_ARGUMENT_BYTES)
     except OSError:
         text = b""
-    words = tuple(os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")) if text else ()
-    return ProcessInfo(pid, stat.parent, stat.start_ticks, words)
+    argv = tuple(os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")) if text else ()
+    return ProcessInfo(pid, stat.parent, stat.start_ticks, argv)
 
 
 def ancestors(pid: int, processes: Mapping[int, ProcessInfo]) -> set[int]:
@@ -180,19 +180,19 @@ class WorkerSearch:
         barred = ancestors(self._own_pid, processes) | {self._own_pid}
         taken = set(known)
         named = read_pid_file(self._criteria, barred, boot, self._proc)
-        sightings = [sighting for sighting in named.candidates if sighting.pid not in taken]
-        taken |= {sighting.pid for sighting in sightings}
+        candidates = [candidate for candidate in named.candidates if candidate.pid not in taken]
+        taken |= {candidate.pid for candidate in candidates}
         later = find_by_slurm_step(processes, self._criteria, self._environ, barred, boot, self._proc)
         if by_name and not named.candidates:
             later += find_by_name(processes, self._criteria, self._environ, barred, boot, self._proc)
         above = set[int]().union(*(ancestors(pid, processes) for pid in taken))
-        for sighting in later:
-            parents = ancestors(sighting.pid, processes)
-            if sighting.pid not in taken | above and not parents & taken:
-                sightings.append(sighting)
-                taken.add(sighting.pid)
+        for candidate in later:
+            parents = ancestors(candidate.pid, processes)
+            if candidate.pid not in taken | above and not parents & taken:
+                candidates.append(candidate)
+                taken.add(candidate.pid)
                 above |= parents
-        return WorkerSearchResult(tuple(sightings), named.gone, named.problems)
+        return WorkerSearchResult(tuple(candidates), named.gone, named.problems)
 
 
 def _make_candidate(
@@ -250,14 +250,14 @@ def parse_pids(text: str, *, is_complete: bool) -> list[int]:
 
     A last pid without separator is ignored unless the file is ``is_complete``.
     """
-    words = re.split(r"[\s,]+", text)
+    entries = re.split(r"[\s,]+", text)
     if not is_complete:
-        words[-1] = ""
+        entries[-1] = ""
     pids = []
-    for word in filter(None, words):
-        if not (word.isascii() and word.isdigit() and len(word) < 10 and 0 < int(word) <= LARGEST_PID):
-            raise ValueError(f"{word[:40]!r} is not a process id")
-        pids.append(int(word))
+    for entry in filter(None, entries):
+        if not (entry.isascii() and entry.isdigit() and len(entry) < 10 and 0 < int(entry) <= LARGEST_PID):
+            raise ValueError(f"{entry[:40]!r} is not a process id")
+        pids.append(int(entry))
     return pids
 
 
@@ -274,24 +274,24 @@ def read_pid_file(
             facts, text = os.fstat(source.fileno()), source.read(MOST_PID_FILE_BYTES)
         pids = parse_pids(text.decode("ascii", "replace"), is_complete=time.time() - facts.st_mtime > UNFINISHED_S)
     except FileNotFoundError:
-        return WorkerSearchResult(problems=(f"{path}: is not there",) if criteria.must_exist else ())
+        return WorkerSearchResult(problems=(f"{path}: does not exist",) if criteria.must_exist else ())
     except (OSError, ValueError) as error:
         return WorkerSearchResult(problems=(f"{path}: {getattr(error, 'strerror', None) or error}",))
-    sightings, gone, seen = [], dict[int, str](), set[int]()
+    candidates, gone, seen = [], dict[int, str](), set[int]()
     for number, pid in enumerate(pids):
         process = read_process(pid, proc)
         if process is None:
             gone[number] = f"pid {pid} from {name} is gone"
         elif boot_time + process.start_ticks / CLOCK_TICKS > facts.st_mtime + CLOCK_SLACK_S:
-            gone[number] = f"pid {pid} from {name} has ended and is another process now"
+            gone[number] = f"pid {pid} from {name} has ended, and another process has that pid now"
         elif pid in excluded:
-            gone[number] = f"pid {pid} from {name} is this program or has started it"
+            gone[number] = f"pid {pid} from {name} is this program or one of its ancestors"
         elif pid in seen:
             gone[number] = f"pid {pid} is in {name} twice"
         else:
-            sightings.append(_make_candidate(process, "pid_file", number, boot_time, proc))
+            candidates.append(_make_candidate(process, "pid_file", number, boot_time, proc))
         seen.add(pid)
-    return WorkerSearchResult(tuple(sightings), gone)
+    return WorkerSearchResult(tuple(candidates), gone)
 
 
 # -- steps of a Slurm job --------------------------------------------------------------------------

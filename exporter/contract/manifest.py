@@ -161,7 +161,7 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
             _check_types(owner, values)
         return Manifest(**values, run_dir=run_dir)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(f"incomplete or of the wrong shape: {error}") from error
+        raise ManifestError(f"incomplete or malformed: {error}") from error
 
 
 def _check_types(owner: Any, values: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class DeviceTracker:
         log.warning("GPU %s (%s) hangs: no %s", self.gpu.index, self.gpu.uuid, part)
         self.consecutive_hangs += 1
         self.hang_times = [*(moment for moment in self.hang_times if now - moment < HANG_WINDOW_S), now]
-        self.state, self.message = "hanging", f"{part} has not come back"
+        self.state, self.message = "hanging", f"{part} has not returned"
 
     def resume_reads(self, now: float, pause_s: float, max_pause_s: float) -> None:
         """Allow reads again after a pause, which grows with consecutive hangs."""

@@ -185,7 +185,7 @@ class GpuHost:
         if thread.is_at_fault:
             self._record_hang(thread)
         else:
-            log.warning("the driver hangs: %d calls have not come back", len(self._late_calls.calls))
+            log.warning("the driver hangs: %d calls have not returned", len(self._late_calls.calls))
         if not self._late_calls.is_full:
             self._start()
         return self._call_timeout_s / 4
@@ -195,21 +195,21 @@ class GpuHost:
         if call.device is not None and call.part is not None:
             call.device.record_hang(call.part, self._clock.monotonic())
         else:
-            log.warning("the driver hangs: no list of GPUs")
+            log.warning("the driver hangs: it does not list its GPUs")
 
     def _current_reading(self) -> GpuReading:
-        state, words = self._state, self._message
+        state, message = self._state, self._message
         thread = self._thread
         if self._late_calls.is_driver_hanging:
-            state, words = "hanging", f"{len(self._late_calls.calls)} calls have not come back"
+            state, message = "hanging", f"{len(self._late_calls.calls)} calls have not returned"
         elif thread is not None and (thread.part == "open" or (thread.part == "gpus" and not self._devices)):
-            late = time.monotonic() - thread.started_at > self._call_timeout_s
-            state, words = ("hanging", f"{thread.part} has not come back") if late else (state, words)
+            is_late = time.monotonic() - thread.started_at > self._call_timeout_s
+            state, message = ("hanging", f"{thread.part} has not returned") if is_late else (state, message)
         now = self._clock.monotonic()
         return GpuReading(
             time=self._clock.time(),
             state=state,
-            message=words,
+            message=message,
             driver=self._driver,
             gpus=tuple(seat.published_state(now, self._max_age_s) for seat in self._devices.values()),
             events=tuple(self._events),
@@ -271,40 +271,40 @@ class GpuHost:
 
     def _perform(self, call: DriverCall) -> None:
         """Read and record the result, unless the thread has been abandoned meanwhile."""
-        part, seat, reader = call.part, call.device, call.reader
-        told: object
+        part, device, reader = call.part, call.device, call.reader
+        result: object
         absent: Mapping[str, str] | None = None
         try:
             if part == "open" or reader is None:
-                told = self._open()
-            elif seat is None:
-                told = reader.gpus()
+                result = self._open()
+            elif device is None:
+                result = reader.gpus()
             elif part == "activity":
-                told = reader.activity(seat.gpu)
+                result = reader.activity(device.gpu)
             elif part == "processes":
-                told = reader.processes(seat.gpu)
+                result = reader.processes(device.gpu)
             else:
-                told = reader.condition(seat.gpu)
+                result = reader.condition(device.gpu)
                 absent = reader.unsupported_calls()
         except Exception as error:  # noqa: BLE001 - whatever fails in a reader costs this part of this device alone
-            told = error
+            result = error
         with self._changed:
             if call.is_abandoned:
                 return
             if self._late_calls.calls:
                 self._late_calls.record_answer(time.monotonic())
             if part == "open":
-                self._record_open(told)
+                self._record_open(result)
                 return
             if self._needs_open():
                 return  # the driver was replaced meanwhile
             self._unsupported_calls = self._unsupported_calls if absent is None else absent
-            if isinstance(told, GpuDriverReplaced):
-                self._record_driver_replaced(told)
-            elif seat is not None and part is not None:
-                self._record(seat, part, told)
+            if isinstance(result, GpuDriverReplaced):
+                self._record_driver_replaced(result)
+            elif device is not None and part is not None:
+                self._record(device, part, result)
             else:
-                self._record_gpus(told)
+                self._record_gpus(result)
                 self._changed.notify_all()  # hanging calls are now detected sooner
 
     def _open(self) -> tuple[GpuReader, GpuDriver]:
@@ -323,10 +323,10 @@ class GpuHost:
                 return reader, reader.open()
             except GpuUnavailable as failure:
                 failures.append(failure)
-            except Exception as error:  # noqa: BLE001 - a library that cannot even say what it lacks
+            except Exception as error:  # noqa: BLE001 - a library may fail in any way
                 failures.append(GpuUnavailable("failing", f"{type(error).__name__}: {error}"))
         if not failures:
-            raise GpuUnavailable("no_library", "nothing reads GPUs here")
+            raise GpuUnavailable("no_library", "no GPU library is supported here")
         raise min(
             failures,
             key=lambda failure: (

@@ -22,10 +22,10 @@ def read_gpu_process(pid: int, proc: str = "/proc") -> GpuProcessInfo | None:
         name = read_proc_file(f"{proc}/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
     except OSError:
         return None
-    told = read_environment(pid, ("GPUJOB_JOB_ID", "GPUJOB_RANK"), proc) or {}
-    rank = told.get("GPUJOB_RANK", "")
+    environment = read_environment(pid, ("GPUJOB_JOB_ID", "GPUJOB_RANK"), proc) or {}
+    rank = environment.get("GPUJOB_RANK", "")
     return GpuProcessInfo(
-        name, uid, told.get("GPUJOB_JOB_ID"), int(rank) if rank.isascii() and rank.isdigit() else None
+        name, uid, environment.get("GPUJOB_JOB_ID"), int(rank) if rank.isascii() and rank.isdigit() else None
     )
 
 

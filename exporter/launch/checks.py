@@ -96,11 +96,15 @@ def check_launch(
     final = is_over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
     planned = [worker for worker in workers if worker.gpus]
-    told = [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
+    with_devices = (
+        [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
+    )
     checks: list[NodeLaunchCheck | None] = [
         _check_each("processes", workers, _not_started, final, "started"),
         _check_running(workers, settle_s, final=final, is_over=is_over),
-        _check_each("gpus", told, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"),
+        _check_each(
+            "gpus", with_devices, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"
+        ),
         _check_each("gpu_use", planned, _unused_gpus, final, "with a GPU in use"),
         _check_each("logs", workers, _no_log, final, "with a log file"),
         _check_each("log_lines", workers, _empty_log, final, "with a first line in the log"),
@@ -136,17 +140,19 @@ def _check_each(
 ) -> NodeLaunchCheck | None:
     """Apply one check to each worker; None if there are no workers, or none was visible in time."""
     found = [(worker, problem(worker)) for worker in workers]
-    unseen = sum(what == NOT_VISIBLE for _, what in found)
+    unseen = sum(found_text == NOT_VISIBLE for _, found_text in found)
     if not workers or (final and unseen == len(found)):
         return None
-    lacking = tuple(LaunchProblem(worker.worker, worker.rank, what) for worker, what in found if what)
-    well = len(found) - len(lacking) - unseen
-    passed = True if not lacking and (final or not unseen) else False if final else None
-    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {text}", lacking), lacking)
+    problems = tuple(
+        LaunchProblem(worker.worker, worker.rank, found_text) for worker, found_text in found if found_text
+    )
+    well = len(found) - len(problems) - unseen
+    passed = True if not problems and (final or not unseen) else False if final else None
+    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {text}", problems), problems)
 
 
 def _detail(text: str, problems: Sequence[LaunchProblem]) -> str:
-    names = ", ".join(f"{lack.worker} (rank {lack.rank})" for lack in problems if lack.worker is not None)
+    names = ", ".join(f"{problem.worker} (rank {problem.rank})" for problem in problems if problem.worker is not None)
     return f"{text}; not {names}" if names else text
 
 
@@ -160,7 +166,7 @@ def _check_running(
     workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, is_over: bool
 ) -> NodeLaunchCheck:
     """Check that each worker runs, in its own process; a worker that completed or was ended from outside passes."""
-    lacking: list[LaunchProblem] = []
+    problems: list[LaunchProblem] = []
     young = 0
     by_pid: dict[int, str] = {}
     for worker in workers:
@@ -171,19 +177,19 @@ def _check_running(
         elif not worker.started:
             found = "none of its processes was found"
         elif not worker.up:
-            found = None if is_over else "its process is gone"  # the job is ending, and the worker with it
+            found = None if is_over else "its process no longer exists"  # the job is ending, and the worker with it
         elif worker.pid is not None and worker.pid in by_pid:
-            found = f"process {worker.pid} is counted for {by_pid[worker.pid]} too"
+            found = f"process {worker.pid} is also counted for {by_pid[worker.pid]}"
         elif worker.age_s is None or worker.age_s < settle_s:
             young += not final
         if found is not None:
-            lacking.append(LaunchProblem(worker.worker, worker.rank, found))
+            problems.append(LaunchProblem(worker.worker, worker.rank, found))
         if worker.up and worker.pid is not None:
             by_pid.setdefault(worker.pid, worker.worker)
-    well = len(workers) - len(lacking)
-    passed = None if young and not lacking else True if not lacking else False if final else None
+    well = len(workers) - len(problems)
+    passed = None if young and not problems else True if not problems else False if final else None
     return NodeLaunchCheck(
-        "count", passed, _detail(f"{well} of {len(workers)} workers alive or completed", lacking), tuple(lacking)
+        "count", passed, _detail(f"{well} of {len(workers)} workers alive or completed", problems), tuple(problems)
     )
 
 
@@ -222,7 +228,7 @@ def _positions(worker: WorkerLaunchFacts) -> str:
 def _unused_gpus(worker: WorkerLaunchFacts) -> str | None:
     if worker.device_files is None:
         return None if worker.reason is not None else NOT_VISIBLE
-    return None if worker.device_files else "neither it nor a process of it has opened a GPU"
+    return None if worker.device_files else "none of its processes has opened a GPU"
 
 
 def _no_log(worker: WorkerLaunchFacts) -> str | None:
@@ -247,8 +253,8 @@ def _check_output_dir(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | N
         return None
     if node.output_problem is None:
         return NodeLaunchCheck("output_dir", True, f"{node.output_dir} can be written to")
-    lack = LaunchProblem(None, None, node.output_problem)
-    return NodeLaunchCheck("output_dir", False if final else None, node.output_problem, (lack,))
+    problem = LaunchProblem(None, None, node.output_problem)
+    return NodeLaunchCheck("output_dir", False if final else None, node.output_problem, (problem,))
 
 
 def _check_output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
@@ -256,5 +262,5 @@ def _check_output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
         return None
     if node.output_files:
         return NodeLaunchCheck("output", True, f"{node.output_files} output files")
-    lack = LaunchProblem(None, None, "there is no output file yet")
-    return NodeLaunchCheck("output", False if final else None, "no output file yet", (lack,))
+    problem = LaunchProblem(None, None, "there is no output file yet")
+    return NodeLaunchCheck("output", False if final else None, "no output file yet", (problem,))

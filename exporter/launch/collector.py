@@ -29,12 +29,12 @@ from exporter.machine.procfs import read_environment
 
 CHECK = Family(
     "launch_check",
-    "Whether this check of the launch has passed on this node; absent while there is time, or when it does not apply.",
+    "Whether this launch check has passed on this node; absent while it may still pass, or when it does not apply.",
     labels=("check",),
 )
 VERIFIED = Family(
     "launch_verified",
-    "Whether all that a launch cannot do without was seen on this node; once it was, it stays so for the attempt.",
+    "Whether all required launch checks have passed on this node; once 1, it stays 1 for the attempt.",
 )
 
 POLL_S = 1.0
@@ -219,8 +219,8 @@ class LaunchCollector:
             files = None  # their writer, such as a benchmark, has not started yet
         # Tasks that start after the launch, such as a benchmark, do not count.
         later = {task.rank for task in manifest.tasks if task.later}
-        told = (worker for worker in status["workers"] if worker.get("rank") not in later)
-        known = any(worker.get("items") is not None for worker in told)
+        workers = (worker for worker in status["workers"] if worker.get("rank") not in later)
+        known = any(worker.get("items") is not None for worker in workers)
         return NodeLaunchFacts(
             output_dir=str(self._directory) if self._directory is not None else None,
             output_problem=self._output_problem(),
@@ -267,5 +267,5 @@ def _describe(check: NodeLaunchCheck) -> dict[str, Any]:
         "level": check.level,
         "passed": check.passed,
         "detail": check.detail,
-        "lacking": [asdict(lack) for lack in check.problems],
+        "lacking": [asdict(problem) for problem in check.problems],
     }

@@ -49,7 +49,7 @@ def why_not_writable(directory: Path) -> str | None:
     """Why the current user cannot write into a directory, or None."""
     try:
         if not directory.is_dir():
-            return f"{directory} is not a directory" if directory.exists() else f"{directory} is not there"
+            return f"{directory} is not a directory" if directory.exists() else f"{directory} does not exist"
         space = os.statvfs(directory)
     except OSError as error:
         return f"{directory} cannot be read: {error.strerror}"

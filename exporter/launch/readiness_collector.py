@@ -6,12 +6,14 @@ from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
 
 READY = Family(
     "ready",
-    "Whether the services of the job take work; on its first node, absent where nothing is waited for.",
+    "Whether the services of the job accept work; only on its first node, absent without such services.",
 )
-WORKERS = Family("ready_workers", "Workers of a role that front ends or they themselves call ready.", labels=("role",))
-EXPECTED = Family("ready_workers_expected", "Workers of a role that are waited for.", labels=("role",))
+WORKERS = Family(
+    "ready_workers", "Workers of a role that are ready, according to the front ends or to themselves.", labels=("role",)
+)
+EXPECTED = Family("ready_workers_expected", "Workers of a role that must be ready.", labels=("role",))
 TIMEOUT = Family(
-    "ready_timeout_seconds", "The job's own threshold: time in which its services should be ready; then it ends itself."
+    "ready_timeout_seconds", "The job's own threshold: time within which its services must be ready, or it ends itself."
 )
 
 POLL_S = 5.0

@@ -33,7 +33,7 @@ log = logging.getLogger("gpujob.wakeups")
 class InotifyWatch:
     """Watch on one file for one reader."""
 
-    __slots__ = ("number", "is_unchanged")
+    __slots__ = ("is_unchanged", "number")
 
     def __init__(self, number: int) -> None:
         self.is_unchanged = True  # whether nothing had happened at the last `drain`; stays False
@@ -125,7 +125,7 @@ class InotifyWatches:
 
 
 def sees_all_writes(path: str, device: int, mounts: Sequence[MountPoint]) -> bool:
-    """Whether this kernel sees every write to the file, judging by the mount table alone."""
+    """Whether this kernel sees every write to the file, according to the mount table alone."""
     types = {mount.fstype for mount in mounts if mount.device == device}
     if types:
         return types <= LOCAL_FILE_SYSTEMS

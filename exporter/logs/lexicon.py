@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from exporter.logs.search.findings import UNITS
-from exporter.logs.packs import PackDetector, Pack
-from exporter.logs.patterns import PatternKind, Pattern, compile_pattern
+from exporter.logs.packs import Pack, PackDetector
+from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
 from exporter.logs.search.engine import SearchEngine
+from exporter.logs.search.findings import UNITS
 
 AUTO, GENERIC = "auto", "generic"
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 
-from exporter.logs.lexicon import AUTO, Lexicon, compile_job_pattern
-from exporter.logs.patterns import Pattern, PatternError
 from exporter.contract.identity import safe_label
 from exporter.contract.manifest import LogPattern, Manifest
+from exporter.logs.lexicon import AUTO, Lexicon, compile_job_pattern
 from exporter.logs.packs_reader import pack_names, read_error_patterns, read_packs
+from exporter.logs.patterns import Pattern, PatternError
 
 
 @lru_cache(4)

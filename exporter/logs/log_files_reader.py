@@ -9,8 +9,8 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.machine.folders import list_files
 from exporter.logs.tail_reader import rotated_from
+from exporter.machine.folders import list_files
 
 SETTLED_S = 2.0  # a folder changed this recently may change again without a new mtime
 RESCAN_S = 60.0  # reread a folder after this time: not every file system updates mtime

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern
 from exporter.logs.search.findings import MARKS, UNITS
-from exporter.logs.patterns import PatternKind, Pattern, PatternError, compile_pattern
 
 GENERIC = "generic"
 LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, a framework, one program
-FULL_READ_BYTES = 4 * 1024 * 1024  # part of a log that is read in full; the choice is then final, unless it fits any program
+FULL_READ_BYTES = (
+    4 * 1024 * 1024
+)  # part of a log that is read in full; the choice is then final, unless it fits any program
 END_BYTES = 16 * 1024  # part read of each further chunk
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
 SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
@@ -100,7 +102,7 @@ def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
             problems.append(f"{key}: must be a {_HEAD[key].__name__}")
     problems += [f"{key}: is missing" for key in ("name", "title", "about") if key not in content]
     if content.get("name", name) != name:
-        problems.append(f'name: is "{content["name"]}" in the file of "{name}"')
+        problems.append(f'name: is "{content["name"]}", but the file is {name}.toml')
     if content.get("level", 3) not in LEVELS:
         problems.append(f"level: must be one of {', '.join(map(str, LEVELS))}")
     if content.get("also_unit", UNITS[0]) not in UNITS:
@@ -164,17 +166,17 @@ def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str
     if kind == "error" and table.get("severity", _SEVERITIES[0]) not in _SEVERITIES:
         problems.append(f'{place}.severity: is "{table["severity"]}" (known: {", ".join(_SEVERITIES)})')
     if not isinstance(table.get("class", ""), str):
-        problems.append(f"{place}.class: must be a text")
+        problems.append(f"{place}.class: must be a string")
     base = table.get("epoch_base", 0)
     if isinstance(base, bool) or base not in (0, 1):
         problems.append(f"{place}.epoch_base: must be 0 or 1")
     if not isinstance(keys, dict) or not all(isinstance(of, str) and _NAME.fullmatch(of) for of in keys.values()):
-        problems.append(f"{place}.keys: must give each key of the log the name of its value")
+        problems.append(f"{place}.keys: must map each key in the log to the name of its value")
     sets = table.get("sets", {})
     if not (isinstance(sets, dict) and all(map(_NAME.fullmatch, sets)) and {*map(type, sets.values())} <= {int, float}):
-        problems.append(f"{place}.sets: must give names of values their numbers")
+        problems.append(f"{place}.sets: must map names of values to numbers")
     if not isinstance(regex, str):
-        problems.append(f"{place}.regex: must be a text")
+        problems.append(f"{place}.regex: must be a string")
     if len(problems) > before:
         return None
     for macro, expression in _MACROS.items():
@@ -216,7 +218,7 @@ def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> PackSa
     problems += [f"{place}.{key}: unknown key (known: text, gives)" for key in table if key not in ("text", "gives")]
     text, gives = table.get("text"), table.get("gives")
     if not isinstance(text, str) or not isinstance(gives, dict):
-        problems.append(f"{place}: needs a text, and a table of what it gives, which is {{}} for nothing")
+        problems.append(f"{place}: needs text and gives; use gives = {{}} if nothing is found in the text")
         return PackSample(b"")
     problems += [
         f"{place}.gives.{key}: unknown key (known: {', '.join(sorted(_GIVES))})" for key in gives if key not in _GIVES
@@ -257,7 +259,9 @@ def _with_inherited(pack: Pack, named: Mapping[str, Pack], parents: tuple[str, .
     own = {pattern.name for pattern in patterns if pattern.kind is not PatternKind.MARK}
     for name in pack.also:
         if name not in named or name in (*parents, pack.name):
-            raise PackError(f'{pack.name}.toml: 1 problem\n  also: there is no other pack "{name}" to take from')
+            raise PackError(
+                f'{pack.name}.toml: 1 problem\n  also: "{name}" is unknown or inherits from this pack; use another pack'
+            )
         other = _with_inherited(named[name], named, (*parents, pack.name))
         also += [further for further in other.also if further not in also]
         for pattern in other.patterns:
@@ -335,15 +339,17 @@ class PackDetector:
         if not evidence:
             return
         best = max(evidence.values())
-        self.choice = next(name for name, said in evidence.items() if said == best)
+        self.choice = next(name for name, strength in evidence.items() if strength == best)
         level, kinds, found = best
-        others = any(said[0] == level for name, said in evidence.items() if name != self.choice)
+        others = any(strength[0] == level for name, strength in evidence.items() if name != self.choice)
         sure = level == LEVELS[-1] and not others and (kinds >= ENOUGH_KINDS or found >= ENOUGH_RECORDS)
-        self.is_final = (level > LEVELS[0] and self._fed_bytes >= FULL_READ_BYTES) or (sure and self._fed_bytes >= SPREAD_BYTES)
+        self.is_final = (level > LEVELS[0] and self._fed_bytes >= FULL_READ_BYTES) or (
+            sure and self._fed_bytes >= SPREAD_BYTES
+        )
 
     def find_nearest(self, text: bytes) -> tuple[str, str] | None:
         """Find the pack whose samples share most words with a log, and those words; None if none shares two."""
-        said = {
+        log_words = {
             word
             for record in _plain_text(text).split(b"\n")[:MOST_RECORDS]
             if looks_like_progress(record)
@@ -353,13 +359,13 @@ class PackDetector:
         spread = Counter(word for of in words.values() for word in of)
         best: tuple[float, str] | None = None
         for name, of in words.items():
-            score = sum(1 / spread[word] for word in of & said)
-            if len(of & said) > 1 and name != GENERIC and (best is None or score > best[0]):
+            score = sum(1 / spread[word] for word in of & log_words)
+            if len(of & log_words) > 1 and name != GENERIC and (best is None or score > best[0]):
                 best = (score, name)
         if best is None:
             return None
-        common = sorted(words[best[1]] & said, key=lambda word: (spread[word], word))[:3]
-        return best[1], "has " + ", ".join(f'"{word.decode()}"' for word in common) + " in common with it"
+        common = sorted(words[best[1]] & log_words, key=lambda word: (spread[word], word))[:3]
+        return best[1], "shares the words " + ", ".join(f'"{word.decode()}"' for word in common)
 
 
 _WORD = re.compile(rb"[A-Za-z][A-Za-z_]{3,40}")

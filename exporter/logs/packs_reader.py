@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from exporter.logs.packs import Pack, resolve_inheritance, parse_pack
+from exporter.logs.packs import Pack, parse_pack, resolve_inheritance
 from exporter.logs.patterns import Pattern
 
 PACKS = Path(__file__).resolve().parents[1] / "packs"

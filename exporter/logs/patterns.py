@@ -145,17 +145,15 @@ def pattern_problems(patterns: Iterable[tuple[str, str]], kind: PatternKind | No
     seen: set[str] = set()
     for name, text in patterns:
         if name in seen:
-            problems.append(
-                f"{name}: two patterns have this name, and only one would count; rename one of them"
-            )
+            problems.append(f"{name}: two patterns have this name, and only one would count; rename one of them")
         seen.add(name)
         try:
             pattern = compile_pattern(name, text, kind=kind or PatternKind.VALUE, is_user_defined=True)
         except PatternError as error:
             shown = "".join(f"\n    {line}" for line in error.caret(text).split("\n"))
             problems.append(
-                f"{name}: is not a regular expression: {error}; to find such a character as it is, "
-                f"write a backslash before it{shown}"
+                f"{name}: is not a regular expression: {error}; to match such a character literally, "
+                f"put a backslash before it{shown}"
             )
             continue
         problems += [f"{name}: {problem}" for problem in _problems(pattern, text)]
@@ -171,4 +169,7 @@ def _problems(pattern: Pattern, text: str) -> Iterator[str]:
     if needs_line_end(pattern.regex):
         yield f"{shown} spans the end of a line and so never matches; describe text within one line"
     elif pattern.regex.search(b"") is not None:
-        yield f"{shown} matches empty text and so every line; add text that the intended lines contain, or use + instead of *"
+        yield (
+            f"{shown} matches empty text and so every line; "
+            "add text that the intended lines contain, or use + instead of *"
+        )

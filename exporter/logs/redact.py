@@ -106,9 +106,9 @@ def _secrecy_weight(name: str) -> int:
         return 2
     words = [word.lower() for word in _WORDS_OF_NAME.findall(name) if not word.isdigit()]
     last, before = ([*words[:-3:-1], "", ""])[:2]
-    shouted = name.isupper()
+    is_upper_case = name.isupper()
     if last == "key":
-        return 2 if before in _KEY_OWNERS or shouted else 0
+        return 2 if before in _KEY_OWNERS or is_upper_case else 0
     if last == "id":
         return 2 if words[-3:-1] == ["access", "key"] else 0
     if last in ("pwd", "pass"):
@@ -117,7 +117,7 @@ def _secrecy_weight(name: str) -> int:
         return 2 if before in ("amz", "goog") or name.startswith(("?", "&")) else 0
     if last in _HEADERS:
         return 2
-    return 1 if last in _WEAK or (shouted and not _WEAK.isdisjoint(words)) else 0
+    return 1 if last in _WEAK or (is_upper_case and not _WEAK.isdisjoint(words)) else 0
 
 
 def _redact_named_values(text: str) -> str:
@@ -216,7 +216,7 @@ def _without_key_blocks(text: str) -> str:
 
 
 def _end_of_key_lines(text: str, start: int) -> int:
-    """End of the lines that look like the inside of a key."""
+    """End of the lines that resemble the inside of a key."""
     while True:
         line_end = text.find("\n", start)
         line_end = len(text) if line_end < 0 else line_end

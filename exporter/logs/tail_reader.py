@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from exporter.logs.inotify_reader import InotifyWatches, InotifyWatch
+from exporter.logs.inotify_reader import InotifyWatch, InotifyWatches
 
 CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in one piece
 MARK_BYTES = 128  # text before our position that identifies the file
@@ -141,9 +141,9 @@ class LogTail:
     def read_chunks(
         self, most_bytes: int = 64 * CHUNK_BYTES, should_stop: Callable[[], bool] | None = None
     ) -> Iterator[TailedRecords]:
-        """Yield new whole records of one generation; ``more`` says to read again immediately.
+        """Yield new whole records of one generation. If ``has_more`` is then set, read again immediately.
 
-        Reads at most ``most_bytes``, and after the first chunk only until ``until()`` is true.
+        Reads at most ``most_bytes``, and after the first chunk only until ``should_stop()`` is true.
         """
         self.has_more = False
         if self._idle_stat is not None:
@@ -276,7 +276,9 @@ class LogTail:
         except OSError:
             return False  # handled elsewhere
         if self._watch is not None and self._watch.is_unchanged:
-            self._trusted_reads_left = TRUSTED_READS  # watched since before the stat, so nothing is missed between the two
+            self._trusted_reads_left = (
+                TRUSTED_READS  # watched since before the stat, so nothing is missed between the two
+            )
         elif self._inotify is not None:
             self._trusted_reads_left = 0
             self._reads_until_watch -= 1
@@ -360,7 +362,11 @@ class LogTail:
             self._parked = _stable_identity(found)
 
     def _has_unread(self, old: os.stat_result) -> bool:
-        return _write_version(old) != self._settled_version or old.st_size != self._offset or self._offset > self._record_start
+        return (
+            _write_version(old) != self._settled_version
+            or old.st_size != self._offset
+            or self._offset > self._record_start
+        )
 
     def _lacks_next_file(self, old: os.stat_result, found: os.stat_result | None) -> bool:
         """Whether the next file is missing or empty: a writer may use the old one until it opens that."""
@@ -560,7 +566,7 @@ class LogTail:
     def _read(
         self, buffer: bytearray, most_bytes: int, should_stop: Callable[[], bool] | None, end_offset: int | None
     ) -> Generator[TailedRecords, None, bool]:
-        """Yield pieces of the open file, up to its end or at least to ``end_offset``. Return whether that was reached."""
+        """Yield pieces of the open file, to its end or at least to ``end_offset``. Return whether that was reached."""
         view, held, left = memoryview(buffer), self._offset - self._record_start, most_bytes
         back = max(0, len(self._mark) - held)
         before = bytearray(back)

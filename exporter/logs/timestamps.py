@@ -53,7 +53,9 @@ _FORMATS = (
     rb"""(?<=[\[=:"' ])(?P<number>\d{10}(?:\d{3}|\d{6}|\d{9})?(?:\.\d{1,9})?)(?![\w.:])""",
 )
 _NUMBER_BEFORE = rb"(?<=[\[=])"
-_PLAIN = tuple(re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _FORMATS)
+_PLAIN = tuple(
+    re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _FORMATS
+)
 _IN_JSON = tuple(re.compile(rb"(?xs)" + _JSON + way) for way in _FORMATS)
 _JSON_BEGINS = (b"{", b":::MLLOG")
 
@@ -141,12 +143,12 @@ class TimestampReader:
         minute = self._minute(found)
         if minute is None or part >= 61:
             return None
-        told = minute + part if zone is None else minute + part - _zone_s(zone)
+        time = minute + part if zone is None else minute + part - _zone_s(zone)
         # the same text, including a possible zone, gives the same time unless that depends on the reference
         end = found.end() + ZONE_BYTES
         self._last_head = head[:end] if len(head) >= end and "year" in found.re.groupindex and found["year"] else b""
-        self._last_time = told
-        return told
+        self._last_time = time
+        return time
 
     def _minute(self, found: re.Match[bytes]) -> float | None:
         near = self.reference

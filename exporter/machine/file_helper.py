@@ -55,7 +55,7 @@ class WatchThread:
         self._requests.put(now)
         if not self._started:
             self._started = True
-            threading.Thread(target=self._run, name=f"look-{self._name}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"read-{self._name}", daemon=True).start()
 
     def end(self) -> None:
         """End the thread when it is idle."""
@@ -115,16 +115,16 @@ class _HelperServer:
             if body is None:
                 return
             name, now, make = pickle.loads(body)  # noqa: S301 - from the sidecar that started this
-            looker = self._threads.get(number)
-            if looker is None:
-                looker = self._threads[number] = WatchThread(name, _make_loader(make), self._sender(number))
-            looker.request(now)
+            thread = self._threads.get(number)
+            if thread is None:
+                thread = self._threads[number] = WatchThread(name, _make_loader(make), self._sender(number))
+            thread.request(now)
 
     def _sender(self, number: int) -> SendMessage:
-        def tell(kind: int, value: Any) -> None:
+        def send(kind: int, value: Any) -> None:
             self._send(kind, number, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
-        return tell
+        return send
 
     def _send(self, kind: int, number: int, body: bytes) -> None:
         with self._send_lock:

@@ -93,7 +93,7 @@ class WatchHandle:
         """
         with self._changed:
             if self._requested_at is None:
-                raise RuntimeError(f"{self.name}: no look was asked for")
+                raise RuntimeError(f"{self.name}: no read was requested")
             begun = self._requested_at
             if not self._changed.wait_for(lambda: self._answer is not None, wait_s):
                 self._is_overdue = True

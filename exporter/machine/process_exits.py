@@ -80,7 +80,7 @@ class ProcessExitWatch:
                 fd = _open_pidfd(pid)
             except OSError as error:
                 if error.errno in _GONE:
-                    raise ProcessLookupError(f"process {pid} is not there") from error
+                    raise ProcessLookupError(f"process {pid} does not exist") from error
                 return False
             try:
                 # read after opening the pidfd, so that it is the start of the pidfd's process
@@ -88,8 +88,10 @@ class ProcessExitWatch:
                 if found is None and not _has_ended(fd):
                     os.close(fd)
                     return False  # no free descriptor to read it, or it is hidden
-                if found is None or start_ticks not in (None, found):
-                    raise ProcessLookupError(f"process {pid} is {'not there' if found is None else 'another one now'}")
+                if found is None:
+                    raise ProcessLookupError(f"process {pid} does not exist")
+                if start_ticks not in (None, found):
+                    raise ProcessLookupError(f"pid {pid} now belongs to another process")
                 self._epoll.register(fd, select.EPOLLIN)
             except ProcessLookupError:
                 os.close(fd)
@@ -210,6 +212,6 @@ def _exit_status(fd: int) -> int | None:
         fcntl.ioctl(fd, PIDFD_GET_INFO, info)
     except OSError:
         return None
-    told: int = struct.unpack_from("=Q", info)[0]
+    mask: int = struct.unpack_from("=Q", info)[0]
     status: int = struct.unpack_from("=i", info, 60)[0]
-    return status if told & PIDFD_INFO_EXIT else None
+    return status if mask & PIDFD_INFO_EXIT else None

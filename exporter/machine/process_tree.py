@@ -119,7 +119,7 @@ class _OpenProcess:
             stat = parse_process_stat(os.pread(self.stat_fd, STAT_BYTES, 0))
         except (OSError, ValueError) as error:
             os.close(self.stat_fd)
-            raise ProcessLookupError(f"process {pid} is not there") from error
+            raise ProcessLookupError(f"process {pid} does not exist") from error
         if not keep and not _may_stay_open(self.stat_fd):
             os.close(self.stat_fd)
             self.stat_fd = _NOT_OPEN
@@ -143,9 +143,9 @@ class _OpenProcess:
         try:
             text = read_proc_file(f"{self.folder}/stat", STAT_BYTES)
         except FileNotFoundError as error:
-            raise ProcessLookupError(f"process {self.pid} is not there") from error
+            raise ProcessLookupError(f"process {self.pid} does not exist") from error
         if parse_process_stat(text).start_ticks != self.start_ticks:
-            raise ProcessLookupError(f"process {self.pid} is another one now")
+            raise ProcessLookupError(f"pid {self.pid} now belongs to another process")
         return text
 
     def read_io(self) -> bytes:
@@ -246,12 +246,12 @@ class ProcessTree:
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise
-            raise ProcessLookupError(f"process {pid} is not there") from error
+            raise ProcessLookupError(f"process {pid} does not exist") from error
         self._processes[pid] = worker
         self.start_ticks = worker.start_ticks
         if start_ticks is not None and start_ticks != self.start_ticks:
             self.close()
-            raise ProcessLookupError(f"process {pid} is another one now")
+            raise ProcessLookupError(f"pid {pid} now belongs to another process")
         self._children_fd = _open_to_keep(f"{proc}/{pid}/task/{pid}/children")
         self._ticks = self._read_bytes = self._write_bytes = 0
         self._rss_pages = self._threads = 0
@@ -435,12 +435,12 @@ class ProcessTree:
 
     def read_details(self) -> ProcessTreeDetails:
         """Read the costlier facts; takes milliseconds, so call it less often."""
-        looked_at = list(islice(self._processes.values(), MOST_PROCESSES))
+        processes = list(islice(self._processes.values(), MOST_PROCESSES))
         open_files: int | None = None
         paths: list[str] = []
         devices: set[str] = set()
         links = MOST_LINKS
-        for watched in looked_at:
+        for watched in processes:
             count, targets = _read_open_files(watched.folder, links // 2 if watched.pid == self.pid else links)
             switches = _read_switches(watched.folder)
             if not watched.exists():
@@ -458,7 +458,7 @@ class ProcessTree:
                 watched.switches = switches
         voluntary_switches, involuntary_switches = self._switches or (None, None)
         return ProcessTreeDetails(
-            pss_bytes=self._read_pss(looked_at),
+            pss_bytes=self._read_pss(processes),
             open_files=open_files,
             voluntary_switches=voluntary_switches,
             involuntary_switches=involuntary_switches,

@@ -61,23 +61,27 @@ def read_stacks(pids: Sequence[int], timeout_s: float = 2.0, most: int = 8) -> d
 
 def _dump(program: str, pid: int, timeout_s: float) -> str:
     argv = [program, "dump", "--pid", str(pid), "--nonblocking"]
-    said, writing = os.pipe()
+    reading, writing = os.pipe()
     try:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing)
     except (OSError, ValueError) as error:
-        os.close(said)
+        os.close(reading)
         return f"no stack: {program} cannot be started: {getattr(error, 'strerror', None) or error}"
     finally:
         os.close(writing)
     deadline = time.monotonic() + timeout_s
-    text, ended = _output(said, deadline)
-    os.close(said)
+    text, ended = _output(reading, deadline)
+    os.close(reading)
     status = _end(process, deadline if ended else time.monotonic())
     if status is None:
         return f"no stack: process {process.pid} of py-spy hangs in the kernel"
     shown = text.decode("utf-8", "replace").strip()
     if not ended or status == -signal.SIGKILL:
-        why = f"no more than {MOST_BYTES} bytes are taken" if len(text) >= MOST_BYTES else f"no end in {timeout_s:g} s"
+        why = (
+            f"cut off after {MOST_BYTES} bytes"
+            if len(text) >= MOST_BYTES
+            else f"py-spy did not finish in {timeout_s:g} s"
+        )
         return f"{shown}\n... ({why})" if shown else f"no stack: no answer from py-spy in {timeout_s:g} s"
     if status:
         return _failure_text(shown, status)

@@ -25,14 +25,15 @@ from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
 from exporter.progress.earlier_attempt_reader import read_earlier_attempts
-from exporter.progress.eta import RunPrior, median_seconds_per_item
+from exporter.progress.eta.interval import median_seconds_per_item
+from exporter.progress.eta.prior import RunPrior
 from exporter.progress.history_reader import RunHistory, read_run_history
 from exporter.progress.phases import job_phase
 from exporter.progress.resumes import EarlierProgress, earlier_positions
 from exporter.progress.worker_logs_reader import PROGRESS_FILE, WorkerLogFacts, WorkerLogs
 
 ITEMS = Family("worker_items", "Position of the worker: items done according to its log.", labels=WORKER_LABELS)
-ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
+ITEMS_EXPECTED = Family("worker_items_expected", "Total number of items of the worker.", labels=WORKER_LABELS)
 ITEMS_PROCESSED = Family(
     "worker_items_processed_total",
     "Items done since the job started; never falls, work of an earlier job does not count.",
@@ -50,7 +51,7 @@ ETA = Family(
     labels=(*WORKER_LABELS, "quantile"),
     kind="summary",  # the label `quantile` is reserved for this kind
 )
-FINISH = Family("worker_finish_timestamp_seconds", "When the worker should be done.", labels=WORKER_LABELS)
+FINISH = Family("worker_finish_timestamp_seconds", "When the worker should finish.", labels=WORKER_LABELS)
 LAST_PROGRESS = Family("worker_progress_last_timestamp_seconds", "When the position last rose.", labels=WORKER_LABELS)
 PROGRESS_INFO = Family(
     "worker_progress_info",
@@ -60,12 +61,12 @@ PROGRESS_INFO = Family(
 )
 SLOWDOWN = Family(
     "worker_slowdown_ratio",
-    "Time per item now over that at the fastest earlier speed of the run; absent while there was no other speed.",
+    "Time per item now, divided by that at the fastest earlier speed of the run; absent before the speed has changed.",
     labels=WORKER_LABELS,
 )
 UNMATCHED = Family(
     "worker_progress_unmatched",
-    "Whether a log has been written for minutes in which no pattern finds anything.",
+    "Whether a log has grown for minutes without a match of any pattern.",
     labels=WORKER_LABELS,
 )
 STALLED = Family(
@@ -88,7 +89,7 @@ LOG_LINES = Family("log_lines_total", "Log lines read.", labels=WORKER_LABELS, k
 LOG_LAG = Family("log_lag_bytes", "Log bytes written and not read yet.", labels=WORKER_LABELS)
 TIMEOUTS = Family(
     "log_pattern_timeouts_total",
-    "Records that a pattern of the job was not searched in to the end, since that took too long.",
+    "Records in which the search for a pattern of the job was stopped because it took too long.",
     labels=("pattern",),
     kind="counter",
 )
@@ -170,7 +171,7 @@ class LogsCollector:
                     worker.state(), worker.facts(context.clock.time())  # fails now if the state is unusable
                     self._untested_ranks.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
-                    log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
+                    log.warning("the saved state of %s is not used, its logs are read again: %s", task.worker, error)
                     worker = self._new_worker(task, lexicon)
             found.append(worker)
         return found
@@ -236,7 +237,7 @@ class LogsCollector:
         except Exception as error:
             if worker.task.rank not in self._untested_ranks or self._lexicon is None:
                 raise
-            log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
+            log.warning("the saved state of %s is not used, its logs are read again: %s", worker.task.worker, error)
             self._workers[index] = self._new_worker(worker.task, self._lexicon)
             whole = self._poll(self._workers[index], extra, now, poll_end, check_records=True)
         finally:
@@ -268,9 +269,9 @@ class LogsCollector:
         if check_records:
             if worker.began is None:
                 worker.began = self._read_start(task, worker.restart)
-            told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
-            if told.exists():
-                worker.add_file(str(told), PROGRESS_FILE)
+            progress_file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
+            if progress_file.exists():
+                worker.add_file(str(progress_file), PROGRESS_FILE)
         for path in extra:
             tail = worker.add_file(str(path), lasting=True)
             if tail is not None:
@@ -309,9 +310,9 @@ class LogsCollector:
         state = {str(worker.task.rank): worker.state() for worker in workers}
         problem = save_state(*self._saved_state_key, state, kind="logs")
         if problem is not None and self._save_problem is None:
-            log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
+            log.warning("log positions cannot be saved: %s; a restarted sidecar would read all logs again", problem)
         elif problem is None and self._save_problem is not None:
-            log.warning("positions in logs are saved again")
+            log.warning("log positions are saved again")
         self._save_problem = problem
 
     def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
@@ -321,8 +322,8 @@ class LogsCollector:
             row.add(ITEMS_EXPECTED, facts.expected)
             row.add(ITEMS_PROCESSED, facts.processed)
             if facts.unit is not None:
-                told = {"unit": facts.unit, "pattern": facts.pattern or "", "pack": facts.pack}
-                row.add(PROGRESS_INFO, 1, **told)
+                info_labels = {"unit": facts.unit, "pattern": facts.pattern or "", "pack": facts.pack}
+                row.add(PROGRESS_INFO, 1, **info_labels)
             row.add(THROUGHPUT, facts.rate, window="current")
             row.add(THROUGHPUT, facts.average_rate, window="average")
             if facts.eta is not None:
@@ -378,9 +379,9 @@ class LogsCollector:
                 log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
             )
             if facts.unmatched is not None and facts.unmatched_at is not None:
-                told = {"time": facts.unmatched_at, "level": "warning", "event": "progress unknown"}
+                event = {"time": facts.unmatched_at, "level": "warning", "event": "progress unknown"}
                 status.events.append(
-                    {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
+                    {**event, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
                 )
         status.job["pattern_notes"] = [*snapshot.notes]
         job_eta.describe_outlook(snapshot.outlook, status)
@@ -402,7 +403,7 @@ def load_run_history(job_name: str) -> dict[str, RunPrior]:
                 with contextlib.suppress(ValueError):
                     found[role] = RunPrior.from_json(prior)
     except queue.Empty:
-        log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_TIMEOUT_S)
+        log.warning("earlier runs of the job are unknown: no answer from their file in %g s", HISTORY_TIMEOUT_S)
     return found
 
 

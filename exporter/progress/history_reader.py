@@ -99,7 +99,7 @@ def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) ->
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(path, text)
     except OSError as error:
-        log.info("the history of the job is not kept: %s: %s", path, error.strerror)
+        log.info("the run history cannot be saved: %s: %s", path, error.strerror)
         return False
     return True
 
@@ -137,14 +137,14 @@ def _read(path: Path) -> tuple[RunHistory, ...]:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         if path not in _reported_paths:
             _reported_paths.add(path)
-            log.warning("%s is not a history of a job and is not used; the next run that completes replaces it", path)
+            log.warning("%s is not a run history and is not used; the next completed run replaces it", path)
         return ()
 
 
 def _parse_runs(text: bytes) -> list[dict[str, Any]]:
     body = json.loads(text)
     if body["schema"] != HISTORY_SCHEMA or not isinstance(body["runs"], list):
-        raise ValueError("of another kind")
+        raise ValueError("not a run history")
     return body["runs"]
 
 
@@ -152,7 +152,7 @@ def _parse_run(entry: dict[str, Any]) -> RunHistory:
     run = RunHistory(**{name: entry[name] for name in RunHistory.__dataclass_fields__})
     numbers = (run.time, run.workers, run.seconds, run.total if run.total is not None else 0)
     if any(isinstance(number, bool) or not (math.isfinite(number) and number >= 0) for number in numbers):
-        raise ValueError("a number that cannot be")
+        raise ValueError("an impossible number")
     if not (isinstance(run.workers, int) and isinstance(run.total, int | None)):
         raise TypeError("a count that is not a number")
     if not isinstance(run.prior, dict) or not all(isinstance(prior, dict) for prior in run.prior.values()):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from exporter.collecting.collector import WORKER_LABELS, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.progress.eta import EtaEstimate, slowest_eta
+from exporter.progress.eta.interval import EtaEstimate, slowest_eta
 from exporter.progress.outlook import (
     WorkerPosition,
     checkpoint_meets_deadline,
@@ -18,24 +18,25 @@ from exporter.progress.worker_logs_reader import WorkerLogFacts
 
 JOB_ETA = Family(
     "eta_seconds",
-    "Seconds of work left of the job's workers on this node: those of the slowest.",
+    "Seconds of work left of the job's slowest worker on this node.",
     labels=("quantile",),
     kind="summary",  # the label `quantile` is reserved for this kind
 )
-JOB_FINISH = Family("finish_timestamp_seconds", "When the workers of this node should be done.")
-DEADLINE = Family("time_limit_timestamp_seconds", "When the time limit of the job is over; absent when it has none.")
+JOB_FINISH = Family("finish_timestamp_seconds", "When the workers of this node should finish.")
+DEADLINE = Family("time_limit_timestamp_seconds", "When the time limit of the job expires; absent when it has none.")
 TIME_LIMIT_MET = Family(
-    "time_limit_met_probability_ratio", "Probability that the workers of this node are done before the time limit."
+    "time_limit_met_probability_ratio", "Probability that the workers of this node finish before the time limit."
 )
 CHECKPOINT_NEXT = Family(
-    "checkpoint_next_expected_timestamp_seconds", "When the next checkpoint should be whole, by the rhythm of the last."
+    "checkpoint_next_expected_timestamp_seconds",
+    "When the next checkpoint should be complete, from the rhythm of the last ones.",
 )
 CHECKPOINT_FITS = Family(
-    "checkpoint_before_time_limit", "Whether the next checkpoint should be whole before the time limit is over."
+    "checkpoint_before_time_limit", "Whether the next checkpoint should be complete before the time limit."
 )
 LAG = Family(
     "worker_lag_ratio",
-    "By which part the worker lags behind the median of its role on this node: 0 when it does not.",
+    "How far the worker is behind the median of its role on this node, as a share: 0 when it is not behind.",
     labels=WORKER_LABELS,
 )
 FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, TIME_LIMIT_MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)

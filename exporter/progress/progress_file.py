@@ -65,14 +65,14 @@ def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
     if len(record) > MOST_RECORD_BYTES:
         return None
     try:
-        told = json.loads(record.decode("utf-8"))
+        body = json.loads(record.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(body, dict):
         return None
     counts: dict[str, int] = {}
     for key in _COUNTS:
-        given = told.get(key)
+        given = body.get(key)
         if given is not None:
             count = _count(given)
             if count is None:
@@ -80,14 +80,14 @@ def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
             counts[key] = count
     if any(counts.get(done, 0) > counts.get(total, _MOST_COUNT) for done, total in _COUNT_PAIRS):
         return None
-    words = {key: told[key] for key in _TEXT_KEYS if told.get(key) is not None}
-    resumed = told.get("resumed") or False
-    if not all(isinstance(word, str) for word in words.values()) or not isinstance(resumed, bool):
+    texts = {key: body[key] for key in _TEXT_KEYS if body.get(key) is not None}
+    resumed = body.get("resumed") or False
+    if not all(isinstance(word, str) for word in texts.values()) or not isinstance(resumed, bool):
         return None
     update = ProgressUpdate(
-        _position(counts, words.get("unit", ""), resumed, offset),
-        dict(_values(told, offset)),
-        _mark(words["phase"], offset) if "phase" in words else None,
+        _position(counts, texts.get("unit", ""), resumed, offset),
+        dict(_values(body, offset)),
+        _mark(texts["phase"], offset) if "phase" in texts else None,
         counts.get("rank"),
     )
     return update if update.position is not None or update.values or update.mark is not None else None

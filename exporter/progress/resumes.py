@@ -154,21 +154,21 @@ class UndecidedStarts:
 
     def update(self, key: Key, done: float, total: float | None, t: float) -> float | None:
         """Newly decided work before the first position of this count: all of it, or 0; None if nothing was decided."""
-        beginning = self.open.get(key)
-        if beginning is None:
+        resume = self.open.get(key)
+        if resume is None:
             return None
         ended = total is not None and done >= total  # perhaps long ago, so that this rise has no usable throughput
-        worked_for = beginning.decide() if ended else beginning.update(done, t)
-        if worked_for is None and t - beginning.last_at > MOST_START_S:
-            worked_for = beginning.decide()
+        worked_for = resume.decide() if ended else resume.update(done, t)
+        if worked_for is None and t - resume.last_at > MOST_START_S:
+            worked_for = resume.decide()
         if worked_for is None:
             return None
         del self.open[key]
-        return beginning.done if worked_for else 0
+        return resume.done if worked_for else 0
 
     def decide_all(self) -> dict[Key, float]:
         """Decide all at the end of a run: work before the first position, by count."""
-        found = {key: beginning.done for key, beginning in self.open.items() if beginning.decide()}
+        found = {key: resume.done for key, resume in self.open.items() if resume.decide()}
         self.open.clear()
         return found
 
@@ -178,7 +178,7 @@ class UndecidedStarts:
 
     def state(self) -> list[list[Any]]:
         """The complete state, ready for JSON."""
-        return [[name, rank, asdict(beginning)] for (name, rank), beginning in self.open.items()]
+        return [[name, rank, asdict(resume)] for (name, rank), resume in self.open.items()]
 
     @classmethod
     def from_state(cls, state: list[tuple[str, int | None, Mapping[str, Any]]]) -> "UndecidedStarts":

@@ -119,9 +119,9 @@ class ProgressTrack:
     @property
     def total(self) -> float | None:
         """Total from the log, else from the job file."""
-        told = self._logged_total
-        if told is not None:
-            return told
+        logged = self._logged_total
+        if logged is not None:
+            return logged
         expected = self._expected_total(self.unit)
         return None if expected is not None and (self.done or 0) > expected else expected
 
@@ -285,9 +285,9 @@ class ProgressTrack:
         if epoch is not None:
             self.epoch = epoch
             total = position.total if position.unit == "epochs" else None
-            told = position.epochs if position.epochs is not None else total
-            if told is not None:
-                self.epochs = told
+            epochs = position.epochs if position.epochs is not None else total
+            if epochs is not None:
+                self.epochs = epochs
             elif self.epochs == self._epochs is not None and epoch > self._epochs:
                 self._drop_epochs()
 
@@ -323,7 +323,7 @@ class ProgressTrack:
         known = count.done is not None
         begins = count.begins and all(other.begins for other in pattern.counts.values())
         shared = count.begins and pattern.unit in SUMMED_UNITS
-        beginning = self._undecided_start(pattern.unit, count, done, total, t) if begins or shared else None
+        undecided_start = self._undecided_start(pattern.unit, count, done, total, t) if begins or shared else None
         taken = count.accept(done, total, t, evaluating=evaluating)
         if taken is None:
             return False
@@ -346,8 +346,8 @@ class ProgressTrack:
             rise = 0
             self.changes += 1
             self.decide_starts()
-        elif beginning is not None:
-            self._undecided_starts.add((name, rank), beginning)
+        elif undecided_start is not None:
+            self._undecided_starts.add((name, rank), undecided_start)
         elif (
             self._undecided_starts.open
             and (worked := self._undecided_starts.update((name, rank), done, total, t)) is not None

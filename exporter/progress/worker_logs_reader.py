@@ -19,7 +19,9 @@ from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition
 from exporter.logs.tail_reader import LogTail
 from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
-from exporter.progress.eta import EtaEstimate, EtaEstimator, RunPrior
+from exporter.progress.eta.estimator import EtaEstimator
+from exporter.progress.eta.interval import EtaEstimate
+from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
 from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
@@ -318,8 +320,8 @@ class WorkerLogs:
                 combine_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
             ]
             self._estimator.update_requests(*(number or 0.0 for number in requests))
-        told: list[LogPosition | ActivityMark] = [*found.positions, *found.marks]
-        for record in sorted(told, key=lambda record: record.offset):
+        records: list[LogPosition | ActivityMark] = [*found.positions, *found.marks]
+        for record in sorted(records, key=lambda record: record.offset):
             t = self._record_time(source, record.stamp, now)
             arrival = now if source.live else t
             if reading is not None and reading[0] != t:
@@ -375,9 +377,9 @@ class WorkerLogs:
 
     def _learn_zone(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """Find the offset for times without a zone: clocks of logs are local or UTC."""
-        told: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
-        told += [value for of_ranks in found.values.values() for value in of_ranks.values()]
-        stamps = [record.stamp for record in told if record.stamp is not None]
+        records: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
+        records += [value for of_ranks in found.values.values() for value in of_ranks.values()]
+        stamps = [record.stamp for record in records if record.stamp is not None]
         if not stamps:
             return
         last = max(stamps)
@@ -483,8 +485,8 @@ class WorkerLogs:
         tails = (source.tail for source in self._sources.values())
         found = [f"{tail.path}: {tail.problem}" for tail in tails if tail.problem is not None]
         if self._invalid_lines:
-            lines = "1 line is" if self._invalid_lines == 1 else f"{self._invalid_lines} lines are"
-            found.append(f"progress file: {lines} no JSON object of counts and numbers")
+            count = "1 line" if self._invalid_lines == 1 else f"{self._invalid_lines} lines"
+            found.append(f"progress file: {count} without a JSON object of counts and numbers")
         return tuple(found)
 
     def _unmatched(self, now: float) -> str | None:
@@ -498,9 +500,9 @@ class WorkerLogs:
         shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
         nearest = self._pack_detector.find_nearest(self._sample) if self._pack_detector is not None else None
         near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
-        words = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
+        text = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
         path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
-        return f"{words}; `gpujob scan {path}` shows what is found" if path is not None else words
+        return f"{text}; `gpujob scan {path}` shows what is found" if path is not None else text
 
     # -- saved state ------------------------------------------------------------------------------
 
@@ -548,7 +550,7 @@ class WorkerLogs:
         for path, order, lasting, zone_s, tail in state["sources"]:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
                 # A count without a position would count twice.
-                raise TypeError(f"{path!r} is no log, or has no position")
+                raise TypeError(f"{path!r} is not a log, or has no position")
             followed = LogTail.restore(path, tail, self._inotify)
             self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
 

@@ -118,10 +118,10 @@ class CollectorSlot:
         self._duration_s = self._clock.monotonic() - started
         self._started = None
         self._served = serving
-        told = self.on_read  # the other thread may reset it at any time
-        if told is not None:
+        callback = self.on_read  # the other thread may reset it at any time
+        if callback is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                told()
+                callback()
 
     def render(self, out: Samples) -> None:
         """Render the last snapshot; a failure costs only the series of this collector."""

@@ -35,17 +35,17 @@ class FigureOfMerit(NamedTuple):
 def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
     """Parse name, as a safe label, and value from a request body; raises FigureOfMeritError."""
     try:
-        told = json.loads(body.decode("utf-8"))
+        content = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FigureOfMeritError(f"the body is not JSON: send an object like {EXAMPLE}") from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise FigureOfMeritError(f"the body is not a JSON object: send one like {EXAMPLE}")
-    missing = [key for key in ("name", "value") if key not in told]
+    missing = [key for key in ("name", "value") if key not in content]
     if missing:
         raise FigureOfMeritError(f"{' and '.join(missing)} missing: send an object like {EXAMPLE}")
-    name, value = told["name"], told["value"]
+    name, value = content["name"], content["value"]
     if not isinstance(name, str) or not name.strip():
-        raise FigureOfMeritError(f"name: {_value_text(name)} is not a text that names the figure")
+        raise FigureOfMeritError(f"name: {_value_text(name)} is not a name; use a text")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FigureOfMeritError(f"value: {_value_text(value)} is not a number")
     try:
@@ -83,7 +83,7 @@ class FomCollector:
         figure = FigureOfMerit(name, value, self._clock.time())
         with self._lock:
             if name not in self._figures and len(self._figures) >= MOST_FIGURES:
-                raise FigureOfMeritError(f"name: {name} would be one more than {MOST_FIGURES} figures; use names again")
+                raise FigureOfMeritError(f"name: {name} is not added: {MOST_FIGURES} figures exist; reuse a name")
             self._figures[name] = figure
         return figure
 
@@ -103,11 +103,11 @@ class FomCollector:
 def _earlier_figures(context: CollectorContext) -> dict[str, FigureOfMerit]:
     identity = context.identity
     status = run_files.read_json(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
-    told = status.get("figures_of_merit")
-    if status.get("attempt") != identity.attempt or not isinstance(told, list):
+    entries = status.get("figures_of_merit")
+    if status.get("attempt") != identity.attempt or not isinstance(entries, list):
         return {}
     try:
-        figures = [FigureOfMerit(str(entry["name"]), float(entry["value"]), float(entry["time"])) for entry in told]
+        figures = [FigureOfMerit(str(entry["name"]), float(entry["value"]), float(entry["time"])) for entry in entries]
     except (KeyError, TypeError, ValueError):
         return {}
     return {figure.name: figure for figure in figures[:MOST_FIGURES]}

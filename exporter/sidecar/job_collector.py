@@ -15,9 +15,9 @@ PHASE = Family("phase", "Phase of the job, 1 for the present one.", labels=("pha
 WORKERS_EXPECTED = Family("workers_expected", "Worker tasks that the launcher starts on this node.")
 GPUS_ALLOCATED = Family("gpus_allocated", "GPUs of this node that the plan gives to workers.")
 STALL_TIMEOUT = Family(
-    "stall_timeout_seconds", "The job's own threshold: silence of its progress that counts as a stall."
+    "stall_timeout_seconds", "The job's own threshold: time without progress that counts as a stall."
 )
-LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time in which every worker should be up.")
+LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time within which all workers must start.")
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class HttpService:
         if self._sidecar.ready:
             return web.Response(text="The exporter is ready.\n")
         waiting = ", ".join(slot.collector.name for slot in self._sidecar.slots if not slot.ready)
-        return web.Response(status=503, text=f"Not ready: no first read yet of {waiting}.\n")
+        return web.Response(status=503, text=f"Not ready: waiting for the first read of {waiting}.\n")
 
     async def _landing(self, request: web.Request) -> web.Response:
         identity = self._sidecar.context.identity
@@ -215,7 +215,7 @@ class HttpService:
                 self._sidecar.publisher.request()  # the publisher decides, since the run directory may hang
             outlived = self._sidecar.has_outlived_driver
             if self._sidecar.may_restart:
-                log.warning("the GPU driver was replaced: restarting, since only a new process can read it")
+                log.warning("the GPU driver was replaced: restarting, because only a new process can read it")
                 self.should_restart = True
                 return
             await asyncio.sleep(WATCH_S)
@@ -226,7 +226,7 @@ class HttpService:
         final_at = self._clock.monotonic()
         while not self._scrapes.is_satisfied(final_at, self._clock.monotonic()):
             if self._clock.monotonic() - final_at > linger_s:
-                log.warning("linger is over and the final values were not scraped")
+                log.warning("the linger time is over and the final values were not scraped")
                 return
             await asyncio.sleep(WATCH_S)
 
@@ -244,8 +244,8 @@ class HttpService:
         notice = begun + (NOTICE_S if answers and self.stopped_by == signal.SIGTERM and not manifest.attached else 0.0)
         while not self._sidecar.workers_ended:
             now = self._clock.monotonic()
-            told = self._sidecar.phase == "completing" or now < notice  # the notice follows the signal
-            if not told or stop.is_set() or now >= end:
+            may_get_notice = self._sidecar.phase == "completing" or now < notice  # the notice follows the signal
+            if not may_get_notice or stop.is_set() or now >= end:
                 break
             await asyncio.sleep(WATCH_S)
         await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)

@@ -74,11 +74,11 @@ class DriverRestarts:
             times, last = 0, 0.0
         pause_s = RESTART_PAUSE_S * 2.0 ** min(times - 1, 30)
         if times and abs(now - last) < pause_s:
-            refused: str | None = f"the last new start was less than {pause_s:g} s ago"
+            refused: str | None = f"the last restart was less than {pause_s:g} s ago"
         else:  # without a record, the next process would not know of this restart
             refused = save_state(*self._state_location, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
         if refused is not None and not self._was_refused:
-            log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
+            log.warning("the GPU driver was replaced, and the sidecar continues without GPUs: %s", refused)
         self._was_refused = refused is not None
         return not self._was_refused
 
@@ -179,8 +179,8 @@ class Sidecar:
     @property
     def has_outlived_driver(self) -> bool:
         """Whether a new sidecar could read the GPUs, this one cannot, and a supervisor would start one."""
-        look = self.context.published.gpu_reading
-        return self.context.identity.supervised and look is not None and look.is_driver_replaced
+        reading = self.context.published.gpu_reading
+        return self.context.identity.supervised and reading is not None and reading.is_driver_replaced
 
     @property
     def phase(self) -> str:

@@ -390,20 +390,20 @@ def _value_text(key: str, value: Any) -> str:
 _COLUMNS = (
     *(("rss_bytes", "rss"), ("cpu_cores", "cores"), ("threads", "threads"), ("children", "children")),
     *(("cgroup_used_bytes", "cgroup used"), ("cgroup_limit_bytes", "of"), ("items", "items")),
-    *(("gpu_utilization_ratio", "GPU busy"), ("gpu_sm_ratio", "by itself"), ("gpu_memory_bytes", "GPU memory")),
+    *(("gpu_utilization_ratio", "GPU busy"), ("gpu_sm_ratio", "own kernels"), ("gpu_memory_bytes", "GPU memory")),
 )
 
 
 def _samples_text(body: Mapping[str, Any]) -> Iterator[str]:
-    course = body["course"]
-    if not course:
+    samples = body["course"]
+    if not samples:
         return
     end = body.get("exit", {}).get("end") or body["time"]
-    present = {key for sample in course for key in sample}
+    present = {key for sample in samples for key in sample}
     columns = [(key, title) for key, title in _COLUMNS if key in present]
     widths = [max(11, len(title)) for _, title in columns]
     yield "  " + "".join((f"{'time':>8}", *(f"  {t:>{w}}" for (_, t), w in zip(columns, widths, strict=True))))
-    for sample in course:
+    for sample in samples:
         cells = [_value_text(key, sample[key]) if key in sample else "-" for key, _ in columns]
         moment = f"{sample['time'] - end:+.0f}s"
         yield "  " + "".join((f"{moment:>8}", *(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))))
@@ -411,13 +411,13 @@ def _samples_text(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _gpu_text(body: Mapping[str, Any]) -> Iterator[str]:
     end = body.get("exit", {}).get("end") or body["time"]
-    for title, words, moment in gpu_lines(body.get("gpus") or {}):
+    for title, text, moment in gpu_lines(body.get("gpus") or {}):
         when = ""
         if moment is not None:
             when = f", at {_time_text(moment)}"
             if body["kind"] == "failure":
                 when += f" ({abs(end - moment):.0f} s {'before' if moment <= end else 'after'} the end)"
-        yield f"  {title:<22} {words}{when}"
+        yield f"  {title:<22} {text}{when}"
 
 
 def _disk_text(filesystems: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -431,14 +431,14 @@ def _disk_text(filesystems: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _peer_text(peer: Mapping[str, Any]) -> str:
     ended = peer["exit"]
-    words = [str(peer["state"])]
+    texts = [str(peer["state"])]
     if ended:
-        words = [f"ended by {ended['reason']} at {_time_text(ended['time'])}"]
+        texts = [f"ended by {ended['reason']} at {_time_text(ended['time'])}"]
     if peer["stalled"]:
-        words.append("stalled")
+        texts.append("stalled")
     if peer["items"] is not None:
-        words.append(f"{peer['items']} {unit_word(peer)}, last at {_time_text(peer['last_progress'])}")
-    return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(words)}"
+        texts.append(f"{peer['items']} {unit_word(peer)}, last at {_time_text(peer['last_progress'])}")
+    return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(texts)}"
 
 
 def _size_text(count: float) -> str:

@@ -104,19 +104,19 @@ class DiagnosticsCollector:
         for task, restart, build in fresh:
             run = task.rank, restart
             files = self._read_files(task, restart)
-            course = self._recent_samples[run].samples() if run in self._recent_samples else []
-            moment = NodeSituation(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
-            body = build(files, moment)
-            if not course and has_diagnosis(self._context.manifest.run_dir, body):
+            samples = self._recent_samples[run].samples() if run in self._recent_samples else []
+            situation = NodeSituation(now, status, samples, self._details.get(run), {} if with_stacks else NO_PY_SPY)
+            body = build(files, situation)
+            if not samples and has_diagnosis(self._context.manifest.run_dir, body):
                 continue  # by an earlier sidecar, which had the samples before the end
-            found.append((files, moment, build))
+            found.append((files, situation, build))
             self._write(body)
         if not found or not with_stacks:
             return
         # Write all files first: stacks take seconds, which a stopping node may not have.
         stacks = self._read_stacks(status, {task.rank for task, _, _ in fresh})
-        for files, moment, build in found:
-            self._write(build(files, NodeSituation(now, status, moment.recent_samples, moment.details, stacks)))
+        for files, situation, build in found:
+            self._write(build(files, NodeSituation(now, status, situation.recent_samples, situation.details, stacks)))
 
     def _read_files(self, task: Task, restart: int) -> RunFiles:
         context = self._context

@@ -25,13 +25,13 @@ def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int],
     The log often names a process, but is not always readable. A program's error is the worker's if it is named, or if
     no other process was on that GPU.
     """
-    told = [
+    errors = [
         GpuError(event.time, what.code, pci=what.pci, pid=what.pid, gpu_instance=what.gpu_instance)
         for event in _kernel_events(context, since)
         if isinstance(what := event.detail, KernelXid)
     ]
     if context.gpus is not None:
-        told += [
+        errors += [
             GpuError(event.time, event.xid, uuid=event.uuid, pid=event.pid, gpu_instance=event.gpu_instance)
             for event in context.gpus.events()
             if event.time >= since
@@ -39,10 +39,8 @@ def gpu_exit_facts(context: CollectorContext, task: Task, pids: Collection[int],
     board = context.published
     others = {pid for rank, theirs in board.pids.items() if rank != task.rank for pid in theirs}
     blame = FaultAttribution(list(_gpu_relations(context, task)), pids, others - set(pids))
-    faults = [{"time": error.time, "xid": error.xid, "words": words} for error, words in blame.errors(told)]
-    losses = [
-        {"time": time, "gpu": gpu, "words": words} for gpu, time, words in blame.losses(_lost_gpus(context, task))
-    ]
+    faults = [{"time": error.time, "xid": error.xid, "words": text} for error, text in blame.errors(errors)]
+    losses = [{"time": time, "gpu": gpu, "words": text} for gpu, time, text in blame.losses(_lost_gpus(context, task))]
     return {**({"gpu_faults": faults} if faults else {}), **({"gpu_lost": losses} if losses else {})}
 
 
@@ -54,9 +52,9 @@ def _lost_gpus(context: CollectorContext, task: Task) -> Mapping[str, tuple[floa
     board, host = context.published, context.gpus
     if board.gpu_reading is None or host is None or task.rank not in board.pids:
         return {}
-    look = host.poll(LAST_READ_S)
-    gone = [state for state in look.gpus if state.state in ("lost", "reset_required")]
-    return {**{state.gpu.uuid: (look.time, state.message or state.state) for state in gone}, **board.gpus_lost}
+    reading = host.poll(LAST_READ_S)
+    gone = [state for state in reading.gpus if state.state in ("lost", "reset_required")]
+    return {**{state.gpu.uuid: (reading.time, state.message or state.state) for state in gone}, **board.gpus_lost}
 
 
 def _kernel_events(context: CollectorContext, since: float) -> list[KernelEvent]:

@@ -181,11 +181,11 @@ def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
     and the log outranks the bare status. A GPU error outranks the log if no program survives it, and so does the loss
     of a GPU. A loss is reported as evidence with every failure.
     """
-    judged = _reason_with_log(evidence)
-    if judged.reason in ("completed", "launch_failed"):
-        return judged
+    result = _reason_with_log(evidence)
+    if result.reason in ("completed", "launch_failed"):
+        return result
     losses = (loss.describe(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
-    return ExitReason(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
+    return ExitReason(result.reason, (*result.evidence, *(text for text in losses if text not in result.evidence)))
 
 
 def needs_log_evidence(evidence: ExitEvidence) -> bool:
@@ -203,7 +203,7 @@ def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
         if not asking:
             return None
         if evidence.stop is None:
-            return _reason_of_request(evidence, (*facts, f"{', '.join(asking)} came from outside"))
+            return _reason_of_request(evidence, (*facts, f"{', '.join(asking)} sent by another process"))
     if evidence.code == 0:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
@@ -236,12 +236,12 @@ def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
     forwarded = _requests_to_end(evidence)
     kernel = _reason_from_kernel(evidence, killed=number == signal.SIGKILL)
     if kernel is None and (evidence.oom_kills or 0) > 0:
-        facts.append("the OOM killer took a process of its control group meanwhile")
+        facts.append("the OOM killer ended a process of its control group during the run")
     for found in (kernel, _reason_from_log(evidence), _reason_from_disk(evidence)):
         if found is not None:
             return ExitReason(found[0], (*facts, *found[1:]))
     if forwarded:
-        facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
+        facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} sent by another process")
         return _reason_of_request(evidence, tuple(facts))
     if number in _CRASH_SIGNALS or (number is None and code is not None):
         fault = _device_fault(evidence) or _program_fault(evidence)
@@ -331,17 +331,17 @@ def _program_fault(evidence: ExitEvidence) -> str | None:
 
 
 def _reason_from_log(evidence: ExitEvidence) -> tuple[str, ...] | None:
-    """Reason according to the log, with words for it."""
+    """Reason according to the log, with text for it."""
     log, peer = evidence.log, evidence.peer
     after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
     if PEER_LOST in log.classes and peer is not None and after_a_peer:
         return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
     for reason in _LOG_REASONS:
         if reason in log.classes or (reason == "gpu_fault" and _line_blames_device(log)):
-            words = "; ".join(_log_text(evidence)) or f"its log says {reason}"
+            text = "; ".join(_log_text(evidence)) or f"its log says {reason}"
             if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
-                return "gpu_fault", fault, words
-            return reason, words
+                return "gpu_fault", fault, text
+            return reason, text
     return None
 
 
@@ -373,7 +373,7 @@ def _reason_of_kill(evidence: ExitEvidence, number: int | None, facts: list[str]
     if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _is_at_time_limit(evidence):
         return ExitReason("time_limit", (*facts, "the time limit was reached"))
     if evidence.wrapper:
-        facts.append(f"its wrapper {evidence.wrapper} and left no record: it ended with that")
+        facts.append(f"its wrapper {evidence.wrapper} and left no record, so the worker ended with it")
     elif (number is not None or not evidence.attached) and (fault := _earlier_fault(evidence)) is not None:
         return ExitReason("gpu_fault", (*facts, fault, *_log_text(evidence)))
     if number is not None:

@@ -269,7 +269,7 @@ class WorkerRuns:
             tree = self._open_process(pid, None)
             if tree is not None:
                 self._log_event(
-                    now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on"
+                    now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} continues"
                 )
                 self._stop_watching(run)
                 run.pid, run.tree, run.gone_since = pid, tree, None
@@ -329,17 +329,17 @@ class WorkerRuns:
         self, run: _WorkerRun, record: Mapping[str, Any], stop: JobStop | None, peers: Sequence[FailedPeer], now: float
     ) -> None:
         """Find the reason of one end, unless a notice that may explain it is still expected."""
-        told = evidence_from_record(record)
-        from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
-        if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
+        recorded = evidence_from_record(record)
+        from_above = recorded.forwarded or (recorded.source == "kernel" and not self._context.manifest.attached)
+        if from_above and stop is None and recorded.end is not None and now - recorded.end < NOTICE_GRACE_S:
             return
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
         run.start = run.start if run.start is not None else record.get("start")
         earlier = run_files.read_json(self._record_path(run.restart, "found")) or {}  # from an earlier sidecar
-        record = {**earlier, **record, **self._save_node_facts(run, told, earlier)}
+        record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
         self._stop_watching(run)
-        end = told.end if told.end is not None else now
+        end = recorded.end if recorded.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
         evidence = evidence_from_record(
             record,
@@ -350,10 +350,10 @@ class WorkerRuns:
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,
         )
-        judged = find_exit_reason(evidence)
-        run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
-        level = "info" if judged.reason == "completed" else "critical"
-        self._log_event(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
+        result = find_exit_reason(evidence)
+        run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
+        level = "info" if result.reason == "completed" else "critical"
+        self._log_event(end, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
 
     def _save_node_facts(self, run: _WorkerRun, evidence: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
         """Facts that only this node can see, saved for the report in addition to the exit record.

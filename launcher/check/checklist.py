@@ -55,8 +55,8 @@ SECTION_BY_KEY = {
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
 }  # section of each key of a job or cluster file; other keys are in Job
 TOPOLOGY_CODES = (
-    ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|there is none)")),
-    ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg beside ")),
+    ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|the job has none)")),
+    ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg in addition to ")),
     ("topology-no-workers", re.compile(r"resources\.\w+_nodes: .* no \w+ worker")),
     ("topology-no-nodes", re.compile(r"resources\.\w+_nodes: 0 nodes for ")),
     ("het", re.compile(r"slurm\.het: ")),
@@ -83,14 +83,15 @@ def checklist_of_broken_job(
             section = SECTION_BY_KEY.get(key, "Job") if fits else "Resources"
             wrong[section].append(CheckFinding(_problem_code(problem, fits), "error", error.source, problem))
     if remaining is None:
-        skipped = CheckFinding("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
+        skipped = CheckFinding("job-file", "not checked", "-", "the job file or the cluster file has mistakes")
         return tuple(ChecklistSection(name, tuple(items) or (skipped,)) for name, items in wrong.items())
-    subject, taken = remaining
+    planned_job, removed_places = remaining
     return tuple(
         ChecklistSection(
-            section.name, (*wrong[section.name], *(item for item in section.items if not _is_unreliable(item, taken)))
+            section.name,
+            (*wrong[section.name], *(item for item in section.items if not _is_unreliable(item, removed_places))),
         )
-        for section in make_checklist(subject)
+        for section in make_checklist(planned_job)
     )
 
 
@@ -154,13 +155,13 @@ def _monitoring(job: PlannedJob) -> list[CheckFinding]:
     if job.spec.patterns.output is None:
         only_serves = job_checks.has_only_services(job.plan)
         message = "no output file is watched; " + (
-            "a benchmark leaves its results, which are read" if only_serves else "name what the job writes"
+            "the results of a benchmark are read without it" if only_serves else "name the files that the job writes"
         )
         level: Status = "not checked" if only_serves else "warning"
         items.append(CheckFinding("no-output-pattern", level, "patterns.output", message))
     own = len(job.spec.errors)
-    words = f"{own} own pattern{'s' if own != 1 else ''} beside the standard ones"
-    items.append(CheckFinding("errors", "ok", "errors", words))
+    message = f"{own} pattern{'s' if own != 1 else ''} of the job, in addition to the standard ones"
+    items.append(CheckFinding("errors", "ok", "errors", message))
     return [
         *items,
         *preflight.check_sample(job),
@@ -196,11 +197,11 @@ def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
     workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
     for _, planned, _ in role_commands(job):
         if asked and not planned.task.gpus and planned.stage == WORKERS:
-            message = "its workers see no GPU while the job has some; set it if they need one"
+            message = "its workers get no GPU, although the job has some; set this key if they need one"
             items.append(CheckFinding("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
     if not items:
-        words = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
-        items.append(CheckFinding("workers", "ok", "workers", words))
+        message = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
+        items.append(CheckFinding("workers", "ok", "workers", message))
     return items
 
 
@@ -209,8 +210,10 @@ def _time_limit(job: PlannedJob) -> list[CheckFinding]:
     if limit:
         return [CheckFinding("time-limit", "ok", "slurm.time_limit", _time_limit_text(limit))]
     if job.local:
-        return [CheckFinding("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
-    message = "is not set, so the partition's default counts; set what the job needs, and a little more"
+        return [
+            CheckFinding("time-limit", "not checked", "slurm.time_limit", "a run on this machine has no time limit")
+        ]
+    message = "is not set, so the partition's default applies; set the time that the job needs, and a little more"
     return [CheckFinding("no-time-limit", "warning", "slurm.time_limit", message)]
 
 
@@ -232,7 +235,7 @@ def _checkpoints(job: PlannedJob) -> list[CheckFinding]:
         return [CheckFinding("no-checkpoints", "warning", "patterns.checkpoints", message)]
     where = "the run directory" if group.directory == "." else f'"{group.directory}"'
     interval = job.spec.monitoring.checkpoint_interval
-    often = "how often is learned from them" if interval is None else f"one each {interval:g} s"
+    often = "their interval is learned" if interval is None else f"one every {interval:g} s"
     return [CheckFinding("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
 
 
@@ -247,10 +250,10 @@ def _describe_policy(job: PlannedJob) -> list[CheckFinding]:
     """Describe the effect of a failed worker, for each role."""
     items = []
     for _, planned, _ in role_commands(job):
-        restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
+        restarts = f"is restarted up to {planned.restart_max} times" if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
-        words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
-        items.append(CheckFinding("policy", "ok", job_file_place(planned), words))
+        message = f"a failed worker {restarts}, then {end}" if restarts else f"a failed worker {end}"
+        items.append(CheckFinding("policy", "ok", job_file_place(planned), message))
     return items
 
 
@@ -263,16 +266,16 @@ def _buffering(job: PlannedJob) -> list[CheckFinding]:
         at = shell_text_index(argv)
         if at is not None:
             found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
-            held = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
+            is_buffered = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
         else:
             flags = argv[1 : next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))]
-            held = is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
-        if held and not environment_of(job, planned).get("PYTHONUNBUFFERED"):
+            is_buffered = is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
+        if is_buffered and not environment_of(job, planned).get("PYTHONUNBUFFERED"):
             message = (
-                "Python holds back what it prints, so progress is seen late; `python -u`, or PYTHONUNBUFFERED=1 in env"
+                "Python buffers its output, so progress is seen late; use `python -u`, or set PYTHONUNBUFFERED=1 in env"
             )
             items.append(CheckFinding("buffered", "warning", place, message))
-    return items or [CheckFinding("buffering", "ok", "workers", "no Python command holds back what it prints")]
+    return items or [CheckFinding("buffering", "ok", "workers", "no Python command buffers its output")]
 
 
 def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFinding]:
@@ -299,8 +302,8 @@ def render_preflight_checklist(sections: Sequence[ChecklistSection]) -> list[str
     for number, section in enumerate(sections, 1):
         lines.append(f"{number} {section.name}")
         for item in section.items:
-            words = f"not checked: {item.message}" if item.status == "not checked" else item.message
+            text = f"not checked: {item.message}" if item.status == "not checked" else item.message
             lines.append(
-                f"  {STATUS_MARKS[item.status]:<7} " + (words if item.place == "-" else f"{item.place}: {words}")
+                f"  {STATUS_MARKS[item.status]:<7} " + (text if item.place == "-" else f"{item.place}: {text}")
             )
     return lines

@@ -67,7 +67,10 @@ def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -
     if not patterns:
         return [
             CheckFinding(
-                "inputs", "not checked", "inputs", "the job file names none; `inputs: [data/part_{rank}.jsonl]`"
+                "inputs",
+                "not checked",
+                "inputs",
+                "the job file names none; for example `inputs: [data/part_{rank}.jsonl]`",
             )
         ]
     items: list[CheckFinding] = []
@@ -87,7 +90,7 @@ def _presence(entry: InputEntry) -> list[CheckFinding]:
     if not entry.missing:
         return []
     what = "names no file" if len(entry.missing) == 1 else "name no file"
-    message = f"{_names_text(entry.missing)} {what}; check the path, which counts from the working directory"
+    message = f"{_names_text(entry.missing)} {what}; check the path, which is relative to the working directory"
     return [CheckFinding("no-input", "error", entry.place, message)]
 
 
@@ -140,10 +143,10 @@ def _file_problem(path: Path, *, check_contents: bool) -> tuple[str, str] | None
         if not os.access(path, os.R_OK):
             return "unreadable-input", "no permission to read it; ask its owner, or run `chmod +r`"
         if stat.S_ISREG(facts.st_mode) and facts.st_size == 0:
-            return "empty-input", "the file is empty; has what makes it finished?"
+            return "empty-input", "the file is empty; has the program that writes it finished?"
         wrong = _content_problem(path) if check_contents and stat.S_ISREG(facts.st_mode) else None
     except OSError as error:
-        return "unreadable-input", f"it cannot be read ({error.strerror}); is its file system there?"
+        return "unreadable-input", f"it cannot be read ({error.strerror}); is its file system mounted?"
     return ("bad-input", wrong) if wrong is not None else None
 
 
@@ -163,11 +166,11 @@ def _content_problem(path: Path) -> str | None:
         except zlib.error as error:
             return f"it cannot be unpacked ({error}); fetch it again"
         if whole and not unpacker.eof and not unpacker.unconsumed_tail:
-            return "the packed file is cut short; fetch it again"
+            return "the compressed file is truncated; fetch it again"
         whole = whole and unpacker.eof and not unpacker.unused_data
         tail = head[-TAIL_BYTES:] if whole else None
     elif name.endswith(".gz"):
-        return "it is called .gz and is not packed by gzip; rename it, or fetch it again"
+        return "its name ends in .gz and it is not gzip data; rename it, or fetch it again"
     parse = PARSERS.get(Path(name.removesuffix(".gz")).suffix)
     if parse is None:
         return None
@@ -183,7 +186,7 @@ def json_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     """Problem with a JSON document. In one too large to read, only the first character is checked."""
     if not is_complete:
         wrong = text.lstrip()[:1] not in "{["
-        return "it does not begin like a large JSON document, with { or [" if wrong else None
+        return "it is not JSON: it does not begin with { or [" if wrong else None
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -214,7 +217,7 @@ def _record_problem(line: str, which: str) -> str | None:
     try:
         json.loads(line)
     except (ValueError, RecursionError) as error:
-        return f"{which} is not JSON ({error}); is the file cut short?"
+        return f"{which} is not JSON ({error}); is the file truncated?"
     return None
 
 

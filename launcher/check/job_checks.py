@@ -41,27 +41,27 @@ def check_planned_job(planned_job: PlannedJob) -> list[CheckFinding]:
 
 
 def has_only_services(plan: Plan) -> bool:
-    """Whether all tasks except the benchmark are services, so that the job has no output or checkpoints of its own."""
+    """Whether all tasks except the benchmark are services, so that the job writes no output or checkpoints."""
     return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
 
 
 def check_cpus(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that engines have more CPUs than one for each GPU: tokenizers and schedulers need some."""
     spec, plan, place = planned_job.spec, planned_job.plan, "resources.cpus_per_node"
-    said = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
+    is_set = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
     site = planned_job.cluster
-    if planned_job.local or said or not plan.gpus_per_node or spec.backend.type not in ENGINES:
+    if planned_job.local or is_set or not plan.gpus_per_node or spec.backend.type not in ENGINES:
         return []
     if cpus_of_full_nodes(spec, site) is not None:
         return [CheckFinding("cpus", "ok", place, f"{plan.cpus_per_node} CPUs, all of a node")]
-    cure = "say how many the job may have, or `slurm: {exclusive: true}` for nodes of its own"
+    fix = "set how many the job may use, or `slurm: {exclusive: true}` for exclusive nodes"
     if site.cpus_per_node and site.gpus_per_node:
-        cure = f"its share of a node is {site.cpus_per_node * plan.gpus_per_node // site.gpus_per_node}, so {cure}"
+        fix = f"its share of a node is {site.cpus_per_node * plan.gpus_per_node // site.gpus_per_node}, so {fix}"
     else:
-        cure += "; with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all"
+        fix += "; with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
     message = (
         f"{plan.cpus_per_node} CPUs for {plan.gpus_per_node} GPUs of a node: one for each GPU or process and one more; "
-        f"{spec.backend.type} can use several for each GPU: {cure}"
+        f"{spec.backend.type} can use several for each GPU; {fix}"
     )
     return [CheckFinding("few-cpus", "warning", place, message)]
 
@@ -77,12 +77,12 @@ def check_model(planned_job: PlannedJob) -> list[CheckFinding]:
     known = planned_job.cluster.models
     found = aliases.resolve_model(model.path, planned_job.cluster)
     if found.startswith(aliases.HUB):
-        message = f"{found} is fetched by the engine where it runs"
+        message = f"the engine downloads {found} when it starts"
         return [CheckFinding("model", "not checked", place, message)]
     by = f'"{model.path}" is {found}, which' if model.path in known else f'"{found}"'
     path = Path(planned_job.plan.workdir, os.path.expanduser(found))
     if path.is_dir():
-        return [CheckFinding("model", "ok", place, f"{by} is there")]
+        return [CheckFinding("model", "ok", place, f"{by} exists")]
     if "/" not in model.path and model.path not in known:
         near = difflib.get_close_matches(model.path, known, 1, 0.5)
         hint = f'; did you mean "{near[0]}"?' if near else "; add it there, or give its path"
@@ -109,15 +109,17 @@ def check_container(planned_job: PlannedJob) -> list[CheckFinding]:
         return []
     items = [_image(planned_job, asked.image, planned.image)]
     if planned.runtime == PYXIS and planned_job.local:
-        message = "pyxis is a part of srun, and `gpujob run` starts no step; use apptainer or enroot, or submit the job"
+        message = (
+            "pyxis is a plugin of srun, which `gpujob run` does not use; use apptainer or enroot, or submit the job"
+        )
         items.append(CheckFinding("container-local", "error", "container.runtime", message))
     elif planned.runtime != PYXIS and shutil.which(planned.runtime, path=planned_job.environ.get("PATH")) is None:
-        cure = (
+        fix = (
             "install it, or load its module in this shell"
             if planned_job.local
             else "load its module in `setup.modules`"
         )
-        message = f"{planned.runtime} is not on PATH here; {cure}, or use another runtime"
+        message = f"{planned.runtime} is not on PATH here; {fix}, or use another runtime"
         items.append(
             CheckFinding("no-runtime", "error" if planned_job.local else "warning", "container.runtime", message)
         )
@@ -129,17 +131,17 @@ def _image(planned_job: PlannedJob, asked: str, image: str) -> CheckFinding:
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
     if _IMAGE_FILE.fullmatch(image):
         if Path(planned_job.plan.workdir, image).exists():
-            return CheckFinding("image", "ok", place, f"{by} is there")
+            return CheckFinding("image", "ok", place, f"{by} exists")
         return CheckFinding(
             "no-image", "error", place, f"{by} does not exist; give the file of the image, or import it first"
         )
     near = difflib.get_close_matches(asked, known, 1, 0.6) if asked not in known else []
     if near:
         message = (
-            f'"{asked}" is no alias of the cluster file; did you mean "{near[0]}"? It is fetched from a registry now'
+            f'"{asked}" is not an alias of the cluster file, so it is pulled from a registry; did you mean "{near[0]}"?'
         )
         return CheckFinding("no-image-alias", "warning", place, message)
-    return CheckFinding("image", "not checked", place, f"{by} is fetched from a registry when the job starts")
+    return CheckFinding("image", "not checked", place, f"{by} is pulled from a registry when the job starts")
 
 
 def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
@@ -153,7 +155,8 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     for mount in container_mounts(plan, task, facts):
         if found := [character for character in refused if character in mount.source + mount.target]:
             message = (
-                f'"{mount.source}" holds {found[0]!r}, which {plan.container.runtime} takes in no mount; rename it'
+                f'"{mount.source}" contains {found[0]!r}, which {plan.container.runtime} does not accept in a mount; '
+                "rename it"
             )
             yield CheckFinding("mount-path", "error", place, message)
     for key, given in (
@@ -168,7 +171,7 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         for target, count in Counter(mount.target for mount in named).items():
             if count > 1:
                 yield CheckFinding(
-                    "mount-twice", "warning", key, f"{target} is mounted {count} times; the last one counts"
+                    "mount-twice", "warning", key, f"{target} is mounted {count} times; the last one applies"
                 )
 
 
@@ -178,12 +181,12 @@ def check_setup(planned_job: PlannedJob) -> list[CheckFinding]:
     for part in parts:
         if part["script"] is not None:
             if Path(part["script"]).is_file():
-                items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part["script"]}" is there'))
+                items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part["script"]}" exists'))
             elif not planned_job.local:
                 message = f'"{part["script"]}" is not a file; give its path from the working directory'
                 items.append(CheckFinding("no-setup-script", "error", "setup.script", message))
     if parts and planned_job.local:
-        message = "modules, script and preamble are for the batch script; `gpujob run` starts without them"
+        message = "modules, script and preamble belong to the batch script; `gpujob run` ignores them"
         items.append(CheckFinding("setup-local", "warning", "setup", message))
     return items
 
@@ -195,15 +198,17 @@ def check_secrets(planned_job: PlannedJob) -> list[CheckFinding]:
         if name in planned_job.environ:
             items.append(CheckFinding("secret", "ok", "secrets", f"{name} is set"))
         else:
-            message = f"{name} is not set here; export it before, or leave it out"
+            message = f"{name} is not set here; export it first, or leave it out"
             items.append(CheckFinding("no-secret", "error", "secrets", message))
     for place, names in _literal_secrets(planned_job):
         for name in names:
-            message = f"{name} is written out; take it away and say `secrets: [{name}]`, which takes it from here"
+            message = (
+                f"its value is in the job file; remove it and add `secrets: [{name}]`, which reads it from this shell"
+            )
             items.append(CheckFinding("secret-value", "warning", f"{place}.{name}", message))
     for key, text in (("preamble", planned_job.cluster.preamble), ("setup.preamble", planned_job.spec.setup.preamble)):
         for name in _secret_names(dict(_EXPORTED.findall(text or ""))):
-            message = f"{name} is written into the batch script; take it away and say `secrets: [{name}]`"
+            message = f"{name} is written into the batch script; remove it and add `secrets: [{name}]`"
             items.append(CheckFinding("secret-value", "warning", key, message))
     return items
 
@@ -241,7 +246,7 @@ def check_roles(planned_job: PlannedJob) -> list[CheckFinding]:
         return []
     (only,) = roles & {"prefill", "decode"}
     other = "decode" if only == "prefill" else "prefill"
-    message = f"there are {only} workers and no {other}; workers that do both are agg: set resources.agg_workers"
+    message = f"there are {only} workers and no {other} workers; for workers that do both, set resources.agg_workers"
     return [CheckFinding("topology-aggregated-style", "warning", f"resources.{other}_workers", message)]
 
 
@@ -259,10 +264,12 @@ def check_groups(planned_job: PlannedJob) -> list[CheckFinding]:
         gpus = sum(sizes.values())
         if len(sizes) < 2:
             continue
-        where = "over both nodes" if plan.nodes == 2 else f"over all {plan.nodes} nodes" if plan.nodes > 2 else "of all"
+        where = "" if plan.nodes < 2 else " over both nodes" if plan.nodes == 2 else f" over all {plan.nodes} nodes"
         fits = gpus <= plan.gpus_per_node or (plan.gpus_per_node and gpus % plan.gpus_per_node == 0)
-        cure = "count: 1" + (f", gpus: {gpus}" if gpus and fits else "")
-        message = f"{len(sizes)} workers of {kind} are {len(sizes)} separate trainings; for one {where} write {cure}"
+        fix = "count: 1" + (f", gpus: {gpus}" if gpus and fits else "")
+        message = (
+            f"{len(sizes)} workers of {kind} are {len(sizes)} separate trainings; for a single one{where} write {fix}"
+        )
         items.append(CheckFinding("separate-workers", "warning", f"workers ({role}).count", message))
     return items
 
@@ -273,7 +280,7 @@ def check_benchmark(planned_job: PlannedJob) -> list[CheckFinding]:
     if benchmark is None or benchmark.type == "manual" or any("http" in task.ports for task in planned_job.plan.tasks):
         return []
     level: Status = "warning" if benchmark.type == "custom" else "error"
-    message = f"{benchmark.type} asks a front end and the job has none; name one under `frontend`"
+    message = f"{benchmark.type} sends requests to a front end and the job has none; name one under `frontend`"
     return [CheckFinding("no-frontend", level, "benchmark.type", message)]
 
 
@@ -283,8 +290,8 @@ def check_readiness(planned_job: PlannedJob) -> list[CheckFinding]:
     if limit is None or readiness is None or not readiness.rules or readiness.timeout_s < limit:
         return []
     message = (
-        f"{readiness.timeout_s:g} s is as long as the time limit of {limit:g} s, so that a model that never gets ready "
-        "would be told of by Slurm alone; use less"
+        f"{readiness.timeout_s:g} s is not below the time limit of {limit:g} s, so Slurm would end the job before it "
+        "is reported that the model never became ready; use less"
     )
     return [CheckFinding("readiness-timeout", "warning", "readiness.timeout", message)]
 
@@ -302,8 +309,8 @@ def check_slurm(planned_job: PlannedJob) -> list[CheckFinding]:
         name, seconds = parse_signal(asked["signal"])
         if seconds >= limit:
             message = (
-                f"{seconds} s before a time limit of {limit:g} s is before the job starts, so that {name} comes at "
-                "once; use fewer seconds"
+                f"{seconds} s before a time limit of {limit:g} s is before the job starts, so {name} would come "
+                "immediately; use fewer seconds"
             )
             items.append(CheckFinding("signal-early", "error", "slurm.signal", message))
     if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
@@ -313,6 +320,6 @@ def check_slurm(planned_job: PlannedJob) -> list[CheckFinding]:
             items.append(CheckFinding("requeue-no-checkpoints", "warning", "slurm.requeue", message))
     parts = asked["het"] or [planned_job.plan.nodes]
     if asked["segment"] and (odd := next((nodes for nodes in parts if nodes % asked["segment"]), None)):
-        message = f"{odd} nodes are no multiple of {asked['segment']}, and Slurm may refuse them; use a divisor"
+        message = f"{odd} nodes are not a multiple of {asked['segment']}, so Slurm may refuse the job; use a divisor"
         items.append(CheckFinding("segment", "warning", "slurm.segment", message))
     return items

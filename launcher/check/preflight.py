@@ -81,11 +81,11 @@ def check_commands(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that Slurm exists, and each role's program and script."""
     items, plan, local = [], planned_job.plan, planned_job.local
     if not local and shutil.which("sbatch") is None:
-        message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
+        message = "is not on PATH; load the Slurm module, or use `gpujob run` on this machine"
         items.append(CheckFinding("no-slurm", "error", "sbatch", message))
     for place, planned, argv in role_commands(planned_job):
         if not argv:
-            message = f"{planned.task.role} has no command; give it one, or name a backend that has"
+            message = f"{planned.task.role} has no command; give it one, or use a backend that has one"
             items.append(CheckFinding("no-command", "error", place, message))
             continue
         if planned.contained:
@@ -94,7 +94,9 @@ def check_commands(planned_job: PlannedJob) -> list[CheckFinding]:
         program, script = argv[0], _script(argv)
         missing = find_program(planned_job, planned, program) is None
         if missing and "/" not in program and is_known_only_at_run(planned_job, planned, "PATH"):
-            items.append(CheckFinding("program", "not checked", place, f'"{program}" is looked for in {RUN_PATH_TEXT}'))
+            items.append(
+                CheckFinding("program", "not checked", place, f'"{program}" is searched for in {RUN_PATH_TEXT}')
+            )
         elif missing:
             at, message = _missing_program(planned_job, place, planned, program)
             items.append(CheckFinding("no-program", "error" if local or "/" in program else "warning", at, message))
@@ -102,7 +104,7 @@ def check_commands(planned_job: PlannedJob) -> list[CheckFinding]:
             message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
             items.append(CheckFinding("no-script", "error", place, message))
         elif not missing:
-            message = f'"{program}"' + (f' and "{script}" are' if script is not None else " is") + " there"
+            message = f'"{program}"' + (f' and "{script}" exist' if script is not None else " exists")
             items.append(CheckFinding("program", "ok", place, message))
     return items
 
@@ -123,13 +125,13 @@ def check_modules(planned_job: PlannedJob) -> list[CheckFinding]:
         except InterpreterSilent as why:
             items.append(CheckFinding("module", "not checked", at, str(why)))
             continue
-        told, cure = f"{program} does not find {found[-1]}", "activate the environment that has it"
+        problem, fix = f"{program} does not find {found[-1]}", "activate the environment that has it"
         if not missing:
             items.append(CheckFinding("module", "ok", at, f"{program} finds {found[-1]}"))
         elif planned_job.local:
-            items.append(CheckFinding("no-module", "error", at, f"{told}; {cure}, or install it"))
+            items.append(CheckFinding("no-module", "error", at, f"{problem}; {fix}, or install it"))
         else:
-            items.append(CheckFinding("no-module", "warning", at, f"{told} here; unless the nodes have it, {cure}"))
+            items.append(CheckFinding("no-module", "warning", at, f"{problem} here; unless the nodes have it, {fix}"))
     return items
 
 
@@ -180,7 +182,7 @@ def check_variables(planned_job: PlannedJob) -> list[CheckFinding]:
             if not environment_of(planned_job, planned).get(name)
         ]
         if roles:
-            message = f"{name} is not set for {', '.join(roles)}; export it here, or give it in `env`"
+            message = f"{name} is not set for {', '.join(roles)}; export it here, or set it in `env`"
             items.append(CheckFinding("no-variable", "error", "environment.required", message))
         else:
             items.append(CheckFinding("variable", "ok", "environment.required", f"{name} is set"))
@@ -192,18 +194,18 @@ def check_variables(planned_job: PlannedJob) -> list[CheckFinding]:
 def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> list[CheckFinding]:
     argv = program_command(planned_job, planned, planned.argv)
     text_index = shell_text_index(argv)
-    items, known, cure = [], environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
+    items, known, fix = [], environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
     for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
         if index != text_index:
             for name in names if text_index is None else ():
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {cure}"
+                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
                 items.append(CheckFinding("not-expanded", "warning", place, message))
             continue
         own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | _TASK_VARIABLES
         for name in names:
             if name not in own and name not in known and not name.startswith(_SLURM_PREFIXES):
-                message = f"${name} is not set here and would be empty; export it, or give it in `env`"
+                message = f"${name} is not set here and would be empty; export it, or set it in `env`"
                 items.append(CheckFinding("no-variable", "warning", place, message))
     return items
 
@@ -231,7 +233,7 @@ def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> li
         return [CheckFinding("gpus", "not checked", place, "the job's nodes are not this machine")]
     here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
-        message = f"the plan gives away {needed} GPUs and this machine has {here}; workers will not find theirs"
+        message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"
         return [CheckFinding("few-gpus", "warning", place, message)]
     return [CheckFinding("gpus", "ok", place, f"{needed} of the {here} GPUs of this machine")]
 
@@ -250,11 +252,11 @@ def check_directories(planned_job: PlannedJob) -> list[CheckFinding]:
         if problem:
             items.append(CheckFinding("not-writable", "error", place, problem))
         else:
-            there = "can be written to" if Path(directory).is_dir() else "can be made"
-            items.append(CheckFinding("writable", "ok", place, f'"{directory}" {there}'))
+            state = "can be written to" if Path(directory).is_dir() else "can be created"
+            items.append(CheckFinding("writable", "ok", place, f'"{directory}" {state}'))
     if not planned_job.local and "\\" in plan.logs_dir:
         problem = (
-            f'"{plan.logs_dir}" holds a backslash, which Slurm\'s file name patterns cannot express; use another one'
+            f'"{plan.logs_dir}" contains a backslash, which Slurm\'s file name patterns cannot express; use another one'
         )
         items.append(CheckFinding("backslash", "error", "logs_dir", problem))
     return items
@@ -279,8 +281,8 @@ def _unwritable_reason(directory: Path) -> str | None:
         if place.is_dir():
             if os.access(place, os.W_OK | os.X_OK):
                 return None
-            made = "" if place == directory else f', so "{directory}" cannot be made'
-            return f'no permission to write to "{place}"{made}; choose another directory'
+            consequence = "" if place == directory else f', so "{directory}" cannot be created'
+            return f'no permission to write to "{place}"{consequence}; choose another directory'
         if place.exists():
             return f'"{place}" is not a directory; choose another one'
     return f'"{directory}" has no parent directory'
@@ -307,11 +309,11 @@ def check_output_files(planned_job: PlannedJob) -> list[CheckFinding]:
         ]
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
     if planned_job.spec.resume:
-        message = f'{count} in "{group.directory}" to go on with (resume: true)'
+        message = f'the job continues from {count} in "{group.directory}" (resume: true)'
         return [CheckFinding("output-files", "ok", "paths.output_dir", message)]
     message = (
-        f'"{group.directory}" already holds {count} like {files[0].name}; '
-        "move them away, choose another directory, or say `resume: true`"
+        f'"{group.directory}" already contains {count} like {files[0].name}; '
+        "move them away, choose another directory, or set `resume: true`"
     )
     return [CheckFinding("output-exists", "warning", "paths.output_dir", message)]
 
@@ -323,8 +325,9 @@ def check_sample(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the progress patterns match a sample of the log."""
     progress, place, manifest = planned_job.spec.progress, "progress.sample", planned_job.plan.manifest
     if progress.sample is None:
-        told = f"{len(manifest.progress)} own patterns" if manifest.progress else _builtin_patterns(manifest.pack)
-        message = f"{told} without a sample to try on; give a line of the log, or a file of it"
+        own = f"{len(manifest.progress)} patterns of the job"
+        patterns = own if manifest.progress else _builtin_patterns(manifest.pack)
+        message = f"{patterns}, without a sample to test them; give a line of the log, or a file of lines"
         return [CheckFinding("sample", "not checked", place, message)]
     text = _sample_text(progress.sample, Path(planned_job.plan.workdir))
     lexicon = lexicon_of_job(manifest)
@@ -341,8 +344,8 @@ def check_sample(planned_job: PlannedJob) -> list[CheckFinding]:
         shown = text.strip().split(b"\n")[0][:80].decode("utf-8", "replace")
         message = (
             f'no position in "{shown}"; give `progress.patterns.items` an expression whose first group is '
-            r"the items done and the second, if any, all of them, like `(\d+)/(\d+) done`; "
-            "`gpujob scan LOG` shows what is found in a whole log"
+            r"the items done and whose second, if any, is the total, as in `(\d+)/(\d+) done`; "
+            "`gpujob scan LOG` shows what is found in a complete log"
         )
         items.append(CheckFinding("no-position", "error", place, message))
     for pattern in lexicon.progress_patterns(pack):
@@ -369,7 +372,7 @@ def check_target_directory(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the job can write its target file for Prometheus."""
     directory = planned_job.plan.target_dir
     if directory is None:
-        message = "the cluster file names none; Prometheus finds the job by targets.json in its run directory alone"
+        message = "the cluster file names none; Prometheus finds the job only by targets.json in its run directory"
         return [CheckFinding("targets", "not checked", "target_dir", message)]
     if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
         return [CheckFinding("targets", "ok", "target_dir", f'"{directory}" can be written to')]

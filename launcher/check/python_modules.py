@@ -57,7 +57,7 @@ def _find_missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...
         raise InterpreterSilent(f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
     answer = next((line for line in done.stdout.splitlines() if line.startswith(_ANSWER_PREFIX)), None)
     if answer is None:
-        raise InterpreterSilent(f"{program} does not say what it finds")
+        raise InterpreterSilent(f"{program} did not report which modules it finds")
     return tuple(map(int, answer.removeprefix(_ANSWER_PREFIX).split()))
 
 

@@ -12,7 +12,7 @@ from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, Plan, RunFacts, Ta
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
 
-RUN_PATH_TEXT = "a path of `env` that only the run knows"
+RUN_PATH_TEXT = "a path in `env` that is known only at run time"
 
 
 def role_commands(planned_job: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:

@@ -47,20 +47,20 @@ def check_interpreter(planned_job: PlannedJob) -> list[CheckFinding]:
         elif not is_python(argv[0]):
             items.append(CheckFinding("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
         elif "/" in argv[0]:
-            items.append(CheckFinding("interpreter", "ok", place, f"{argv[0]} is named"))
+            items.append(CheckFinding("interpreter", "ok", place, f"{argv[0]} is given by its path"))
         elif active:
             items.append(CheckFinding("interpreter", "ok", place, f"{active} is active"))
         else:
-            found = find_program(planned_job, planned, argv[0]) or "not here"
+            found = find_program(planned_job, planned, argv[0]) or "not found here"
             if _is_in_virtual_environment(found):
                 items.append(
-                    CheckFinding("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment')
+                    CheckFinding("interpreter", "ok", place, f'"{argv[0]}" is {found}, in a virtual environment')
                 )
             elif found not in doubtful:
                 doubtful.add(found)
                 message = (
                     f'no virtual environment is active, and "{argv[0]}" is {found}; '
-                    "activate one, or name its interpreter by its path"
+                    "activate one, or give the path of its interpreter"
                 )
                 items.append(CheckFinding("no-environment", "warning", place, message))
     return items
@@ -89,13 +89,13 @@ def check_packages(planned_job: PlannedJob) -> list[CheckFinding]:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
             return [CheckFinding("no-package", "error" if planned_job.local else "warning", place, message)]
         return [CheckFinding("packages", "ok", place, f"{program} finds {', '.join(names)}")]
-    return [CheckFinding("packages", "not checked", place, "no command begins with a Python that is here")]
+    return [CheckFinding("packages", "not checked", place, "no command begins with a Python of this machine")]
 
 
 def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
     """Report the newest CUDA version that this machine's driver supports."""
     if isinstance(inventory, str):
-        return [CheckFinding("cuda", "not checked", "CUDA", f"no driver answers here ({inventory})")]
+        return [CheckFinding("cuda", "not checked", "CUDA", f"no GPU driver answers here ({inventory})")]
     newest = ".".join(map(str, inventory.cuda))
     message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
     return [CheckFinding("cuda", "ok", "CUDA", message)]
@@ -119,7 +119,7 @@ def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> 
         if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes:
             message = (
                 f"GPU {gpu.index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free; "
-                "somebody uses it, `nvidia-smi` shows who"
+                "another process uses it; `nvidia-smi` shows which"
             )
             items.append(CheckFinding("gpu-busy", "warning", place, message))
     if not items:
@@ -135,7 +135,7 @@ def check_memory(planned_job: PlannedJob, meminfo: Path = Path("/proc/meminfo"))
         return [CheckFinding("memory", "not checked", place, "the job's nodes are not this machine")]
     available = _available_memory(meminfo)
     if available is None:
-        return [CheckFinding("memory", "not checked", place, f"{meminfo} does not tell")]
+        return [CheckFinding("memory", "not checked", place, f"{meminfo} does not report it")]
     if asked is None:
         return [CheckFinding("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
     needed = asked * planned_job.plan.nodes
@@ -177,7 +177,7 @@ def check_disk(plan: Plan) -> list[CheckFinding]:
         share = space.available_bytes / space.size_bytes if space.size_bytes else 0.0
         message = f"{space.available_bytes / GIB:.1f} GiB ({share:.0%}) free at {there}"
         if share < LEAST_FREE_SHARE and space.available_bytes < ENOUGH_FREE_BYTES:
-            items.append(CheckFinding("disk-low", "warning", place, f"{message}; make room, or write elsewhere"))
+            items.append(CheckFinding("disk-low", "warning", place, f"{message}; free some space, or write elsewhere"))
         else:
             items.append(CheckFinding("disk", "ok", place, message))
     return items
@@ -187,22 +187,20 @@ def check_network(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the model hub answers from here; nodes may be less well connected."""
     model, place = planned_job.spec.model, "network"
     if model is None or not aliases.resolve_model(model.path, planned_job.cluster).startswith(aliases.HUB):
-        return [
-            CheckFinding("network", "not checked", place, "the job fetches nothing from the network as far as is known")
-        ]
+        return [CheckFinding("network", "not checked", place, "the job is not known to download anything")]
     environ = planned_job.environ
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return [
-            CheckFinding("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")
+            CheckFinding("network", "ok", place, "HF_HUB_OFFLINE is set: the model must be in the cache of the nodes")
         ]
     if any(environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return [CheckFinding("network", "not checked", place, "a proxy is between here and the hub")]
+        return [CheckFinding("network", "not checked", place, "a proxy is set for the connection to the hub")]
     hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
         socket.create_connection((hub.hostname or "", port), HTTP_TIMEOUT_S).close()
     except OSError as error:
-        message = f"{hub.hostname} does not answer here ({error}); fetch the model before, and give its directory"
+        message = f"{hub.hostname} does not answer here ({error}); download the model first, and give its directory"
         return [CheckFinding("no-network", "warning", place, message)]
     return [CheckFinding("network", "ok", place, f"{hub.hostname} answers here")]
 
@@ -260,7 +258,8 @@ def check_partition(planned_job: PlannedJob) -> list[CheckFinding]:
         chosen = [partitions[name] for name in str(asked).split(",") if name in partitions]
     if not chosen:
         what = f'there is no partition "{asked}"' if asked else "there is no default partition"
-        message = f"{what}; use one of {', '.join(sorted(partitions)) or 'none that sinfo shows'}"
+        fix = f"use one of {', '.join(sorted(partitions))}" if partitions else "sinfo shows no partition"
+        message = f"{what}; {fix}"
         return [CheckFinding("no-partition", "error", place, message)]
     return [item for partition in chosen for item in _check_fit(plan, partition)]
 
@@ -268,7 +267,9 @@ def check_partition(planned_job: PlannedJob) -> list[CheckFinding]:
 def _sinfo_error_text(words: str) -> str:
     """Shorten an error of sinfo. If it finds no cluster, explain that instead of its search for one."""
     if _NO_CLUSTER.search(words):
-        return "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
+        return (
+            "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
+        )
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 
@@ -281,15 +282,15 @@ def _check_fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
     if limit is not None and partition.time_limit_s is not None and limit > partition.time_limit_s:
         message = (
             f"{plan.slurm['time_limit']} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
-            "the job would wait for ever: ask for less, or use another partition"
+            "the job would wait forever; ask for less, or use another partition"
         )
         items.append(CheckFinding("time-limit", "warning", "slurm.time_limit", message))
-    for key, asked, there in (
+    for key, asked, available in (
         ("nodes", plan.nodes, partition.nodes),
         ("gpus_per_node", plan.gpus_per_node, partition.gpus),
     ):
-        if asked > there:
-            message = f"{asked} asked for and {partition.name} has {there}; ask for less, or use another partition"
+        if asked > available:
+            message = f"{asked} requested and {partition.name} has {available}; ask for less, or use another partition"
             items.append(CheckFinding("too-large", "warning", f"resources.{key}", message))
     if not items:
         message = f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most"

@@ -39,7 +39,7 @@ def check_placeholders(planned_job: PlannedJob) -> list[CheckFinding]:
     for text in _filled_texts(planned_job, facts):
         for name in dict.fromkeys(_WORD.findall(text.text)):
             if name not in swept and (why := _unfilled_reason(name, text, plan.nodes)):
-                message = f"{why}; for braces that stay write {{{{{name}}}}}"
+                message = f"{why}; to keep the braces write {{{{{name}}}}}"
                 found.setdefault((text.place, name), CheckFinding("placeholder", "error", text.place, message))
     return list(found.values())
 
@@ -56,15 +56,15 @@ def _unfilled_reason(name: str, text: FilledText, nodes: int) -> str | None:
     if text.values.get(name) is not None or _is_numbered(name, nodes):
         return None
     if name.startswith("host_") and _HOST_OR_PORT.fullmatch(name):
-        there = "{host_0}" if nodes == 1 else f"{{host_0}} to {{host_{nodes - 1}}}"
-        return f"{{{name}}} is no node of the job, which has {there}"
+        hosts = "{host_0}" if nodes == 1 else f"{{host_0}} to {{host_{nodes - 1}}}"
+        return f"{{{name}}} is not a node of the job, which has {hosts}"
     if _HOST_OR_PORT.fullmatch(name):
         near = difflib.get_close_matches(name, text.values, 1, 0.9)
         meant = f'; did you mean "{{{near[0]}}}"?' if near else ""
-        return f"{{{name}}} is no port of this process{meant}; {_ports_text(text)}"
+        return f"{{{name}}} is not a port of this process{meant}; {_ports_text(text)}"
     known = [*text.values, "host_0", *([f"{port}_port" for port in _available_ports(text)])]
     near = difflib.get_close_matches(name.lower(), known, 1, LIKENESS)
-    return f'{{{name}}} is no placeholder; did you mean "{{{near[0]}}}"?' if near else None
+    return f'{{{name}}} is not a placeholder; did you mean "{{{near[0]}}}"?' if near else None
 
 
 def _is_numbered(name: str, nodes: int) -> bool:
@@ -81,13 +81,13 @@ def _ports_text(text: FilledText) -> str:
     if text.stage == BENCHMARK:
         return "a benchmark has none: its requests go to GPUJOB_ENDPOINT"
     if names := _available_ports(text):
-        return "it can name " + " ".join(f"{{{name}_port}}" for name in names)
+        return "it can use " + " ".join(f"{{{name}_port}}" for name in names)
     return "use the number of a port here, as in {port_6100}"
 
 
 def _filled_texts(planned_job: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:
     plan, seen = planned_job.plan, set[str]()
-    said = list(_owned_texts(planned_job))
+    owned_texts = list(_owned_texts(planned_job))
     for planned in plan.tasks:
         if planned.task.role in seen:
             continue
@@ -95,7 +95,7 @@ def _filled_texts(planned_job: PlannedJob, facts: RunFacts) -> Iterator[FilledTe
         values = placeholder_values(plan, planned, facts)
         for text in (*planned.argv, *_variables(planned_job, planned).values()):
             for name in dict.fromkeys(_WORD.findall(text)):
-                yield FilledText(_find_place(said, planned, name), f"{{{name}}}", values, planned.stage)
+                yield FilledText(_find_place(owned_texts, planned, name), f"{{{name}}}", values, planned.stage)
         if planned.contained and plan.container is not None:
             first = len(planned_job.cluster.mounts)
             for index, mount in enumerate(plan.container.mounts):
@@ -122,7 +122,7 @@ def _find_place(owned_texts: list[tuple[str, str, str]], planned: TaskPlan, name
     """Place of the job file from which a process has a word; its own part comes first."""
     role, word = planned.task.role, f"{{{name}}}"
     owner = role if planned.stage == WORKERS else planned.stage
-    places = [place for whose, place, text in owned_texts if whose in (owner, "") and word in text]
+    places = [place for text_owner, place, text in owned_texts if text_owner in (owner, "") and word in text]
     return places[0] if places else role
 
 

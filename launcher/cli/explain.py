@@ -61,7 +61,7 @@ def _print_keys(keys: "Sequence[Key]") -> None:
 
 
 def describe_key(key: "Key", keys: "Sequence[Key]") -> str:
-    """All that is known of a key, for people."""
+    """Everything known about a key, as text."""
     from launcher.jobfile.keys import as_yaml, nested
 
     lines = [key.path, *textwrap.wrap(key.meaning, WIDTH, initial_indent="  ", subsequent_indent="  "), ""]

@@ -1,4 +1,4 @@
-"""The commands of ``gpujob``. With ``cli_*.py`` the only place that prints for people and decides exit statuses."""
+"""The commands of ``gpujob``. Only the modules of this package print for people and decide exit statuses."""
 
 import contextlib
 import errno
@@ -63,13 +63,13 @@ patterns:
   checkpoints: "checkpoint_*"
 progress:
   total_items: 1000           # of all workers; logs say `Processed 120/250 items`
-# verify: {complete_share: 0.99, outputs: 4, records_per_item: 1}   # what the work must come to at the end
+# verify: {complete_share: 0.99, outputs: 4, records_per_item: 1}   # required results of the finished job
 monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
 """
 
 
 def main() -> None:
-    """Run the command given in ``sys.argv``; every error of ours becomes one message and exit status 2."""
+    """Run the command in ``sys.argv``. Every expected error becomes one message and exit status 2."""
     from launcher.programs.environment import remove_coerced_locale
 
     remove_coerced_locale()
@@ -77,7 +77,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        # else click would answer Ctrl-C by "Aborted!" and 1
+        # otherwise click answers Ctrl-C with "Aborted!" and status 1
         status = commands.main(prog_name="gpujob", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:
@@ -88,7 +88,7 @@ def main() -> None:
     except FileNotFoundError:
         if _has_working_directory():
             raise
-        fail("the working directory is gone; change into one that exists")
+        fail("the working directory no longer exists; change to one that exists")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
 
@@ -102,10 +102,10 @@ def _has_working_directory() -> bool:
 
 
 class _Commands(click.Group):
-    """Commands whose standard output may end before they do."""
+    """Commands that handle the loss of their standard output."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _handle_output_errors():  # --help and --version are told here
+        with _handle_output_errors():  # --help and --version are printed here
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -115,7 +115,7 @@ class _Commands(click.Group):
 
 @contextlib.contextmanager
 def _handle_output_errors() -> Iterator[None]:
-    """A reader that went away, or a full disk, is no defect of ours: one status, and at most one line."""
+    """Report a closed pipe or a full disk by an exit status and at most one line, without a traceback."""
     try:
         try:
             yield
@@ -133,7 +133,7 @@ def _handle_output_errors() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """What is still to be written goes nowhere, and the end of the interpreter does not try again."""
+    """Discard unwritten output, so that the interpreter does not try again to write it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -149,14 +149,14 @@ def commands() -> None:
 
 @commands.command(epilog="example: gpujob init && gpujob run job.yaml")
 @click.argument("path", metavar="[FILE]", default="job.yaml")
-@click.option("--force", is_flag=True, help="Replace the file when it is there.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def init(path: str, force: bool) -> None:
-    """Write a job file to begin with."""
+    """Write a job file to start from."""
     try:
         with open(path, "w" if force else "x", encoding="utf-8") as out:
             out.write(TEMPLATE)
     except FileExistsError:
-        fail(f"{path} is there already; choose another name, or --force to replace it")
+        fail(f"{path} already exists; choose another name, or use --force to replace it")
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}")
     click.echo(f"Wrote {path}. Next: put your command into it, then `gpujob check {path}`.")
@@ -167,9 +167,9 @@ def init(path: str, force: bool) -> None:
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
 @JSON
 def check(job: str, local: bool, as_json: bool) -> None:
-    """Go through all that a launch needs: environment, resources, input, output, the job, monitoring.
+    """Check everything that a launch needs: environment, resources, input, output, the job, monitoring.
 
-    Exit status 2 when something is found with which the job cannot work.
+    The exit status is 2 if a finding would prevent the job from working.
     """
     from launcher.check.checklist import (
         checklist_of_broken_job,
@@ -199,7 +199,9 @@ def check(job: str, local: bool, as_json: bool) -> None:
         if subject is not None:
             plan = subject.plan
             if swept is not None:
-                click.echo(f"the first of the {len(swept.points)} points of a sweep; all of them can be planned")
+                click.echo(
+                    f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned"
+                )
             click.echo(
                 f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
                 f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
@@ -231,7 +233,7 @@ def _dependency(_context: click.Context, _option: click.Parameter, text: str | N
     "--dependency",
     metavar="TYPE:JOB",
     callback=_dependency,
-    help="Wait for other jobs, as in afterok:4459; counts instead of slurm.dependency.",
+    help="Wait for other jobs, as in afterok:4459; replaces slurm.dependency.",
 )
 @RESUME
 @JSON
@@ -263,7 +265,7 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
     except BaseException as error:
         rundir.discard_run_dir(run_dir)
         try:
-            slurm_steps.cancel_job(job_id, cluster)  # it is on hold and would wait for ever
+            slurm_steps.cancel_job(job_id, cluster)  # it is on hold and would wait forever
         except LauncherError as second:
             raise LauncherError(
                 f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
@@ -286,8 +288,8 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
 def report(job: str, verify: bool, as_json: bool) -> None:
     """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs.
 
-    With --verify it tells whether the files are whole now: 0, or 8 with a list of what is not; a job that
-    has failed keeps its own status.
+    With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
+    problems. A job that has failed keeps its own status.
     """
     client = open_job(job)
     if not verify:
@@ -304,7 +306,7 @@ def report(job: str, verify: bool, as_json: bool) -> None:
 
 
 def _report_difference(found: Mapping[str, Any]) -> None:
-    """Say where a verification has come out differently than the one at the end of the job, or that there was none."""
+    """Report how a verification differs from the one at the end of the job, or that the job has not ended."""
     from launcher.report.state import UNFINISHED
 
     verification = found["verification"]
@@ -312,12 +314,12 @@ def _report_difference(found: Mapping[str, Any]) -> None:
         click.echo("gpujob: the job has not ended, so there is nothing to verify yet", err=True)
     elif differs := verification.get("differs"):
         before = verification["state_before"]
-        states = f" ({before} there, {found['state']} now)" if before != found["state"] else ""
-        click.echo(f"gpujob: not as in {run_files.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
+        states = f" ({before} then, {found['state']} now)" if before != found["state"] else ""
+        click.echo(f"gpujob: different from {run_files.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
 
 
 class _VerifyLine:
-    """One line on a terminal that tells how many files are verified; nothing elsewhere."""
+    """One line on a terminal with the number of verified files; nothing on other outputs."""
 
     EVERY_S = 0.2
 
@@ -332,7 +334,7 @@ class _VerifyLine:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def show(self, done: int, files: int, silent_mount: str | None) -> None:
-        """Show so many of all files, and what does not answer."""
+        """Show the number of verified files, and a mount that does not answer."""
         if (now := time.monotonic()) >= self._due:
             self._due = now + self.EVERY_S
             waits = f", waiting for {silent_mount}" if silent_mount else ""
@@ -350,7 +352,7 @@ def stop(job: str) -> None:
 
     client = open_job(job)
     if client.manifest.attached:
-        fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
+        fail(f"{job} was not launched by gpujob, which only watches it; end it with the program that started it")
     view = client.read_view()
     if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")
@@ -370,7 +372,7 @@ def stop(job: str) -> None:
 
 
 @commands.command(epilog="example: gpujob schema > job.schema.json")
-@click.option("--cluster", is_flag=True, help="Of the cluster file instead of the job file.")
+@click.option("--cluster", is_flag=True, help="Print the schema of the cluster file instead.")
 def schema(cluster: bool) -> None:
     """Print the JSON Schema of the job file."""
     from launcher.jobfile.jobfile import ClusterSpec, JobSpec

@@ -30,7 +30,9 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
     try:
         source = find_cluster_file(os.environ, Path.cwd())
         text = source.read_text(encoding="utf-8-sig") if source is not None else ""
-        cluster, taken = _remove_mistakes(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
+        cluster, removed = (
+            _remove_mistakes(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
+        )
 
         def planned(body: str, source: str) -> PlannedJob:
             return plan_job(
@@ -42,10 +44,12 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
                 local=local,
             )
 
-        subject, more = _remove_mistakes(_first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned)
+        planned_job, more = _remove_mistakes(
+            _first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned
+        )
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, LauncherError):
         return None
-    return subject, taken | more
+    return planned_job, removed | more
 
 
 def _first_job(body: Any) -> Any:
@@ -63,17 +67,17 @@ def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made,
 
     Raises ConfigError, TopologyError, LookupError or TypeError if nothing usable is left.
     """
-    taken = set[str]()
+    removed_places = set[str]()
     for _ in range(ROUNDS):
         try:
-            return make(yaml.safe_dump(body), ""), frozenset(taken)
+            return make(yaml.safe_dump(body), ""), frozenset(removed_places)
         except (ConfigError, TopologyError) as error:
             places = [match[1] for problem in error.problems if (match := _PLACE.match(problem))]
             if len(places) < len(error.problems):
                 raise
             for place in reversed(dict.fromkeys(places)):  # last list entries first, so that indexes stay valid
-                taken.update(_remove_place(body, place))
-            taken.update(places)
+                removed_places.update(_remove_place(body, place))
+            removed_places.update(places)
     raise TopologyError(["too many mistakes"])
 
 

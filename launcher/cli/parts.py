@@ -23,7 +23,7 @@ INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 RESUME = click.option(
-    "--resume", metavar="SWEEP", help="Of a sweep only the points that are missing or did not complete there."
+    "--resume", metavar="SWEEP", help="Run only the points of this sweep that are missing or did not complete."
 )
 
 

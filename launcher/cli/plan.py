@@ -25,17 +25,17 @@ SUBMIT_ONLY_CODES = ("backslash", "no-setup-script", "signal-early")  # codes th
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
 @click.argument("job", metavar="JOB.YAML")
+@click.option("--nodes", metavar="HOSTLIST", multiple=True, help="Names of the nodes in their order, as in cn[01-04].")
 @click.option(
-    "--nodes", metavar="HOSTLIST", multiple=True, help="The nodes there are, as in cn[01-04], in their order."
+    "--local", is_flag=True, help="Show the plan of `gpujob run` instead of `gpujob submit`, without a script."
 )
-@click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`: without a script.")
-@click.option("--explain", "explained", is_flag=True, help="Each value and where it comes from, instead of the plan.")
-@click.option("--point", metavar="NAME", help="One point of a sweep, by its name or number, instead of the table.")
+@click.option("--explain", "explained", is_flag=True, help="Show each value and its source, instead of the plan.")
+@click.option("--point", metavar="NAME", help="Show one point of a sweep, by its name or number, instead of the table.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def plan_command(
     job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
 ) -> None:
-    """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
+    """Show what `submit` and `run` would do. Nothing is written or submitted."""
     import gc
 
     gc.disable()  # a short command has no garbage, and the search for it takes a fifth of the time
@@ -78,7 +78,7 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
     if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
         raise LauncherError(f"--nodes: {twice} is listed twice; name each node once")
     if nodes and not hosts:
-        raise LauncherError("--nodes: there is no host in it; write for example cn[01-04]")
+        raise LauncherError("--nodes: contains no host; write for example cn[01-04]")
     return hosts
 
 
@@ -128,14 +128,14 @@ def _show_job(
 
 
 def _show_warnings(planned_jobs: "Mapping[str, PlannedJob]") -> None:
-    """Warn about what a start would refuse, and about doubtful aliases; ``planned_jobs`` are by point name.
+    """Warn about errors that would prevent a start, and about doubtful aliases; ``planned_jobs`` are by point name.
 
     Nothing is refused here: a plan may be shown before its commands are right.
     """
     from launcher.sweep.points import merge_problems
 
-    told = {name: _plan_warnings(subject) for name, subject in planned_jobs.items()}
-    for line in merge_problems(told, len(told)) if len(told) > 1 else next(iter(told.values())):
+    warnings = {name: _plan_warnings(planned_job) for name, planned_job in planned_jobs.items()}
+    for line in merge_problems(warnings, len(warnings)) if len(warnings) > 1 else next(iter(warnings.values())):
         click.echo(f"gpujob: warning: {line}", err=True)
 
 

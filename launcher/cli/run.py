@@ -18,7 +18,7 @@ from launcher.cli.watch import show_job
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
 @RESUME
-@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two pictures.")
+@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 def run(
@@ -32,8 +32,8 @@ def run(
 ) -> None:
     """Run a job on this machine, without Slurm, and watch it until its end.
 
-    Ctrl-C stops the job in order. The exit status tells how the job ended: 0 completed and
-    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output short or invalid, 130 Ctrl-C.
+    Ctrl-C stops the job in order. The exit status shows how the job ended: 0 completed and
+    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output incomplete or invalid, 130 Ctrl-C.
     """
     import secrets
 
@@ -53,18 +53,18 @@ def run(
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
-    told = (
+    interrupt_message = (
         f"stopping the job; its workers have {teardown_limit_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
     )
-    started = _RunningJob(run_dir, told if as_json or quiet else None)
+    started = _RunningJob(run_dir, interrupt_message if as_json or quiet else None)
     if not (as_json or quiet):
         try:
             click.echo(f"job {job_id}, logs in {run_dir}")
             show_job(JobClient(run_dir), interval, lambda _: started.process.poll() is not None, no_color, ascii_only)
-        except Exception as error:  # noqa: BLE001 - a view that fails, or whose reader has gone, is not the job
+        except Exception as error:  # noqa: BLE001 - the job continues without its view
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             with contextlib.suppress(OSError):
-                click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
+                click.echo(f"gpujob: the view has ended ({error}); the job continues, see {run_dir}", err=True)
     code = wait_for_guard(started.process, run_dir)
     report = run_files.read_json(run_dir / run_files.REPORT_FILE)
     if report is None:

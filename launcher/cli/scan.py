@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
-@click.option("--pack", help="Whose lines these are; found out from the lines by default.")
-@click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals count.")
-@click.option("--count", is_flag=True, help="Count the matches of every pattern in logs of over 64 MiB, too.")
+@click.option("--pack", help="Log pack of the lines; detected from the lines by default.")
+@click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals are used.")
+@click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 64 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
-    """Show what the patterns find in logs: positions, values, errors, and where they stand.
+    """Show what the patterns find in logs: positions, values and errors, with their lines.
 
-    A log may be finished or still grow; it is read once, as far as it goes. Its position is the one
-    that a sidecar would say, of the work and not of an evaluation that goes on after it. A last record
-    without an end may be half written: it is searched and marked "(unfinished)", and is not in the
-    position, since a sidecar takes it when its end has come or the worker has ended.
+    A log may be finished or still growing; it is read once, to its present end. The position is the one
+    that a sidecar would report: that of the work, not of an evaluation that runs after it. A last record
+    without a line end may be half written. It is searched and marked "(unfinished)", but the position
+    leaves it out: a sidecar reads it when it is complete or the worker has ended.
 
-    Lines that look like progress and in which none is found are shown with a pattern for the job file.
+    Lines that look like progress but contain no known position are shown with a suggested pattern.
 
-    Logs that cannot be read are named on standard error after the others, and the exit status is 2.
+    Logs that cannot be read are listed on standard error after the others, and the exit status is 2.
     """
     from launcher.scan.scan import scan_logs
     from launcher.scan.text import printable_text, render_scan, scan_to_json

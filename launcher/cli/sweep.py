@@ -107,7 +107,7 @@ def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None
         odd = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
         raise ConfigError(
             planned.source,
-            [f"its points are not those of the sweep that is to be resumed: {', '.join(odd[:4]) or 'their order'}"],
+            [f"its points differ from those of the sweep to resume: {', '.join(odd[:4]) or 'their order'}"],
         )
 
 
@@ -197,13 +197,13 @@ def _run_points(
 ) -> None:
     from launcher.sweep.run import LocalSweep
 
-    def say(line: str) -> None:
+    def show_line(line: str) -> None:
         if not (as_json or quiet):
             click.echo(line)
 
     at_once = planned.sweep.max_parallel or 1
-    say(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {sweep_dir}")
-    local = LocalSweep(planned, sweep_dir, record, say)
+    show_line(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {sweep_dir}")
+    local = LocalSweep(planned, sweep_dir, record, show_line)
     local.run(indexes)
     status = _show_states(sweep_dir, local.record, as_json=as_json)
     sys.exit(INTERRUPTED if local.received_signal == signal.SIGINT else status)
@@ -256,8 +256,8 @@ def resume_points(
     record = read_record(sweep_dir)
     if local is not None and local != record.local:
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
-        raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it by `gpujob {command} --resume`")
-    mended = planned is not None
+        raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it with `gpujob {command} --resume`")
+    has_new_file = planned is not None
     if planned is not None:
         _require_same_points(planned, record)
     queue = {} if record.local else require_queue(sweep_dir, record)
@@ -273,12 +273,12 @@ def resume_points(
         _require_same_points(planned, record)
     _show_warnings(planned, quiet=as_json)
     if record.local:
-        if mended:
+        if has_new_file:
             keep_job_file(sweep_dir, Path(planned.source).read_bytes())
         _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
     changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
-    if mended:
+    if has_new_file:
         keep_job_file(sweep_dir, Path(planned.source).read_bytes())
     ids = [array.job_id for array in arrays]
     if as_json:
@@ -295,7 +295,7 @@ def resume_points(
         click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}: {names}")
     if after:
         most = planned.sweep.max_parallel
-        click.echo(f"They begin when array job {', '.join(after)} has ended: at most {most} points run at once")
+        click.echo(f"They start when array job {', '.join(after)} has ended: at most {most} points run at once")
     _print_next_commands(sweep_dir)
 
 
@@ -306,23 +306,23 @@ def _report_nothing_to_resume(
     from launcher.sweep.directory import sweep_json
 
     if as_json:
-        told: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(sweep_dir), "points": []}
+        body: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(sweep_dir), "points": []}
         if record.local:
-            told = sweep_json(sweep_dir, record, states)
-        click.echo(json.dumps(told, ensure_ascii=False))
+            body = sweep_json(sweep_dir, record, states)
+        click.echo(json.dumps(body, ensure_ascii=False))
         return
     done = sum(state.state == "COMPLETED" for state in states)
-    rest = "" if done == len(states) else f", the other {len(states) - done} are on their way"
+    rest = "" if done == len(states) else f", the other {len(states) - done} still run or wait"
     of = f"all {done}" if not rest else f"{done} of {len(states)}"
     click.echo(f"nothing to resume: {of} points have completed{rest}")
 
 
 @click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")
 @click.argument("sweep", metavar="SWEEP")
-@click.option("--resume", "again", is_flag=True, help="Run again the points that are missing or did not complete.")
+@click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def sweep(sweep: str, again: bool, as_json: bool) -> None:
-    """Show how the points of a sweep stand. SWEEP is its directory or its job id.
+    """Show the states of the points of a sweep. SWEEP is its directory or its job id.
 
     The exit status is 0 when all have completed, 10 while some still run or wait, else that of the first that
     did not complete.

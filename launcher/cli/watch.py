@@ -70,7 +70,9 @@ def _console(no_color: bool) -> "Console":
 @click.argument("job", metavar="JOB")
 @click.option("--once", is_flag=True, help="Print the state once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line and refresh.")
-@click.option("--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to end.")
+@click.option(
+    "--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to exit."
+)
 @click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two refreshes.")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")

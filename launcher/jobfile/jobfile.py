@@ -74,8 +74,8 @@ class JobSpec(FileModel):
     workers: list[RoleSpec] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
     model: ModelSpec | None = Field(None, description="The model that the backend serves.")
     backend: BackendSpec = BackendSpec()
-    frontend: FrontendSpec | None = Field(None, description="What runs in front of the workers of a serving job.")
-    benchmark: BenchmarkSpec | None = Field(None, description="What the job does once its workers are ready.")
+    frontend: FrontendSpec | None = Field(None, description="The program in front of the workers of a serving job.")
+    benchmark: BenchmarkSpec | None = Field(None, description="What the job does when its workers are ready.")
     readiness: ReadinessSpec = ReadinessSpec()
     container: ContainerSpec | None = Field(None, description="Container in which workers run.")
     setup: SetupSpec = SetupSpec()
@@ -88,7 +88,9 @@ class JobSpec(FileModel):
     inputs: list[str] = Field(
         [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
     )
-    resume: bool = Field(False, description="Whether the job goes on where files in its output directory end.")
+    resume: bool = Field(
+        False, description="Whether the job continues from files that are already in its output directory."
+    )
     slurm: SlurmSpec = SlurmSpec()
     paths: PathsSpec = PathsSpec()
     patterns: PatternsSpec = PatternsSpec()
@@ -105,7 +107,7 @@ class JobSpec(FileModel):
         for index, error in enumerate(errors):
             name = error.name or error.pattern
             if name in names:
-                message = f"the pattern {name!r} is listed twice; give each a name of its own"
+                message = f"the pattern {name!r} is listed twice; give each its own name"
                 problems.append(((index,), message))
             names.add(name)
         if problems:
@@ -124,7 +126,7 @@ class JobSpec(FileModel):
     def _secrets_have_no_value(self) -> "JobSpec":
         places = {"env": self.env, **{f"workers[{index}].env": entry.env for index, entry in enumerate(self.workers)}}
         twice = [
-            f"{name} has a value in {place}; take it away there"
+            f"{name} has a value in {place}; remove it there"
             for name in self.secrets
             for place, env in places.items()
             if name in env
@@ -157,13 +159,13 @@ class ClusterSpec(FileModel):
         description="Interface whose addresses the workers use for each other; host names without one.",
     )
     models: dict[str, str] = Field({}, description="Aliases of models: a directory, or hf:ORGANIZATION/NAME.")
-    containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or what a registry has.")
+    containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or a name in a registry.")
     mounts: list[Mount] = Field([], description="Mounts of every container, before those of the job.")
     modules: list[EnvironmentModule] = Field(
         [], description="Environment modules of every job, before those of the job."
     )
     preamble: str | None = Field(None, description="Lines of shell in every batch script, before those of the job.")
-    logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
+    logs_dir: Directory | None = Field(None, description="Where run directories are created; by default ./logs.")
     target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
     listen_address: Address | None = None
     prometheus_url: Url | None = Field(None, description="Prometheus of the site, for `gpujob check`.")
@@ -202,7 +204,7 @@ ENGINES = ("sglang", "vllm", "trtllm")  # backends that supply the command of th
 
 
 def _missing_commands(body: Mapping[str, Any]) -> list[str]:
-    """Report workers whose command is missing and that no engine supplies, and a job without workers."""
+    """Report workers without a command, unless an engine supplies it, and a job without workers."""
     backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
     if isinstance(backend, dict) and backend.get("type") in ENGINES:
         workers = [{"command": "", **entry} if isinstance(entry, dict) else entry for entry in workers or ()]
@@ -211,11 +213,11 @@ def _missing_commands(body: Mapping[str, Any]) -> list[str]:
         given = resources if isinstance(resources, dict) else {}
         if placed := [role for role in SERVING_ROLES if given.get(f"{role}_nodes")]:
             return [
-                f"resources.{role}_workers: is missing beside {role}_nodes: {given[f'{role}_nodes']}; "
-                "say how many workers run on them"
+                f"resources.{role}_workers: is missing, and {role}_nodes is {given[f'{role}_nodes']}; "
+                "set how many workers run on them"
                 for role in placed
             ]
-        return ["workers: is missing; name a role with its command, or say resources.agg_workers"]
+        return ["workers: is missing; name a role with its command, or set resources.agg_workers"]
     entries = enumerate(workers) if isinstance(workers, list) else ()
     return [
         f"workers[{index}].command: is missing"
@@ -257,7 +259,7 @@ def gpus_are_defaulted(spec: JobSpec) -> bool:
 def cpus_of_full_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
     """All CPUs of a node, if the job sets none and takes all GPUs: no other job could use the rest.
 
-    None otherwise. For exclusive nodes (``slurm.exclusive``), Slurm gives all CPUs by itself.
+    None otherwise. For exclusive nodes (``slurm.exclusive``), Slurm itself gives all CPUs.
     """
     resources = with_cluster(spec, cluster).resources
     whole = cluster.gpus_per_node and resources.gpus_per_node == cluster.gpus_per_node and not spec.slurm.exclusive

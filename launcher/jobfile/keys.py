@@ -32,7 +32,7 @@ class Key:
 
     path: str
     type_text: str
-    default_text: str  # YAML; empty for a required key and for a section, whose keys have their own
+    default_text: str  # YAML; empty for a required key, and for a section, because its keys have their own
     meaning: str = ""
     example: Any = None
     required: bool = False
@@ -152,7 +152,7 @@ def _keys_of(section: Schema, definitions: Schema, prefix: str) -> Iterator[Key]
 
 
 def _section_in(field: Schema, definitions: Schema) -> tuple[str, Schema | None]:
-    """The section that a key holds, with ``[]`` for a list of them and ``{}`` for a mapping to them."""
+    """The section that a key contains, with ``[]`` for a list of them and ``{}`` for a mapping to them."""
     for kind in _kinds(field, definitions):
         if "properties" in kind:
             return "", kind

@@ -49,10 +49,14 @@ class ProgressSpec(FileModel):
     """How to read progress from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
-    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, where its log does not say.")
-    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, where its log does not say.")
-    pack: PackName = Field(AUTO, description="Whose lines the logs hold; `auto` finds it out from them.")
-    patterns: dict[str, str] = Field({}, description="Regular expressions by name, over those of the pack.")
+    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, if its log does not show them.")
+    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, if its log does not show them.")
+    pack: PackName = Field(
+        AUTO, description="Log pack of the program whose logs are read; `auto` detects it from the lines."
+    )
+    patterns: dict[str, str] = Field(
+        {}, description="Regular expressions by name; they take precedence over those of the pack."
+    )
     sample: str | list[str] | None = Field(
         None, description="A line of the log, some lines, or a file of them, in which a position must be found."
     )
@@ -65,7 +69,7 @@ class ProgressSpec(FileModel):
         for name, text in patterns.items():
             meant = EXPORTER_NAMES.get(name, name)
             if (other := names.setdefault(meant, name)) != name:
-                problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
+                problems.append(((name,), f'means the same as "{other}"; remove one of them'))
             problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
         if problems:
             raise combine_problems(problems, patterns)
@@ -111,13 +115,13 @@ class MonitoringSpec(FileModel):
 def _share(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value <= 1:
         percent = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
-        raise ValueError(f"{value} is no share: it is above 0 and at most 1{percent}")
+        raise ValueError(f"{value} is not a share; use a number above 0 and at most 1{percent}")
     return as_float(value)
 
 
 def _per_item(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e9:
-        raise ValueError(f"{value} is not above 0 and below 1e9; write null where records are not to be counted")
+        raise ValueError(f"{value} is not above 0 and below 1e9; write null to count no records")
     return as_float(value)
 
 
@@ -134,10 +138,10 @@ class VerifySpec(FileModel):
     outputs: int | None = Field(
         None,
         ge=1,
-        description="Files of patterns.output at least; by default one of each worker, where names tell whose it is.",
+        description="Least number of output files; by default one per worker, if the names contain worker numbers.",
     )
     records_per_item: PerItem | None = Field(
-        1.0, description="Records in the output files for each item; null when they are not to be counted."
+        1.0, description="Records in the output files for each item; null: records are not counted."
     )
     checksums: bool = Field(
         False, description="Whether SHA-256 sums of the output files are written to checksums.txt in the run directory."

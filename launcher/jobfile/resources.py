@@ -21,14 +21,17 @@ class ResourcesSpec(FileModel):
     """Nodes, and what the job requests on each of them."""
 
     nodes: int | None = Field(
-        None, ge=1, le=100_000, description="Nodes of the job, those that are kept too; by default as many as it fills."
+        None,
+        ge=1,
+        le=100_000,
+        description="Nodes of the job, reserved ones included; by default as few as its workers need.",
     )
     gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs asked for on each node.")
     cpus_per_node: int | None = Field(
         None,
         ge=1,
-        description="CPUs asked for on each node; by default those of its workers and one more, or those that the "
-        "cluster file has for a node of which the job takes all GPUs.",
+        description="CPUs asked for on each node; by default those of its workers and one more, or all CPUs of a node "
+        "if the job takes all its GPUs and the cluster file has cpus_per_node.",
     )
     memory_per_node: str | None = Field(
         None, pattern=_MEMORY.pattern, description='Memory asked for on each node, for example "64G".'
@@ -37,7 +40,7 @@ class ResourcesSpec(FileModel):
     prefill_workers: int | None = Field(None, ge=0, le=100_000)
     decode_workers: int | None = Field(None, ge=0, le=100_000)
     agg_workers: int | None = Field(None, ge=0, le=100_000, description="Workers that do both prefill and decode.")
-    gpus_per_prefill: int | None = Field(None, ge=0, description="GPUs of one prefill worker; 0 where there is none.")
+    gpus_per_prefill: int | None = Field(None, ge=0, description="GPUs of one prefill worker.")
     gpus_per_decode: int | None = Field(None, ge=0)
     gpus_per_agg: int | None = Field(None, ge=0)
     prefill_nodes: int | None = Field(None, ge=0, le=100_000, description="Nodes that prefill workers fill.")
@@ -45,26 +48,26 @@ class ResourcesSpec(FileModel):
         None,
         ge=0,
         le=100_000,
-        description="Nodes that decode workers fill; 0: they share those of prefill, and workers of both are alike.",
+        description="Nodes that decode workers fill; 0: they share those of prefill, and both have equal sizes.",
     )
     agg_nodes: int | None = Field(None, ge=0, le=100_000)
-    spread_workers: bool = Field(False, description="Whether a worker smaller than a node has its node for itself.")
+    spread_workers: bool = Field(False, description="Whether a worker that is smaller than a node gets its own node.")
     colocate_prefill_decode: bool = Field(
-        False, description="Whether decode goes on where prefill has left a node partly used."
+        False, description="Whether decode workers may start on a node that prefill left partly used."
     )
     process_granularity: Literal["node", "gpu"] | None = Field(
         None, description="One process for each node of a worker, or for each GPU; by default what the backend needs."
     )
-    infra_node: bool = Field(False, description="Whether services like etcd have a node of their own.")
-    frontend_node: bool = Field(False, description="Whether front ends have a node of their own.")
-    client_node: bool = Field(False, description="Whether the benchmark has a node of its own.")
+    infra_node: bool = Field(False, description="Whether services such as etcd have their own node.")
+    frontend_node: bool = Field(False, description="Whether front ends have their own node.")
+    client_node: bool = Field(False, description="Whether the benchmark has its own node.")
 
 
 class RestartSpec(FileModel):
     """Restarts of a worker that fails."""
 
-    max: int = Field(0, ge=0, le=1000, description="Times a worker is started again.")
-    backoff: NotNegativeSeconds = Field(10.0, description="Seconds before that, growing with each time.")
+    max: int = Field(0, ge=0, le=1000, description="How many times a worker is restarted.")
+    backoff: NotNegativeSeconds = Field(10.0, description="Seconds before a restart, longer each time.")
 
 
 class RoleSpec(FileModel):
@@ -72,12 +75,12 @@ class RoleSpec(FileModel):
 
     role: str = Field("worker", description="Name of the role; its workers are ROLE_w0, ROLE_w1, ...")
     count: int | None = Field(
-        None, ge=0, le=100_000, description="Workers of the role; by default what `resources` says, else 1."
+        None, ge=0, le=100_000, description="Workers of the role; by default the count in `resources`, else 1."
     )
     gpus: int | None = Field(
         None,
         ge=0,
-        description="GPUs of one worker; more than a node has means whole nodes; by default what `resources` says.",
+        description="GPUs of one worker; more than a node has means whole nodes; by default the size in `resources`.",
     )
     cpus: int | None = Field(
         None,
@@ -89,20 +92,22 @@ class RoleSpec(FileModel):
         description="Words as a list, or one text that is split into words like a shell does, without a shell; "
         "by default that of the backend.",
     )
-    shell: bool = Field(False, description="Run the command, a text, by `bash -c`.")
+    shell: bool = Field(False, description="Run the command, which must be one text, with `bash -c`.")
     env: Variables = Field({}, description="Environment of the worker, after that of the job.")
     critical: bool = Field(True, description="Whether the failure of one ends the job.")
     restart: RestartSpec = RestartSpec()
     container: bool = Field(True, description="Whether its workers run in the job's container, where there is one.")
     service: bool | None = Field(
-        None, description="Whether a worker serves until the job is over: an end of its own is then a failure."
+        None, description="Whether a worker serves until the job ends, so that an earlier end is a failure."
     )
 
     @field_validator("role")
     @classmethod
     def _role(cls, role: str) -> str:
         if not _ROLE.fullmatch(role):
-            raise ValueError(f"{role!r} is not a role; use a letter and then letters, digits, - or _, 32 at most")
+            raise ValueError(
+                f"{role!r} is not a role name; use a letter and then letters, digits, - or _, at most 32 characters"
+            )
         return role
 
     @model_validator(mode="after")
@@ -110,7 +115,7 @@ class RoleSpec(FileModel):
         if self.command is None:
             return self
         if self.shell and not isinstance(self.command, str):
-            raise ValueError("command: with `shell: true` the command is one text, not a list")
+            raise ValueError("command: with `shell: true` the command must be one text, not a list")
         try:
             words = command_argv(self)
         except ValueError as error:

@@ -39,13 +39,13 @@ def _concurrencies(value: object) -> object:
     parts = value.split("x") if isinstance(value, str) else value
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 < value <= MOST_CONCURRENCY:
-            raise ValueError(f"{value} is no list of numbers above 0; write for example [4, 8, 16]")
+            raise ValueError(f"{value} is not a list of numbers above 0; write for example [4, 8, 16]")
         raise ValueError(f"{value} is a number; write [{value}], or [4, 8, 16]")
     if not isinstance(parts, list):
         return value
     wrong = [part for part in parts if isinstance(part, bool) or not re.fullmatch(r"[1-9][0-9]{0,6}", str(part))]
     if wrong or not parts or any(int(part) > MOST_CONCURRENCY for part in parts):
-        raise ValueError(f'{value!r} is no list of numbers above 0; write for example [4, 8, 16] or "4x8x16"')
+        raise ValueError(f'{value!r} is not a list of numbers above 0; write for example [4, 8, 16] or "4x8x16"')
     return value
 
 
@@ -53,7 +53,7 @@ def _rate(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     if value != "inf" and not (isinstance(value, int | float) and 0 < value < 1e9):
-        raise ValueError(f'{value!r} is no rate; write requests per second as a number, or "inf"')
+        raise ValueError(f'{value!r} is not a rate; write requests per second as a number, or "inf"')
     return value
 
 
@@ -150,7 +150,7 @@ class FrontendSpec(EngineRoleSpec):
     command: Command | None = Field(
         None,
         description="Words, as a list or one text, in place of those of the type, needed for custom; "
-        "{http_port} is where it has to listen.",
+        "it must listen on {http_port}.",
     )
     nginx: bool | None = Field(
         None, description="Whether nginx runs in front of them; by default when there are several."
@@ -159,10 +159,10 @@ class FrontendSpec(EngineRoleSpec):
     @model_validator(mode="after")
     def _whole(self) -> "FrontendSpec":
         if self.type == "custom" and self.command is None:
-            raise ValueError("command: is missing; type custom is what it says")
+            raise ValueError("command: is missing; type custom needs one")
         if self.count > 1 and self.nginx is False:
             raise ValueError(
-                f"nginx: {self.count} front ends need it, to have one address; leave it out, or use count: 1"
+                f"nginx: {self.count} front ends need nginx to have one address; leave this key out, or use count: 1"
             )
         return self
 
@@ -184,10 +184,10 @@ class BenchmarkSpec(EngineRoleSpec):
     isl: int | None = Field(None, ge=1, description="Tokens of input.")
     osl: int | None = Field(None, ge=1, description="Tokens of output.")
     concurrencies: Annotated[list[int] | str | None, BeforeValidator(_concurrencies)] = Field(
-        None, description='Requests at once, one run after the other; for example [4, 8, 16] or "4x8x16".'
+        None, description='Numbers of simultaneous requests, one run for each; for example [4, 8, 16] or "4x8x16".'
     )
     req_rate: Annotated[str | int | float, BeforeValidator(_rate)] = Field(
-        "inf", description='Requests per second, or "inf": as soon as the concurrency allows.'
+        "inf", description='Requests per second, or "inf": as fast as the concurrency allows.'
     )
 
     @model_validator(mode="after")
@@ -200,7 +200,9 @@ class BenchmarkSpec(EngineRoleSpec):
         }[self.type]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
-            raise ValueError(f"type {self.type} needs {', '.join(missing)}, which it does not say")
+            raise ValueError(
+                f"type {self.type} needs {', '.join(missing)}; set {'it' if len(missing) == 1 else 'them'}"
+            )
         return self
 
 
@@ -208,6 +210,6 @@ class ReadinessSpec(FileModel):
     """When the workers are ready, and how long that may take. Times in seconds."""
 
     kind: Literal["auto", "none", "dynamo", "sglang", "vllm", "http", "tcp"] = "auto"
-    path: str | None = Field(None, description="Path that is asked for; by default that of the kind.")
+    path: str | None = Field(None, description="HTTP path to poll; by default that of the kind.")
     timeout: Seconds = 1800.0
     interval: Seconds = 5.0

@@ -39,7 +39,7 @@ _RESERVED_DIRECTIVES = {
     "segment": "slurm.segment",
     "signal": "slurm.signal",
     "parsable": "`gpujob submit --json`",
-    "hold": "`gpujob submit`, which lets the job go when its run directory is complete",
+    "hold": "`gpujob submit`, which releases the job when its run directory is complete",
     "wait": "`gpujob watch`, since `gpujob submit` does not wait",
 }
 
@@ -66,10 +66,10 @@ def check_dependency(text: str) -> str:
     """Check a dependency of sbatch: ``type:job[:job...]``, joined by ``,`` (all) or ``?`` (any)."""
     parts = re.split(r"[,?]", text)
     if "," in text and "?" in text:
-        raise ValueError(f"{text!r} mixes , (all of them) and ? (any of them), which sbatch does not take; use one")
+        raise ValueError(f"{text!r} mixes , (all of them) and ? (any of them), which sbatch does not accept; use one")
     for part in parts:
         if not _DEPENDENCY.fullmatch(part):
-            raise ValueError(f'{part!r} is no dependency; write for example "afterok:4459" or "singleton"')
+            raise ValueError(f'{part!r} is not a dependency; write for example "afterok:4459" or "singleton"')
     return text
 
 
@@ -81,7 +81,7 @@ def check_directives(directives: Directives) -> Directives:
         if not _DIRECTIVE.fullmatch(name)
     ]
     wrong += [
-        f"{name!r} is given by {_RESERVED_DIRECTIVES[name]}; leave it out here"
+        f"{name!r} is set by {_RESERVED_DIRECTIVES[name]}; leave it out here"
         for name in directives
         if name in _RESERVED_DIRECTIVES
     ]
@@ -140,7 +140,7 @@ class SlurmSpec(FileModel):
         for key, names in twice.items():
             for name in names:
                 if key in self.model_fields_set and name in self.directives:
-                    raise ValueError(f"directives: {name!r} is given by slurm.{key} too; leave one of them out")
+                    raise ValueError(f"directives: {name!r} is set by slurm.{key} too; leave one of them out")
         return self
 
 
@@ -150,11 +150,11 @@ def _mount_problem(text: str) -> str | None:
     if not colon or not source or not target:
         return f"{text!r} is not a mount; write host:container, for example /data:/data:ro"
     if source[0] not in "/~{" or target[0] not in "/{":
-        return f"{text!r}: both sides of a mount are absolute paths"
+        return f"{text!r}: both sides of a mount must be absolute paths"
     if flags not in ("", "ro", "rw"):
         return f'{text!r}: "{flags}" is neither ro nor rw'
     if "," in text or "\n" in text:
-        return f"{text!r}: runtimes take no comma and no line end in the path of a mount"
+        return f"{text!r}: the path of a mount must not contain a comma or a line end"
     return None
 
 
@@ -165,7 +165,7 @@ Mount = Annotated[str, check_entry(_mount_problem)]
 def _module_problem(name: str) -> str | None:
     if re.fullmatch(r"[\w+][\w.+/@=~:-]*", name, re.ASCII):
         return None
-    return f"{name!r} is not the name of a module; write it as `module load` takes it, one each"
+    return f"{name!r} is not the name of a module; write it as for `module load`, one per entry"
 
 
 EnvironmentModule = Annotated[str, check_entry(_module_problem)]
@@ -174,12 +174,14 @@ EnvironmentModule = Annotated[str, check_entry(_module_problem)]
 class ContainerSpec(FileModel):
     """The container in which workers run."""
 
-    image: str = Field(description="An alias of the cluster file, a file, or what the runtime understands.")
+    image: str = Field(description="An alias of the cluster file, an image file, or a name that the runtime pulls.")
     runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
     mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
-    workdir: str | None = Field(None, description="Where workers start in the container; by default as without one.")
+    workdir: str | None = Field(
+        None, description="Where workers start in the container; by default the directory outside the container."
+    )
     python: str = Field(
-        "python3", description="Python interpreter in the image, which runs gpujob's wrapper beside each worker."
+        "python3", description="Python interpreter in the image, which runs gpujob's wrapper around each worker."
     )
 
     @field_validator("image", "python")

@@ -1,4 +1,4 @@
-"""A sweep: one job file that stands for several jobs with different values."""
+"""A sweep: one job file for several jobs with different values."""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ class SweepSpec(FileModel):
     """
 
     grid: dict[str, Values] = Field({}, description="Values by key; every combination, the first key slowest.")
-    zip: dict[str, Values] = Field({}, description="Values by key, all as many: the first of each, the second, ...")
+    zip: dict[str, Values] = Field(
+        {}, description="Values by key, in lists of equal length: the first of each, the second, ..."
+    )
     max_parallel: int | None = Field(
         None, ge=1, description="Points that run at once; on Slurm all of them by default, on this machine one."
     )

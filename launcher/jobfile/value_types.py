@@ -34,7 +34,7 @@ def parse_time_limit(text: str) -> float:
         hours, minutes, seconds = 0, first, second or 0
     total = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
     if total == 0:
-        raise ValueError(f"{text!r} is no time at all; a job with it would wait for ever")
+        raise ValueError(f"{text!r} is a time limit of zero, with which a job would wait forever; use a longer one")
     return float(total)
 
 

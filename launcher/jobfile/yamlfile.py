@@ -25,7 +25,7 @@ def parse_yaml_model(
     """
     body, twice = read_mapping(text, source)
     if body is None and any(field.is_required() for field in model.model_fields.values()):
-        raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
+        raise ConfigError(source, ["is empty; `gpujob init` writes a job file to start from"])
     return validate_model(body or {}, source, model, find_more_problems, twice, text)
 
 
@@ -45,7 +45,7 @@ def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[st
         why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
         raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
     if body is not None and not isinstance(body, dict):
-        wrong = f"holds a {type(body).__name__}, not a mapping of keys to values"
+        wrong = f"contains a {type(body).__name__}, not a mapping of keys to values"
         raise ConfigError(source, [*_problems_in_order(twice), wrong])
     return body, _problems_in_order(twice)
 
@@ -58,7 +58,7 @@ def validate_model(
     known_problems: Sequence[str] = (),
     text: str = "",
 ) -> Spec:
-    """Validate a mapping as a ``model``. Raises ConfigError with the ``known_problems`` problems, then every other one.
+    """Validate a mapping as a ``model``. Raises ConfigError with the ``known_problems``, then every other one.
 
     ``text`` is the original YAML, so that messages can quote it.
     """
@@ -71,7 +71,7 @@ def validate_model(
         more = [problem for problem in find_more_problems(body) if problem.partition(": is missing")[0] not in meant]
         raise ConfigError(source, [*known_problems, *_problems(error, model, text, meant), *more]) from error
     except (RecursionError, OverflowError, ValueError) as error:
-        wrong = f"holds a value that cannot be used: {type(error).__name__}: {error}"
+        wrong = f"contains a value that cannot be used: {type(error).__name__}: {error}"
         raise ConfigError(source, [*known_problems, wrong]) from error
     if problems := [*known_problems, *find_more_problems(body)]:
         raise ConfigError(source, problems)
@@ -90,7 +90,7 @@ def _problems_in_order(duplicates: Mapping[Place, str]) -> list[str]:
 class UniqueKeyLoader(yaml.SafeLoader):
     """YAML loader that reports duplicate keys; PyYAML silently keeps the last one.
 
-    It also keeps the last one, but adds the duplicate to ``twice``, so that the rest of the file is checked too.
+    It also keeps the last one, but adds the duplicate to ``duplicates``, so that the rest of the file is checked too.
     """
 
     def __init__(self, stream: str, duplicates: dict[Place, str]) -> None:
@@ -104,7 +104,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             kind = str(node.tag).rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
-                None, None, f"{str(node.value)[:40]!r} is not of the kind {kind}: {error}", node.start_mark
+                None, None, f"{str(node.value)[:40]!r} is not a valid {kind}: {error}", node.start_mark
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -135,9 +135,9 @@ def _find_unusable_texts(value: object, location: list[int | str]) -> Iterator[t
     """Find texts that no file name, argument or JSON can contain."""
     if isinstance(value, str):
         if "\0" in value:
-            yield location, "a text cannot hold a NUL character"
+            yield location, "a text cannot contain a NUL character"
         elif any("\ud800" <= character <= "\udfff" for character in value):
-            yield location, "a text cannot hold half a character (a surrogate)"
+            yield location, "a text cannot contain half a character (a surrogate)"
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from _find_unusable_texts(key if isinstance(key, str) else None, [*location, ascii(key)])
@@ -161,7 +161,7 @@ _EXPECTED = {
 
 
 def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]:
-    """Places of the keys that misspelled keys stand for, so that these are not also reported missing."""
+    """Places of the keys meant by misspelled ones, so that these are not also reported missing."""
     return {
         _places((*entry["loc"][:-1], near), model)[0]
         for entry in error.errors()
@@ -178,7 +178,7 @@ def _nearest(location: Location, model: type[BaseModel]) -> str | None:
 def _problems(error: ValidationError, model: type[BaseModel], text: str, intended_places: Collection[str]) -> list[str]:
     """Report one problem for each place. For a union, report only the kind that was probably meant.
 
-    Missing keys are left out if a misspelled key ``intended_places`` them.
+    Missing keys at ``intended_places``, where a misspelled key was meant to be, are left out.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in error.errors():
@@ -213,14 +213,14 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
     if kind == "missing":
         return f"{place}: is missing"
     if kind in _EXPECTED:
-        cure = ""
+        fix = ""
         if kind == "string_type" and isinstance(value, bool) and (word := _source_text(text, error["loc"])):
             return f'{place}: {word} is not {_EXPECTED[kind]}; write it in quotes: "{word}"'
         if kind == "string_type" and value is None:
-            cure = "; leave the key out"
+            fix = "; leave the key out"
         elif kind == "string_type" and not isinstance(value, dict | list):
-            cure = f'; write it in quotes: "{_yaml_text(value)}"'
-        return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{cure}"
+            fix = f'; write it in quotes: "{_yaml_text(value)}"'
+        return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{fix}"
     if kind == "literal_error":
         expected = str(error["ctx"]["expected"]).replace("'", '"')
         return f"{place}: {_value_text(value)} is not one of {expected}"
@@ -232,8 +232,8 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
         if separator and key in _known_names(model, error["loc"]):
             place, message = f"{place}.{key}" if place else key, rest
         return f"{place}: {message}" if place else message
-    _, should, cure = message.partition(" should ")  # as in "Input should be ..." and "String should match ..."
-    return f"{place}: {_value_text(value)} must {cure}" if should else f"{place}: {message}"
+    _, should, requirement = message.partition(" should ")  # as in "Input should be ..." and "String should match ..."
+    return f"{place}: {_value_text(value)} must {requirement}" if should else f"{place}: {message}"
 
 
 def _source_text(text: str, location: Location) -> str | None:

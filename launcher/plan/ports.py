@@ -52,19 +52,19 @@ def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, is_one_mach
     """Assign ports, before the offset, to each process.
 
     A request is a node and the names of the ports needed there. No port is assigned twice on a node, nor are the
-    further ports that the table reserves for its program. With ``is_one_machine``, one machine plays all nodes. Raises
-    TopologyError when a node runs out of ports.
+    further ports that the table reserves for its program. With ``is_one_machine``, one machine simulates all nodes.
+    Raises TopologyError when a node runs out of ports.
     """
-    by_place: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+    by_machine: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
     for node, names in requests:
-        by_place.setdefault(0 if is_one_machine else node, []).append((node, names))
+        by_machine.setdefault(0 if is_one_machine else node, []).append((node, names))
     given: dict[int, Iterator[dict[str, int]]] = {}
     alike: dict[tuple[tuple[str, ...], ...], list[dict[str, int]]] = {}
-    for place, wanted in by_place.items():
+    for machine, wanted in by_machine.items():
         kind = tuple(names for _, names in wanted)
         if kind not in alike:  # most nodes have the same processes
             alike[kind] = _assign_on_machine(wanted)
-        given[place] = iter(alike[kind])
+        given[machine] = iter(alike[kind])
     return [next(given[0 if is_one_machine else node]) for node, _ in requests]
 
 
@@ -81,8 +81,8 @@ def _assign_on_machine(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[
             while not used.isdisjoint(range(port, port + kind.width)):
                 port += kind.width
             if port + kind.width > PORT_END:
-                what = f"its processes need more {name} ports than there are from {kind.base} on"
-                raise TopologyError([f"node {node}: {what}; use more nodes"])
+                problem = f"its processes need more {name} ports than are available from {kind.base} on"
+                raise TopologyError([f"node {node}: {problem}; use more nodes"])
             used.update(range(port, port + kind.width))
             following[name] = port + kind.width
             ports[name] = port
@@ -109,12 +109,12 @@ def survey_request(plan: Plan) -> dict[str, Any] | None:
     if not on_nodes and plan.network_interface is None:
         return None
     ports = [tuple(sorted(on_nodes.get(node, ()))) for node in range(plan.nodes)]
-    places = {kind: place for place, kind in enumerate(dict.fromkeys(ports))}
+    indices = {kind: index for index, kind in enumerate(dict.fromkeys(ports))}
     return {
         "schema": run_files.RECORD_SCHEMA,
         "network_interface": plan.network_interface,
-        "ports": [list(kind) for kind in places],
-        "nodes": [places[kind] for kind in ports],
+        "ports": [list(kind) for kind in indices],
+        "nodes": [indices[kind] for kind in ports],
     }
 
 

@@ -205,10 +205,10 @@ class _Assembler:
         role, setting, options, several = worker.role, self._context, worker.role.options, len(worker.tasks) > 1
         backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
         before, given = {**self._infra, **self._config_environments[role.name]}, self._role_environments[role.name]
-        there = _gpus_by_node(worker) if backend.sees_worker_gpus else {}
+        gpus_by_node = _gpus_by_node(worker) if backend.sees_worker_gpus else {}
         nodes = len(worker.nodes) if several else 1
         for task in worker.tasks:
-            seen = there.get(task.node_index, task.gpus)
+            seen = gpus_by_node.get(task.node_index, task.gpus)
             words = (command_argv(options) if backend.is_service else []) or backend.argv(setting, worker, task)
             environment = {**before, **backend.environment(setting, worker, task), **given}
             if task.local_rank:
@@ -265,8 +265,8 @@ class _Assembler:
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
-            frontend, said = self._frontend, self._spec.frontend
-            made = self._context.cached(("frontend",), lambda: self._frontend_parts(frontend, said))
+            frontend, options = self._frontend, self._spec.frontend
+            made = self._context.cached(("frontend",), lambda: self._frontend_parts(frontend, options))
             words, environment, metrics = made
         return TaskPlan(
             task,
@@ -281,21 +281,21 @@ class _Assembler:
 
     def _benchmark_parts(self, benchmark: BenchmarkSpec) -> tuple[list[str], dict[str, str]]:
         kind = BENCHMARKS[benchmark.type]
-        told = benchmark_environment(self._context, kind, benchmark, self._endpoint)
-        told |= {**self._infra, **worker_url_variables(self._context, self._served)}
+        variables = benchmark_environment(self._context, kind, benchmark, self._endpoint)
+        variables |= {**self._infra, **worker_url_variables(self._context, self._served)}
         if benchmark.config:
-            told["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
+            variables["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
         words = kind.argv(self._context, benchmark, self._endpoint)
-        return words, {**told, **self._spec.env, **benchmark.env}
+        return words, {**variables, **self._spec.env, **benchmark.env}
 
     def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
         """Command and variables of a front end, and the location of its metrics."""
-        told = {**self._infra, **worker_url_variables(self._context, self._served)}
+        variables = {**self._infra, **worker_url_variables(self._context, self._served)}
         if self._context.model_name:
-            told["GPUJOB_MODEL"] = self._context.model_name
+            variables["GPUJOB_MODEL"] = self._context.model_name
         if spec.config:
-            told["GPUJOB_CONFIG_FILE"] = "{run_dir}/frontend_config.yaml"
-        environment = {**told, **self._spec.env, **spec.env}
+            variables["GPUJOB_CONFIG_FILE"] = "{run_dir}/frontend_config.yaml"
+        environment = {**variables, **self._spec.env, **spec.env}
         if spec.command is not None:
             return [*shlex.split(spec.command), *option_argv(spec.args)], environment, None
         return frontend.argv(self._context, self._served), environment, frontend.metrics()

@@ -49,11 +49,11 @@ def _role_problems(context: BackendContext, parts: JobParts, services: Collectio
     yield from _mixed_problems(context, parts)
     for name in sorted(set(names) & set(services)):
         key = context.role_key(name, "role")
-        yield f"{key}: the job has a service called {name} already; choose another name for the role"
+        yield f"{key}: the job already has a service called {name}; choose another name for the role"
     for name in SERVING_ROLES:
         if name not in names and getattr(spec.backend, name) != EngineRoleSpec():
             have = ", ".join(names)
-            yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or say {name}_workers"
+            yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or set {name}_workers"
 
 
 def _mixed_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
@@ -62,13 +62,13 @@ def _mixed_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
     A user's own command without a front end may give these roles any meaning.
     """
     counts = {role.name: role.count for role in parts.roles}
-    apart = [name for name in DISAGGREGATED if name in counts]
-    if not apart or "agg" not in counts or (context.spec.backend.type not in ENGINES and parts.frontend is None):
+    separate = [name for name in DISAGGREGATED if name in counts]
+    if not separate or "agg" not in counts or (context.spec.backend.type not in ENGINES and parts.frontend is None):
         return
-    others = " and ".join(f"{counts[name]} {name}" for name in apart)
+    others = " and ".join(f"{counts[name]} {name}" for name in separate)
     yield (
-        f"resources.agg_workers: {counts['agg']} agg beside {others}; an agg worker does the work of both: "
-        f"leave agg out, or {' and '.join(apart)}"
+        f"resources.agg_workers: {counts['agg']} agg in addition to {others}; an agg worker does the work of both; "
+        f"leave agg out, or {' and '.join(separate)}"
     )
 
 
@@ -85,8 +85,8 @@ def _frontend_problems(context: BackendContext, parts: JobParts) -> Iterator[str
         return
     if kind not in frontend.backends:
         fits = " or ".join(name for name, known in FRONTENDS.items() if kind in known.backends)
-        cure = f"use {fits}" if fits else "leave it out"
-        yield f"frontend.type: {frontend.name} cannot run in front of {kind} workers; {cure}"
+        fix = f"use {fits}" if fits else "leave it out"
+        yield f"frontend.type: {frontend.name} cannot run in front of {kind} workers; {fix}"
         return
     alone = names & set(DISAGGREGATED)
     if len(alone) == 1 and "agg" not in names:
@@ -100,15 +100,15 @@ def _benchmark_problems(context: BackendContext, parts: JobParts) -> Iterator[st
     if benchmark is None:
         return
     if any(isinstance(backend, LaunchedBackend) for backend in parts.backends.values()):
-        yield f"benchmark: it uses workers that serve, and {kind} runs a program to its end; leave it out"
+        yield f"benchmark: it needs workers that serve, and {kind} runs a program to its end; leave it out"
         return
     if BENCHMARKS[benchmark.type].needs_endpoint and parts.endpoint is None:
         yield (
-            f"benchmark.type: {benchmark.type} sends requests and nothing takes them; say a frontend, or have the "
+            f"benchmark.type: {benchmark.type} sends requests and nothing receives them; add a frontend, or let the "
             f"workers' command listen on {PORT_PLACEHOLDER}"
         )
     if benchmark.type == "router" and context.spec.model is None:
-        yield "model: is missing; the router benchmark has to name it in its requests"
+        yield "model: is missing; the router benchmark names it in its requests"
 
 
 def _readiness_problems(context: BackendContext, parts: JobParts) -> Iterator[str]:
@@ -116,6 +116,6 @@ def _readiness_problems(context: BackendContext, parts: JobParts) -> Iterator[st
     if parts.frontend is not None or kind in ("auto", "none"):
         return
     if kind in (*COUNTING_KINDS, "vllm"):
-        yield f"readiness.kind: {kind} is how a front end is asked, and the job has none; use auto, http or tcp"
+        yield f"readiness.kind: {kind} polls a front end, and the job has none; use auto, http or tcp"
     elif parts.endpoint is None:
         yield f"readiness.kind: {kind} needs a port of the workers; use {PORT_PLACEHOLDER} in their command"

@@ -32,10 +32,10 @@ def merge_roles(spec: JobSpec) -> tuple[Role, ...]:
     """
     problems: list[str] = []
     entries = {workers.role: (index, workers) for index, workers in enumerate(spec.workers)}
-    said = {name: _RoleInput(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
+    inputs = {name: _RoleInput(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
     found: dict[str, Role] = {}
     for name in SERVING_ROLES:
-        role = _serving_role(said[name], said, found.get("prefill"), problems)
+        role = _serving_role(inputs[name], inputs, found.get("prefill"), problems)
         if role is not None:
             found[name] = role
     for name, (index, workers) in entries.items():
@@ -44,7 +44,9 @@ def merge_roles(spec: JobSpec) -> tuple[Role, ...]:
             found[name] = Role(name, count, workers.gpus or 0, workers, f"workers[{index}].gpus")
     if not (found or problems):
         cause = (
-            "all counts are 0" if spec.workers or any(part.count == 0 for part in said.values()) else "there is none"
+            "all counts are 0"
+            if spec.workers or any(part.count == 0 for part in inputs.values())
+            else "the job has none"
         )
         problems.append(f"workers: {cause}; set resources.agg_workers: 1, or name a role under `workers`")
     if problems:
@@ -95,14 +97,14 @@ def _serving_role(
     if nodes == 0 and (name != "decode" or prefill is None):
         problems.append(
             f"resources.{name}_nodes: 0 nodes for {count} {name} workers"
-            + ("; " if name != "decode" else ", and there is no prefill whose nodes they could share; ")
+            + ("; " if name != "decode" else ", and no prefill nodes that they could share; ")
             + f"set {name}_nodes: 1 or more, or leave it out"
         )
         return None
     counted = workers is None or role_input.stated_count is not None or nodes is not None
     if counted and "gpus_per_node" not in role_input.resources.model_fields_set:
         problems.append(
-            "resources.gpus_per_node: is missing, and what `resources` counts are workers with GPUs; set it to the "
+            "resources.gpus_per_node: is missing, and the workers counted in `resources` use GPUs; set it to the "
             "GPUs of a node, here or in the cluster file, or to 0 for workers without GPUs"
         )
         return None
@@ -141,10 +143,11 @@ def _implied_gpus(role_input: _RoleInput, decode: _RoleInput, prefill: Role | No
     size = _largest_size(nodes, per_node, count, role_input.resources.spread_workers)
     both = f", which {role_input.count} prefill and {sharers} decode workers share," if sharers else ""
     use = f"use {' or '.join(str(n) for n in near if n)} workers{' in all' if sharers else ''}" if any(near) else ""
-    cures = [cure for cure in (use, f"set gpus_per_{name}: {size}" if size else "") if cure]
+    fixes = [fix for fix in (use, f"set gpus_per_{name}: {size}" if size else "") if fix]
     problems.append(
-        f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes}{both} are not {count} equal "
-        f"shares of whole nodes or of parts of one; {', or '.join(cures) or f'set {name}_nodes: {count}'}"
+        f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes}{both} cannot be "
+        f"divided into {count} equal workers of whole nodes or parts of one; "
+        f"{', or '.join(fixes) or f'set {name}_nodes: {count}'}"
     )
     return 0
 
@@ -156,12 +159,16 @@ def _prefill_size_with_decode(role_input: _RoleInput, decode_gpus: int, problems
     size, even = max(0, left) // count, left % count == 0
     if size and even and (size <= per_node or size % per_node == 0):
         return size
-    told = f"the {max(0, left)} GPUs that decode leaves of prefill_nodes: {nodes} are not {count} equal sizes"
+    problem = (
+        f"the {max(0, left)} GPUs that decode leaves of prefill_nodes: {nodes} cannot be divided into {count} equal"
+    )
     fitting = max((each for each in range(1, min(size, per_node) + 1) if per_node % each == 0), default=0)
     if size >= per_node:
         fitting = size // per_node * per_node
-    cure = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(decode_gpus + count) // per_node)} or more"
-    problems.append(f"resources.gpus_per_prefill: is missing, and {told} that divide a node or are nodes; {cure}")
+    fix = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(decode_gpus + count) // per_node)} or more"
+    problems.append(
+        f"resources.gpus_per_prefill: is missing, and {problem} workers of whole nodes or parts of one; {fix}"
+    )
     return 0
 
 

@@ -55,13 +55,15 @@ def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
     prefill = [task.node_index for task in tasks if task.role == PREFILL]
     decode = [task.node_index for task in tasks if task.role == DECODE]
     if others or not prefill or not decode:
-        has = f"this one has {', '.join(others)}" if others else "this one has not both"
-        raise TopologyError([f"slurm.het: a heterogeneous job is of prefill and decode, and {has}; leave het out"])
+        has = f"this job has {', '.join(others)}" if others else "this job does not have both"
+        raise TopologyError(
+            [f"slurm.het: a heterogeneous job consists of prefill and decode, and {has}; leave het out"]
+        )
     first = min(decode)
     if max(prefill) >= first:
         problem = (
-            f"slurm.het: prefill goes up to node {max(prefill)} and decode begins at node {first}, so that they "
-            "share one and cannot be two components; give each side whole nodes, or leave het out"
+            f"slurm.het: prefill goes up to node {max(prefill)} and decode starts at node {first}, so they "
+            "share a node and cannot be two components; give each whole nodes, or leave het out"
         )
         raise TopologyError([problem])
     return first, nodes - first

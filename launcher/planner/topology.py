@@ -129,7 +129,7 @@ def _size_problems(role: Role, resources: ResourcesSpec) -> list[str]:
         return []
     if per_node == 0:
         problem = f"{key}: {role.gpus} GPUs for each {role.name} and resources.gpus_per_node is 0; "
-        return [problem + "set gpus_per_node to what a node has"]
+        return [problem + "set gpus_per_node to the GPUs of a node"]
     if role.gpus > per_node and role.gpus % per_node:
         below = role.gpus // per_node * per_node
         problem = f"{key}: {role.gpus} is neither at most gpus_per_node = {per_node} nor a multiple of it; "
@@ -190,7 +190,7 @@ def _stated_nodes(roles: Sequence[Role]) -> int:
 
 
 def min_nodes(roles: Sequence[Role], resources: ResourcesSpec) -> int:
-    """Fewest nodes that hold the roles, at least 1.
+    """Fewest nodes on which the roles fit, at least 1.
 
     Calculated, because a typing error must not create millions of tasks first.
     """
@@ -253,10 +253,10 @@ def _capacity_problem(
     if needed > MOST_NODES:
         return f"{problem}a job has at most {MOST_NODES} nodes: use fewer or smaller workers"
     by_file = resources.nodes or _stated_nodes(roles)
-    cure = f"set nodes: {needed}" if by_file or available is None else f"name {needed - nodes} more"
+    fix = f"set nodes: {needed}" if by_file or available is None else f"name {needed - nodes} more"
     if _count_filled_nodes(roles, resources, starts_decode_apart=False)[0] + len(reserved) <= nodes:
-        cure += ", or colocate_prefill_decode: true"
-    return f"{problem}{cure}, or fewer or smaller workers"
+        fix += ", or colocate_prefill_decode: true"
+    return f"{problem}{fix}, or fewer or smaller workers"
 
 
 def _check_invariants(tasks: Sequence[Task], roles: Sequence[Role], resources: ResourcesSpec, pool: range) -> None:
@@ -269,7 +269,7 @@ def _check_invariants(tasks: Sequence[Task], roles: Sequence[Role], resources: R
             raise TopologyError([f"{task.worker}: rank {task.rank} on node {task.node_index} is out of place"])
         for gpu in task.gpus:
             if not 0 <= gpu < per_node or (task.node_index, gpu) in used:
-                raise TopologyError([f"GPU {gpu} of node {task.node_index} is given away twice or is not there"])
+                raise TopologyError([f"GPU {gpu} of node {task.node_index} is assigned twice or does not exist"])
             used.add((task.node_index, gpu))
         workers.setdefault((task.role, task.index), []).append(task)
     if list(workers) != [(role.name, index) for role in roles for index in range(role.count)]:

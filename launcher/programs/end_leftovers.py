@@ -27,8 +27,10 @@ def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, i
     for name in os.listdir(proc):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        told = read_environment(int(name), (TASK_VARIABLE, *RUN_VARIABLES), proc) or {}
-        if TASK_VARIABLE not in told or any(told.get(variable) != value for variable, value in run.items()):
+        environment = read_environment(int(name), (TASK_VARIABLE, *RUN_VARIABLES), proc) or {}
+        if TASK_VARIABLE not in environment or any(
+            environment.get(variable) != value for variable, value in run.items()
+        ):
             continue
         try:
             stat = parse_process_stat(read_proc_file(f"{proc}/{name}/stat", STAT_BYTES))
@@ -70,7 +72,7 @@ def main(arguments: list[str]) -> int:
     if state.get("phase") == "finished" and all(run.values()):
         count = end_task_processes(run)
         if count:
-            sys.stderr.write(f"gpujob: the job is over, and {count} processes of it were left here; they were ended\n")
+            sys.stderr.write(f"gpujob: ended {count} leftover processes of the finished job\n")
     return 0
 
 

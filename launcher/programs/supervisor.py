@@ -51,11 +51,11 @@ def supervise(argv: list[str], last_argv: list[str]) -> int:
         if stopping or code in FINAL_STATUSES:
             return code if code >= 0 else 128 - code
         failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
-        at_once = code == RESTART_STATUS and failures == 1
-        delay = 0.0 if at_once else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        is_immediate = code == RESTART_STATUS and failures == 1
+        delay = 0.0 if is_immediate else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+        end_text = f"signal {-code}" if code < 0 else f"exit status {code}"
         print(
-            f"gpujob: the sidecar ended by {how}; starting it again in {delay:g} s",
+            f"gpujob: the sidecar ended by {end_text}; restarting it in {delay:g} s",
             file=sys.stderr,
             flush=True,
         )
@@ -69,8 +69,8 @@ def _wait(pid: int, signals: set[signal.Signals]) -> tuple[int, bool]:
     while True:
         info = signal.sigwaitinfo(signals)
         if info.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended == pid:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid == pid:
                 return status, stopping
         elif info.si_signo in STOP_SIGNALS:
             stopping = True

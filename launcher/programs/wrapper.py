@@ -133,7 +133,7 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
     if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
         return os.posix_spawnp(argv[0], argv, environment, setsigmask=mask, setsigdef=own)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    failed, told = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -143,12 +143,12 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(argv[0], argv, environment)  # noqa: S606
         except OSError as error:
-            os.write(told, str(error.errno).encode())
+            os.write(write_end, str(error.errno).encode())
         finally:
             os._exit(CANNOT_EXECUTE)
-    os.close(told)
-    reason = os.read(failed, 16)
-    os.close(failed)
+    os.close(write_end)
+    reason = os.read(read_end, 16)
+    os.close(read_end)
     if reason:
         os.waitpid(pid, 0)
         raise OSError(int(reason), os.strerror(int(reason)))
@@ -158,15 +158,15 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
 def apply_step_entry(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
     """Apply this task's entry of the step file to ``options`` and ``environment``; return its command."""
     entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
-    place = os.environ.get("SLURM_PROCID", "")
-    if not isinstance(entries, list) or not place.isdigit() or int(place) >= len(entries):
-        sys.exit(f"gpujob: {options['step-file']} does not tell what task {place or 'without SLURM_PROCID'} of it is")
-    entry = entries[int(place)]
+    task_index = os.environ.get("SLURM_PROCID", "")
+    if not isinstance(entries, list) or not task_index.isdigit() or int(task_index) >= len(entries):
+        sys.exit(f"gpujob: {options['step-file']} has no entry for task {task_index or 'without SLURM_PROCID'}")
+    entry = entries[int(task_index)]
     node = os.environ.get("SLURMD_NODENAME", entry["node"])
     if node != entry["node"]:
         sys.exit(
-            f"gpujob: task {place} of its step is on {node} and was planned for {entry['node']}: "
-            "Slurm has not given the tasks to the nodes in their order, as --distribution=block asks for"
+            f"gpujob: task {task_index} of its step is on {node}, but was planned for {entry['node']}: "
+            "Slurm did not distribute the tasks over the nodes in order (--distribution=block)"
         )
     options.update({"worker": entry["worker"], "rank": str(entry["rank"])})
     options.update({name: entry[name] for name in ("gpus", "ports") if name in entry})

@@ -41,8 +41,8 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from ("", f"and {len(rows) - MOST_SHOWN} more, in report.json")
     if failed := sum(entry.get(FAILED, 0) for entry in rows):
         asked = sum(entry["requests_expected"] for entry in rows if "requests_expected" in entry)
-        words = f"{failed} of {asked} requests failed"
-        yield from ("", f"**Warning**: {words}; rates, tokens and latencies are those of the completed ones.")
+        text = f"{failed} of {asked} requests failed"
+        yield from ("", f"**Warning**: {text}; rates, tokens and latencies include only completed requests.")
     problems = [entry for entry in results if "problem" in entry]
     if problems and columns:
         yield ""
@@ -66,8 +66,8 @@ def _has_column(key: str, entry: Mapping[str, Any]) -> bool:
 def _cell(entry: Mapping[str, Any], key: str, factor: float, number_format: str) -> str:
     if key not in entry:
         return "-"
-    words = format(entry[key] * factor, number_format)
+    text = format(entry[key] * factor, number_format)
     if key == FAILED:
-        return f"{words} ({100 * entry[FAILED] / entry['requests_expected']:.3g}%)"
+        return f"{text} ({100 * entry[FAILED] / entry['requests_expected']:.3g}%)"
     differs = key == "requests" and entry.get("requests_expected", entry[key]) != entry[key]
-    return f"{words} of {entry['requests_expected']}" if differs else words
+    return f"{text} of {entry['requests_expected']}" if differs else text

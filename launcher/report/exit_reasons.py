@@ -4,14 +4,10 @@ import bisect
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.worker_names import rank_in_file_name
-from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
@@ -24,9 +20,6 @@ from exporter.workers.exit_reason import (
     parse_job_stop,
     signal_name,
 )
-from exporter.workers.log_evidence import log_evidence
-
-LOG_TAIL_BYTES = 64 * 1024
 
 
 class ExitReasonFinder:
@@ -56,8 +49,8 @@ class ExitReasonFinder:
     ) -> dict[str, Any]:
         """Describe one end as a JSON object: status, exit reason and evidence.
 
-        ``peers`` are failures of other tasks. ``stop`` is that of the job. A run that was stopped while the job
-        continued has a stop of its own.
+        ``peers`` are failures of other tasks. ``stop`` is the stop of the job. A run that was stopped
+        while the job continued has its own.
         """
         stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
         folder = self._manifest.run_dir / run_files.WORKERS_DIR
@@ -90,36 +83,33 @@ class ExitReasonFinder:
         }
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
-        known = self._evidence_by_run.get((task.rank, restart))
-        if known is None and not self._may_read_logs:
+        evidence = self._evidence_by_run.get((task.rank, restart))
+        if evidence is None and not self._may_read_logs:
             return LogEvidence()
-        if known is None:
-            manifest = self._manifest
-            paths = log_paths(task, manifest.run_dir, node, self._attempt, restart)
-            rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-            others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
-            ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
-            known = log_evidence(ends, lexicon_of_job(manifest))
-            self._evidence_by_run[task.rank, restart] = known
-        return known
+        if evidence is None:
+            from launcher.report.run_logs import read_log_evidence  # lazy: only a failed run needs the log patterns
+
+            evidence = read_log_evidence(self._manifest, task, self._attempt, restart, node, since)
+            self._evidence_by_run[task.rank, restart] = evidence
+        return evidence
 
 
 def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
     """End of a task that never started. It has no run: ``restart`` is None."""
     if node in stop.nodes:
-        reason, words = "node_failure", "never started: its node has failed"
+        reason, fact = "node_failure", "never started: its node failed"
     else:
         # the task cannot be the cause of the stop
         inherited = stop.reason in CONSEQUENCES and stop.reason != "completed"
         reason = stop.reason if inherited else "terminated_peer"
-        where = "in the stage before" if task.later else "before its turn"
-        words = f"never started: the job ended {where}"
+        when = "in an earlier stage" if task.later else "before its turn"
+        fact = f"never started: the job ended {when}"
     nothing: dict[str, Any] = dict.fromkeys(("code", "signal", "time", "restart"))
     return {
         "reason": reason,
         **nothing,
         "core": False,
-        "evidence": [words, f"the job was being stopped: {stop.cause}"],
+        "evidence": [fact, f"the job was being stopped: {stop.cause}"],
         "asked_to_end": False,
     }
 
@@ -133,9 +123,9 @@ class TaskFailures:
 
     def add(self, task: Task, end: Mapping[str, Any]) -> None:
         """Record the last end of a task, whether or not it is a failure."""
-        known = self._peers.pop(task.rank, None)
-        if known is not None:
-            del self._by_time[bisect.bisect_left(self._by_time, (known.end, task.rank))]
+        earlier = self._peers.pop(task.rank, None)
+        if earlier is not None:
+            del self._by_time[bisect.bisect_left(self._by_time, (earlier.end, task.rank))]
         for rank, peer in task_failures([(task, end)]):
             self._peers[rank] = peer
             bisect.insort(self._by_time, (peer.end, rank))

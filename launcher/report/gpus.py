@@ -47,7 +47,7 @@ def _parse_event(line: str, since: float | None) -> dict[str, Any] | None:
 def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown lines from ``gpus`` and ``workers`` of a report."""
     yield from ("", "## GPUs", "")
-    yield from ("| node | GPU | busy | memory at most | energy | state |", "|---|---|---|---|---|---|")
+    yield from ("| node | GPU | busy | peak memory | energy | state |", "|---|---|---|---|---|---|")
     for node in gpus["nodes"]:
         count, wholes = len(assignable_gpus(node["gpus"])), divided_gpus(node["gpus"])
         if count != 1:
@@ -57,9 +57,9 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         for device in node["gpus"]:
             amounts = _usage_cells(device, includes_all_instances=device["gpu"] in wholes)
             yield _row(node["node"], device["gpu"], *amounts, _state_text(device, node))
-    troubles = [line for node in gpus["nodes"] for line in _problem_lines(node)]
-    if troubles:
-        yield from ("", *troubles)
+    problems = [line for node in gpus["nodes"] for line in _problem_lines(node)]
+    if problems:
+        yield from ("", *problems)
     yield from _event_lines(gpus)
     rows = [_worker_gpu_row(worker, device) for worker in workers for device in worker.get("gpu_devices") or ()]
     if rows:
@@ -81,9 +81,9 @@ def _event_lines(gpus: Mapping[str, Any]) -> Iterator[str]:
     if events:
         yield from ("", "GPU events:", "")
     for event in events[:EVENTS_SHOWN]:
-        where = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
-        what = f"{plain_text(event['event'])}: {plain_text(event['detail'])}"
-        yield f"- {clock_text(event['time'])} {plain_text(where)}: {what}"
+        place = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
+        text = f"{plain_text(event['event'])}: {plain_text(event['detail'])}"
+        yield f"- {clock_text(event['time'])} {plain_text(place)}: {text}"
     more = gpus.get("events_total", 0) - EVENTS_SHOWN
     if more > 0:
         yield f"- and {more} more, in {run_files.EVENTS_FILE}"
@@ -116,8 +116,8 @@ def _usage_cells(found: Mapping[str, Any], *, includes_all_instances: bool) -> t
 def _problem_lines(node: Mapping[str, Any]) -> Iterator[str]:
     name = node["node"]
     if node["driver_state"] != "ok":
-        why = plain_text(node["words"] or "reason unknown")
-        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {why}"
+        driver_problem = plain_text(node["words"] or "reason unknown")
+        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {driver_problem}"
     if lacking := missing_gpus_text(node):
         yield f"- {name}: {lacking}"
     shown = {device["gpu"] for device in node["gpus"]}  # their reasons are in their table rows

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
@@ -14,9 +14,15 @@ from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.gpus import read_gpu_events
 from launcher.report.restarts import add_earlier_failures, restart_causes
-from launcher.report.state import EXIT_STATUS, job_cause, job_end_state, stop_cause, stop_from_slurm, tolerated_failures
-from launcher.report.text import render_report
-from launcher.report.verification import read_job_results, unreadable_results, verification_entry, verify_job
+from launcher.report.state import (
+    EXIT_STATUS,
+    job_cause,
+    job_end_state,
+    stop_cause,
+    stop_from_slurm,
+    tolerated_failures,
+    verification_entry,
+)
 from launcher.report.workers import (
     add_peer_evidence,
     add_restart_evidence,
@@ -27,10 +33,10 @@ from launcher.report.workers import (
 )
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import merge_workers, read_statuses
-from launcher.verify.benchmark import PlannedBenchmark, read_planned_benchmark
-from launcher.verify.benchmark_results import count_requests, has_benchmark
-from launcher.verify.timed_reads import OutOfTime, ReportProgress
-from launcher.verify.verify import VerificationCheck
+
+if TYPE_CHECKING:
+    from launcher.verify.timed_reads import OutOfTime, ReportProgress
+    from launcher.verify.verify import VerificationCheck
 
 REPORT_SCHEMA = 1
 REPORT_TEXT_FILE = "report.md"
@@ -91,8 +97,8 @@ def build_report(
     launch: Mapping[str, Any] | None = None,
     finder: ExitReasonFinder | None = None,
     quick: bool = False,
-    out_of_time: OutOfTime = lambda: False,
-    progress: ReportProgress | None = None,
+    out_of_time: "OutOfTime" = lambda: False,
+    progress: "ReportProgress | None" = None,
 ) -> dict[str, Any]:
     """Build the report of the job in ``run_dir``; set ``ended`` if nothing of it runs any more.
 
@@ -115,8 +121,11 @@ def build_report(
         found = replace(found, job_state=published)
         runs, stop = _read_all_runs(found, finder, slurm_state)
     workers = _worker_entries(found, finder, runs, stop, ends or {}, ended=ended, quick=quick)
-    planned = read_planned_benchmark(run_dir) if ended and has_benchmark(manifest) else None
-    benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
+    planned = benchmark = None
+    if ended:
+        from launcher.report.verification import read_benchmark, verify_job  # lazy: file formats take 50 ms to load
+
+        planned, benchmark = read_benchmark(run_dir, manifest, workers)
     cause = job_cause(workers) or stop_cause(found.job_state.get("stop"))
     restarted = restart_causes(workers)
     if cause is not None:
@@ -213,18 +222,6 @@ def _worker_entries(
     return workers
 
 
-def _benchmark(
-    manifest: Manifest, workers: list[dict[str, Any]], planned: PlannedBenchmark | None
-) -> list[dict[str, Any]]:
-    """Benchmark results; also sets the request counts of its worker. Unreadable results never cost the report."""
-    results = read_job_results(manifest, planned, workers)
-    try:
-        count_requests(workers, results)
-    except Exception as error:  # noqa: BLE001 - results are optional
-        return unreadable_results(error)
-    return results
-
-
 def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:
     """Work of the job according to its workers."""
     work = job_work(workers)
@@ -264,6 +261,8 @@ def _monitoring(found: _RunDirContents, ended: bool) -> dict[str, Any]:
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     """Write ``report.json`` and ``report.md``."""
+    from launcher.report.text import render_report  # lazy: `watch` writes no report
+
     run_files.write_json(run_dir / run_files.REPORT_FILE, report)
     temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
     temporary.write_text(render_report(report), encoding="utf-8", errors="replace")

@@ -42,19 +42,19 @@ REASON_OF_STATE = {
     "CANCELLED": "cancelled",
     "FAILED": "terminated_peer",
 }  # exit reason that workers inherit from Slurm's state of the job
-BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
+BATCH_LOST = "the batch step ended without a report: was the guard killed?"
 
 # log messages that come with a traceback when there will be no report
-_NO_REPORT = (b"the report cannot be made", b"cannot write the report")
+_NO_REPORT = (b"cannot build the report", b"cannot write the report")
 LOG_TAIL_BYTES = 64 * 1024
 
 
 def log_for_missing_report(run_dir: Path) -> Path:
     """Launcher log that explains why a job has left no report."""
-    said, failed = run_dir / "log.out", run_dir / "log.err"
-    if any(words in read_last_bytes(said, LOG_TAIL_BYTES) for words in _NO_REPORT):
-        return said
-    return failed if read_last_bytes(failed, LOG_TAIL_BYTES).strip() else said
+    log, error_log = run_dir / "log.out", run_dir / "log.err"
+    if any(message in read_last_bytes(log, LOG_TAIL_BYTES) for message in _NO_REPORT):
+        return log
+    return error_log if read_last_bytes(error_log, LOG_TAIL_BYTES).strip() else log
 
 
 def stop_from_slurm(
@@ -64,10 +64,10 @@ def stop_from_slurm(
     reason = REASON_OF_STATE.get(state)
     if reason is None:
         return None
-    told = {nodes[rank] for rank, found in runs.items() if found and found[-1]["record"] is not None}
-    silent = [host for host in hosts if host in nodes.values() and host not in told]
+    reporting_nodes = {nodes[rank] for rank, found in runs.items() if found and found[-1]["record"] is not None}
+    silent = [host for host in hosts if host in nodes.values() and host not in reporting_nodes]
     if reason == "node_failure" and silent:
-        cause = f"Slurm: {state}; nothing was left by {', '.join(silent)}"
+        cause = f"Slurm: {state}; no exit records from {', '.join(silent)}"
         return JobStop("terminated_peer", cause, 0.0, nodes=tuple(silent))
     return JobStop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
@@ -123,3 +123,12 @@ def job_end_state(
         return _STATE_OF_REASON.get(cause["reason"], "FAILED")
     inherited = [reason for reason in reasons if reason in CONSEQUENCES and reason in _STATE_OF_REASON]
     return _STATE_OF_REASON[inherited[0]] if inherited else "FAILED"
+
+
+def verification_entry(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ``verification`` part of the report."""
+    return {
+        # at least one check besides the exit statuses must have passed
+        "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
+        "checks": checks,
+    }

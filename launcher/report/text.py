@@ -25,8 +25,8 @@ def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
     flaws = check.get("files", [])
     lines = []
     for flaw in flaws[:FLAWS_SHOWN]:
-        known = f" ({flaw['format']})" if flaw["format"] else ""
-        lines.append(f"{plain_text(flaw['file'])}{known}: {plain_text(flaw['reason'])}")
+        file_format = f" ({flaw['format']})" if flaw["format"] else ""
+        lines.append(f"{plain_text(flaw['file'])}{file_format}: {plain_text(flaw['reason'])}")
     more = check.get("files_total", 0) - len(lines)
     return [*lines, f"and {more} more"] if more > 0 else lines
 
@@ -45,7 +45,7 @@ def render_report(report: Mapping[str, Any]) -> str:
 
 def _head(report: Mapping[str, Any]) -> list[str]:
     """Title, and one line per fact about the job."""
-    unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
+    unseen = ", output not checked" if report["state"] == "COMPLETED" else ""
     verified = " and verified" if report["verification"]["verified"] else unseen
     lines = [
         f"# Job {report['job_id']} {plain_text(report['job_name'])}: {report['state']}{verified}",
@@ -63,7 +63,7 @@ def _head(report: Mapping[str, Any]) -> list[str]:
     if report["stopped"]:
         lines.append(f"- stopped: {plain_text(report['stopped']['cause'])}")
     if report.get("requeued"):
-        lines.append("- requeued: the job goes on in its next attempt")
+        lines.append("- requeued: the job continues in its next attempt")
     if report["cause"]:
         lines += _cause_lines(report["cause"])
         if report["cause"]["diagnosis"]:
@@ -113,7 +113,7 @@ def _verification(verification: Mapping[str, Any]) -> list[str]:
         mark = {True: "ok", False: "FAILED", None: "not checked"}
         for check in verification["checks"]:
             lines.append(f"- {check['name']}: {mark[check['passed']]}: {check['detail']}")
-            lines += [f"    - {words}" for words in _flaw_lines(check)]
+            lines += [f"    - {flaw_line}" for flaw_line in _flaw_lines(check)]
     return lines
 
 
@@ -140,12 +140,12 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _end_text(worker: Mapping[str, Any]) -> str:
     """State of a worker, or how it ended."""
-    ended = worker["exit"]
-    evidence = "; ".join(ended["evidence"]) if ended else ""
+    end = worker["exit"]
+    evidence = "; ".join(end["evidence"]) if end else ""
     if worker["state"] == "not_started":
         return f"not started ({evidence.removeprefix('never started: ')})" if evidence else "not started"
-    if not ended:
+    if not end:
         return str(worker["state"])
     # exit 0 after SIGTERM does not mean that the work is complete
-    asked = " when asked to end" if ended["reason"] == "completed" and ended.get("asked_to_end") else ""
-    return f"{ended['reason']}{asked} ({evidence})"
+    suffix = " when asked to end" if end["reason"] == "completed" and end.get("asked_to_end") else ""
+    return f"{end['reason']}{suffix} ({evidence})"

@@ -10,7 +10,7 @@ from exporter.contract.manifest import Manifest, read_manifest
 from exporter.logs.log_files_reader import log_paths, run_suffix
 from exporter.progress.work import job_work
 from launcher.plan.plan import BENCHMARK
-from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
+from launcher.report.state import EXIT_STATUS, VERIFIED_STATES, verification_entry
 from launcher.rundir.statuses import read_statuses
 from launcher.verify.benchmark import (
     PlannedBenchmark,
@@ -20,7 +20,7 @@ from launcher.verify.benchmark import (
     missing_entry,
     read_planned_benchmark,
 )
-from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark, read_benchmark_results
+from launcher.verify.benchmark_results import RESULT_FILES, ROLE, count_requests, has_benchmark, read_benchmark_results
 from launcher.verify.timed_reads import OutOfTime, ReportProgress
 from launcher.verify.verify import VerificationCheck, verify_results
 
@@ -36,14 +36,6 @@ COMPLETENESS_CHECKS = (
 def benchmark_log(attempt: int) -> str:
     """Name of the file for the output of benchmark launchers."""
     return f"benchmark{run_suffix(attempt, 0)}.out"
-
-
-def verification_entry(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        # at least one check besides the exit statuses must have passed
-        "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
-        "checks": checks,
-    }
 
 
 def verify_job(
@@ -78,8 +70,8 @@ def verify_job(
     files_only = files_only or manifest.attached
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
     # the log has only some of the results that are in the files
-    told_by_files = of_benchmark is not None and all_report_tokens(results or ())
-    logs = [] if told_by_files else result_logs(manifest, workers, attempt)
+    counted_by_files = of_benchmark is not None and all_report_tokens(results or ())
+    logs = [] if counted_by_files else result_logs(manifest, workers, attempt)
     found = verify_results(
         manifest,
         work=work,
@@ -104,6 +96,24 @@ def verify_job(
 def unreadable_results(error: Exception) -> list[dict[str, Any]]:
     """Entry that replaces results after an error, which must not cost the report."""
     return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
+
+
+def read_benchmark(
+    run_dir: Path, manifest: Manifest, workers: list[dict[str, Any]]
+) -> tuple[PlannedBenchmark | None, list[dict[str, Any]] | None]:
+    """The planned benchmark and its results; also sets the request counts of its worker.
+
+    Both are None without a benchmark. Unreadable results never cost the report.
+    """
+    if not has_benchmark(manifest):
+        return None, None
+    planned = read_planned_benchmark(run_dir)
+    results = read_job_results(manifest, planned, workers)
+    try:
+        count_requests(workers, results)
+    except Exception as error:  # noqa: BLE001 - results are optional
+        return planned, unreadable_results(error)
+    return planned, results
 
 
 def read_job_results(
@@ -169,7 +179,7 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ReportProgr
         results=results,
     )
     checks = [(check if well else _skipped_check(check, state)).to_json() for check in found]
-    if manifest.attached:  # only its sidecar has seen how it went
+    if manifest.attached:  # only its sidecar observed the job
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
     elif planned is None and BENCHMARK in before:  # this user may not be able to read the plan
@@ -189,4 +199,4 @@ def _skipped_check(check: VerificationCheck, state: str) -> VerificationCheck:
     """Skip a failed check for completeness if the job did not get that far."""
     if check.name not in COMPLETENESS_CHECKS or check.passed is not False:
         return check
-    return VerificationCheck(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")
+    return VerificationCheck(check.name, None, f"{check.detail}; not required, because the job ended as {state}")

@@ -1,24 +1,15 @@
 """Workers in the report: their runs, last end and position."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.worker_names import rank_in_file_name
-from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.log_files_reader import find_extra_logs, log_paths, progress_path, read_first_bytes, read_last_bytes
-from exporter.logs.search.findings import ActivityMark, LogPosition
-from exporter.progress import progress_file
-from exporter.progress.track import ProgressTrack, items_of_rank
 from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop
 from launcher.plan.plan import PLAN_FILE
 from launcher.report.exit_reasons import ExitReasonFinder, never_started_end, task_failures
-
-LOG_TAIL_BYTES = 64 * 1024
 
 
 def read_runs(
@@ -38,43 +29,6 @@ def read_runs(
             run["start"] = ended.get("start", run.get("start"))
             run["exit"] = finder.describe_end(task, len(runs), node, ended, stop)
         runs.append(run)
-
-
-def last_position(
-    manifest: Manifest, task: Task, attempt: int, restart: int, node: str, since: float | None = None
-) -> tuple[int, int | None, str] | None:
-    """Final position, total and unit from a task's logs and progress file; None if they contain no position.
-
-    ``since`` is the start of this run. Older files that match the job's own log pattern belong to other runs.
-    """
-    lexicon = lexicon_of_job(manifest)
-    rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-    others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
-    paths = (*log_paths(task, manifest.run_dir, node, attempt, restart), *others)
-    ends = {str(path): read_last_bytes(path, LOG_TAIL_BYTES) for path in paths}
-    pack = lexicon.choose_pack(*(read_first_bytes(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
-    tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
-    track = ProgressTrack(
-        lexicon.preferred_positions(pack),
-        epoch_bases={**lexicon.epoch_bases(pack), progress_file.PATTERN: 0},
-        epochs=manifest.total_epochs,
-        steps=manifest.total_steps,
-        share=items_of_rank(manifest.total_items, tasks, task.rank),
-    )
-    for path, text in ends.items():
-        for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
-            track.update(path, position, float(moment))
-    own = progress_path(task, manifest.run_dir, node, attempt, restart)
-    told = progress_file.parse_updates(read_last_bytes(own, LOG_TAIL_BYTES), 0)
-    in_order: list[LogPosition | ActivityMark] = [*told.positions, *told.marks]
-    for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
-        if isinstance(record, ActivityMark):
-            track.apply_activity(record, float(moment))
-        else:
-            track.update(str(own), record, float(moment), order=1)
-    if track.done is None or track.unit is None:
-        return None
-    return int(track.done), None if track.total is None else int(track.total), track.unit
 
 
 def add_peer_evidence(
@@ -121,12 +75,12 @@ def last_end(
 def add_restart_evidence(workers: Iterable[dict[str, Any]], limits: Mapping[int, int]) -> None:
     """Add the number of restarts to workers that failed for good. ``limits`` is the limit by rank."""
     for worker in workers:
-        limit, ended = limits.get(worker["rank"]), worker["exit"]
+        limit, end = limits.get(worker["rank"]), worker["exit"]
         if not limit or not worker["restarts"]:
             continue
         worker["restarts_max"] = limit
-        if ended is not None and ended["reason"] not in CONSEQUENCES and worker["restarts"] >= limit:
-            ended["evidence"] = [*ended["evidence"], f"restarted {worker['restarts']} of {limit} times"]
+        if end is not None and end["reason"] not in CONSEQUENCES and worker["restarts"] >= limit:
+            end["evidence"] = [*end["evidence"], f"restarted {worker['restarts']} of {limit} times"]
 
 
 def restart_limits(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dict[int, int]:
@@ -163,10 +117,12 @@ def worker_entry(
         sidecar_entry.get(key) for key in ("items", "items_expected", "items_processed", "unit")
     )
     if ended and not quick and runs and (position is None or not sidecar_entry.get("exit")):
+        from launcher.report.run_logs import last_position  # lazy: few runs need the log patterns
+
         # the sidecar missed the end: prefer the log, unless it counts in another unit
-        told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
-        if told is not None and (position is None or told[2] == unit_word(sidecar_entry)):
-            last, total, unit = told
+        logged = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
+        if logged is not None and (position is None or logged[2] == unit_word(sidecar_entry)):
+            last, total, unit = logged
             if position is not None and processed is not None:
                 processed += max(0, last - position)
             position, expected = last, total or (expected if position is not None else None)

@@ -17,6 +17,7 @@ from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis, r
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.plan.plan import Plan, RunFacts
+from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
@@ -64,7 +65,7 @@ def verification_s(time_limit_end: float | None, now: float) -> float:
 def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
     """Write and log the report of a job that has ended, and save its run history."""
     attempt_optional("write the report", lambda: write_report(manifest.run_dir, report))
-    attempt_optional("keep the course of the run", lambda: save_run_history(manifest, report))
+    attempt_optional("save the run history", lambda: save_run_history(manifest, report))
     events.write("job ended", state=report["state"], items=report["items"])
     log_line(f"Job {report['job_id']} {report['state']}")
     for line in render_report(report).splitlines():
@@ -112,9 +113,9 @@ class EndOfJob:
         copy_status_events: Callable[[], None],
     ) -> int:
         """Finish the job and return its exit status. ``conclude_launch`` completes a launch check that is not final."""
-        hurry, course = self._is_in_kill_wait, self._job_state
-        course.have_workers_ended = True
-        course.publish("completing")
+        hurry, job_state = self._is_in_kill_wait, self._job_state
+        job_state.have_workers_ended = True
+        job_state.publish("completing")
         if hurry:
             run_files.release_reserve(self._facts.run_dir)
             attempt_optional("write a first report", lambda: self._write_first_report(checklist))
@@ -124,19 +125,19 @@ class EndOfJob:
         run_files.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
-        again = (course.stop or {}).get("requeue") is True and not hurry
+        will_requeue = (job_state.stop or {}).get("requeue") is True and not hurry
         status, report = EXIT_STATUS["UNKNOWN"], None
         try:
-            attempt_optional("read what the sidecars say", copy_status_events)
-            report = self._build_and_publish_report(checklist, requeued=again)
+            attempt_optional("read the events of the sidecars", copy_status_events)
+            report = self._build_and_publish_report(checklist, requeued=will_requeue)
             status = int(report["exit_status"])
         except Exception:  # noqa: BLE001 - sidecars and targets must still be removed
-            log_line(f"the report cannot be made: {traceback.format_exc()}")
+            log_line(f"cannot build the report: {traceback.format_exc()}")
         if hurry:
             self._write_diagnoses()  # after the report, with whatever time is left
-        course.publish("finished")
-        self._sidecars.end(hurry=hurry or again)
-        if again:
+        job_state.publish("finished")
+        self._sidecars.end(hurry=hurry or will_requeue)
+        if will_requeue:
             self._requeue(report)
         elif self._job_tasks.slurm_end_query.signal_deadline is not None:
             log_line("Waiting for Slurm to end the job")
@@ -196,8 +197,8 @@ class EndOfJob:
             return
         log_line(f"The job could not be requeued: {problem}")
         if report is not None:
-            told = {**report, "requeued": False}
-            attempt_optional("write the report", lambda: self._write_report(told))
+            failed_report = {**report, "requeued": False}
+            attempt_optional("write the report", lambda: self._write_report(failed_report))
 
     def _write_report(self, report: dict[str, Any]) -> None:
         write_report(self._facts.run_dir, report)

@@ -24,13 +24,13 @@ _LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}
 
 _PASSED_TEXTS = {
     "processes": "All {count} workers started",
-    "count": "All {count} workers alive or completed, none twice",
+    "count": "All {count} workers alive or completed, none started twice",
     "gpus": "All {count} workers have the GPUs of the plan",
     "gpu_use": "All {count} workers with GPUs use them",
     "logs": "All {count} workers have a log file",
     "log_lines": "All {count} workers have logged a first line",
     "output_dir": "The output directory can be written to",
-    "output": "First output files are there",
+    "output": "The first output files exist",
     "progress": "All {count} workers report progress",
 }
 _FAILED_TEXTS = {
@@ -47,15 +47,15 @@ _FAILED_TEXTS = {
 }
 _FIXES = {
     SIDECAR: "read its log in the run directory",
-    "processes": "read log.err in the run directory: was its step started, and are there CPUs and memory for all?",
+    "processes": "read log.err in the run directory: was its step started, with enough CPUs and memory for all?",
     "count": "read the end of its log, {log}",
-    "gpus": "let neither its command nor `env` set CUDA_VISIBLE_DEVICES, or correct `gpus` of its role",
+    "gpus": "remove CUDA_VISIBLE_DEVICES from its command and from `env`, or correct `gpus` of its role",
     "gpu_use": "is its framework built with CUDA, and does nvidia-smi work on the node?",
     "logs": "can the run directory be written to from the node?",
-    "log_lines": "output may be held back: start Python with -u, or set PYTHONUNBUFFERED=1",
-    "output_dir": "make it, give the job's user the right to write there, or choose another `paths.output_dir`",
+    "log_lines": "output may be buffered: start Python with -u, or set PYTHONUNBUFFERED=1",
+    "output_dir": "create it, give the job's user permission to write to it, or choose another `paths.output_dir`",
     "output": "if files are written elsewhere, correct `paths.output_dir` and `patterns.output`",
-    "progress": "give `progress.patterns.items` a pattern of its log, or `monitoring.launch_timeout` more seconds",
+    "progress": "set `progress.patterns.items` to match its log, or increase `monitoring.launch_timeout`",
 }
 
 
@@ -193,7 +193,10 @@ class JobLaunchCheck:
             launch_timeout_s=self._plan.launch_timeout_s,
             is_over=has_ended,
         )
-        return [asdict(check) for check in checks]
+        return [
+            {"name": check.name, "passed": check.passed, "lacking": [asdict(problem) for problem in check.problems]}
+            for check in checks
+        ]
 
     def _worker_facts(self, task: Task) -> WorkerLaunchFacts:
         facts, restart = self._facts, 0
@@ -222,26 +225,27 @@ class JobLaunchCheck:
     def _merge(self, now: float, silent_nodes: Sequence[int]) -> LaunchChecklist:
         """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
-        word = "its sidecar has not reported on the launch"
+        silent_text = "its sidecar has not reported on the launch"
         if silent_nodes:
             faults[SIDECAR] = [
-                LaunchFault(None, None, self._facts.hosts[index], word, _FIXES[SIDECAR]) for index in silent_nodes
+                LaunchFault(None, None, self._facts.hosts[index], silent_text, _FIXES[SIDECAR])
+                for index in silent_nodes
             ]
         for index in sorted(self._node_checks):
             for check in self._node_checks[index]:
                 name, lacking = str(check["name"]), check["lacking"]
                 if name in LEVELS and (check["passed"] is not None or lacking):
-                    faults.setdefault(name, []).extend(self._fault(name, index, lack) for lack in lacking)
+                    faults.setdefault(name, []).extend(self._fault(name, index, problem) for problem in lacking)
         return LaunchChecklist(
             self._elapsed_s(now),
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 
     def _fault(self, name: str, index: int, missing: Mapping[str, Any]) -> LaunchFault:
-        cure = _FIXES[name]
-        if "{log}" in cure:
-            cure = cure.replace("{log}", self._error_log_name(missing["rank"], index))
-        return LaunchFault(missing["worker"], missing["rank"], self._facts.hosts[index], str(missing["found"]), cure)
+        fix = _FIXES[name]
+        if "{log}" in fix:
+            fix = fix.replace("{log}", self._error_log_name(missing["rank"], index))
+        return LaunchFault(missing["worker"], missing["rank"], self._facts.hosts[index], str(missing["found"]), fix)
 
     def _error_log_name(self, rank: int | None, index: int) -> str:
         """Name of the standard error file of a task's last run."""
@@ -262,8 +266,8 @@ class JobLaunchCheck:
             count = sum(task.critical and not task.service for task in tasks)
         else:
             count = len(tasks)
-        words = (_FAILED_TEXTS if faults else _PASSED_TEXTS)[name].format(count=count, well=count - len(faults))
-        return LaunchResult(name, _LEVELS[name], not faults, words, tuple(faults))
+        detail = (_FAILED_TEXTS if faults else _PASSED_TEXTS)[name].format(count=count, well=count - len(faults))
+        return LaunchResult(name, _LEVELS[name], not faults, detail, tuple(faults))
 
 
 def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
@@ -274,10 +278,12 @@ def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
         lines.append(f"{mark} {result.detail}")
     lines += ["", "✓ Job launch verification PASSED" if checklist.is_verified else "✗ Job launch verification FAILED"]
     for level, title in (("issue", "Issues:"), ("warning", "Warnings:")):
-        told = [(result, checklist.independent_faults(result)) for result in checklist.results if result.level == level]
-        if any(faults for _, faults in told):
+        shown_faults = [
+            (result, checklist.independent_faults(result)) for result in checklist.results if result.level == level
+        ]
+        if any(faults for _, faults in shown_faults):
             lines += ["", title]
-        for result, faults in told:
+        for result, faults in shown_faults:
             shown = _fault_lines(faults)
             lines += [f"  - {line}" for line in shown[:MOST_LINES]]
             if len(shown) > MOST_LINES:
@@ -292,7 +298,7 @@ def _fault_lines(faults: Sequence[LaunchFault]) -> list[str]:
         if fault.worker is None:
             nodes.setdefault(f"{fault.found}; {fault.cure}", []).append(fault.node)
     lines = [str(fault) for fault in faults if fault.worker is not None]
-    for words, names in nodes.items():
+    for text, names in nodes.items():
         more = f" and {len(names) - MOST_LINES} more" if len(names) > MOST_LINES else ""
-        lines.append(f"{', '.join(names[:MOST_LINES])}{more}: {words}")
+        lines.append(f"{', '.join(names[:MOST_LINES])}{more}: {text}")
     return lines

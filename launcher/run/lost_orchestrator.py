@@ -59,7 +59,7 @@ class LocalLeftoverTasks:
         self._run_dir = str(run_dir)
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
-        told = 0
+        signalled = 0
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == os.getpid() or is_zombie(int(name)):
                 continue
@@ -68,10 +68,10 @@ class LocalLeftoverTasks:
                 continue
             try:
                 os.kill(int(name), signal_number)
-                told += 1
+                signalled += 1
             except (ProcessLookupError, PermissionError):
                 pass
-        return told
+        return signalled
 
 
 class SlurmLeftoverTasks:
@@ -96,7 +96,7 @@ class SlurmLeftoverTasks:
         except LauncherError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                log_line(f"cannot end the steps of the job: {error}; Slurm does so with the job")
+                log_line(f"cannot end the steps of the job: {error}; Slurm ends them with the job")
             return 0
         return len(wanted)
 
@@ -105,23 +105,23 @@ def orchestrator_end_text(wait_status: int) -> str:
     """Describe how the orchestrator ended."""
     if os.WIFSIGNALED(wait_status):
         return f"the orchestrator was killed by {signal_name(os.WTERMSIG(wait_status))}"
-    return f"the orchestrator ended with status {os.WEXITSTATUS(wait_status)} before the job was over"
+    return f"the orchestrator ended with status {os.WEXITSTATUS(wait_status)} before the job finished"
 
 
 class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
     def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, wait_status: int) -> None:
-        told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        record: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
-        self._attempt = int(told.get("attempt", 0))
-        self._host = str(told.get("host", ""))
-        self._hosts = [str(host) for host in told.get("hosts", ())]
-        start, local = float(told.get("start", 0.0)), bool(told.get("local"))
-        self._time_limit_end = time_limit_end(plan, start, local=local) if told else None
-        self._job_id = str(told.get("job_id", job_id_of(run_dir)))
+        self._attempt = int(record.get("attempt", 0))
+        self._host = str(record.get("host", ""))
+        self._hosts = [str(host) for host in record.get("hosts", ())]
+        start, local = float(record.get("start", 0.0)), bool(record.get("local"))
+        self._time_limit_end = time_limit_end(plan, start, local=local) if record else None
+        self._job_id = str(record.get("job_id", job_id_of(run_dir)))
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
         self._wait_status = wait_status
         self._stop: dict[str, Any] = {}
@@ -196,9 +196,9 @@ class LostOrchestrator:
         ends = [(tasks[worker["rank"]], worker["exit"]) for worker in report["workers"] if worker["exit"]]
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
         # rebuilt, so that it refers to the diagnoses
-        told = self._build_report() if report["state"] not in VERIFIED_STATES else report
-        publish_report(self._plan.manifest, told, self._events)
-        return int(told["exit_status"])
+        final_report = self._build_report() if report["state"] not in VERIFIED_STATES else report
+        publish_report(self._plan.manifest, final_report, self._events)
+        return int(final_report["exit_status"])
 
     def _build_report(self) -> dict[str, Any]:
         report = build_report(self._run_dir, now=time.time(), ended=True, job_end=self._time_limit_end)

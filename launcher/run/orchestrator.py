@@ -82,7 +82,7 @@ class Orchestrator:
 
     def run(self) -> int:
         """Run the job; return its exit status."""
-        attempt_optional("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
+        attempt_optional("reserve disk space", lambda: run_files.make_reserve(self._facts.run_dir))
         self._archive_earlier_report()
         self._job_state.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
         self._job_state.publish("launching")
@@ -95,8 +95,8 @@ class Orchestrator:
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the job running
             log_line(f"internal error: {traceback.format_exc()}")
             self._readiness.end()
-            what = f"internal error of the orchestrator: {type(error).__name__}: {error}"
-            self._job_state.begin_stop("cancelled", what)
+            cause = f"internal error of the orchestrator: {type(error).__name__}: {error}"
+            self._job_state.begin_stop("cancelled", cause)
             self._run_until_done()
         self._readiness.end()
         self._reservation.release()
@@ -117,15 +117,15 @@ class Orchestrator:
         """Number the report and statuses of an earlier attempt: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
         if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
-            log_line(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
+            log_line(f"Attempt {earlier} left no report: its batch node failed, or it was killed")
             self._job_state.events.write("attempt without report", earlier=earlier)
         # else the sidecars of this attempt would overwrite the earlier statuses
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
         for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
             old = self._facts.run_dir / name
             if old.exists():
-                kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
-                attempt_optional(f"keep {name}", functools.partial(old.replace, kept))
+                archived = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
+                attempt_optional(f"archive {name}", functools.partial(old.replace, archived))
 
     def _write_templates(self) -> None:
         """Write the files that services read, with placeholders substituted. Raises OSError: the job needs them."""
@@ -136,25 +136,25 @@ class Orchestrator:
             path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
 
     def _run_until_done(self) -> None:
-        course, crew = self._job_state, self._job_tasks
-        while crew.busy or (course.stop is None and self._stages.remaining_tasks):
+        job_state, job_tasks = self._job_state, self._job_tasks
+        while job_tasks.busy or (job_state.stop is None and self._stages.remaining_tasks):
             self._stop_reasons.handle_signals()
             self._begin_stages()
             self._update_phase()
-            self._sidecars.maintain(may_restart=course.stop is None)
+            self._sidecars.maintain(may_restart=job_state.stop is None)
             if time.monotonic() >= self._next_statuses_at:
-                attempt_optional("read what the sidecars say", self._copy_status_events)
-            if self._is_launch_check_due and course.stop is None:
+                attempt_optional("read the events of the sidecars", self._copy_status_events)
+            if self._is_launch_check_due and job_state.stop is None:
                 self._is_launch_check_due = False  # a check that fails with an exception is not repeated
                 attempt_optional("check the launch", lambda: self._report_launch(self._launch_check.poll(time.time())))
-            crew.reap()
-            crew.handle_task_groups()
+            job_tasks.reap()
+            job_tasks.handle_task_groups()
             self._stop_reasons.poll()
-            crew.terminate_if_due()
+            job_tasks.terminate_if_due()
             if self._signals.is_kill_requested:
-                course.expire_deadline()
-            if not crew.kill_at_deadline():
-                log_line(f"Leaving {len(crew.running)} workers to be ended from outside")
+                job_state.expire_deadline()
+            if not job_tasks.kill_at_deadline():
+                log_line(f"Leaving {len(job_tasks.running)} workers that are still running")
                 return
             self._signals.sleep(TICK_S)
 
@@ -190,7 +190,7 @@ class Orchestrator:
         self._was_ready = self._readiness.ready
         waiting = (self._readiness.content or {}).get("waiting")
         self._job_state.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
-        log_line("The job is ready" if self._was_ready else f"The job is not ready any more: waiting for {waiting}")
+        log_line("The job is ready" if self._was_ready else f"The job is no longer ready: waiting for {waiting}")
 
     def _log_access_lines(self) -> None:
         if not self._has_logged_access:
@@ -200,17 +200,17 @@ class Orchestrator:
 
     def _update_phase(self) -> None:
         """Enter phase ``running`` when all tasks have started and all services are ready."""
-        course = self._job_state
+        job_state = self._job_state
         if (
-            course.phase != "launching"
-            or course.stop is not None
+            job_state.phase != "launching"
+            or job_state.stop is not None
             or self._stages.remaining_tasks
             or not self._readiness.ready
         ):
             return
         if self._job_tasks.have_started():
             self._reservation.release()  # ports not yet in use remain claimed by their wrappers
-            course.publish("running")
+            job_state.publish("running")
             log_line("All workers are up")
 
     # -- sidecars and launch check ---------------------------------------------------------------
@@ -256,7 +256,7 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)
     if len(hosts) < plan.nodes:
-        sys.exit(f"gpujob: the job has {len(hosts)} nodes ({', '.join(hosts)}) and the plan needs {plan.nodes}")
+        sys.exit(f"gpujob: the job has {len(hosts)} nodes ({', '.join(hosts)}), but the plan needs {plan.nodes}")
     return facts, SlurmSteps(plan, facts)
 
 

@@ -79,11 +79,12 @@ class Sidecars:
             missing = sorted(set(self._facts.hosts) - set(listening))
             if self._have_ended:
                 log_line(
-                    f"The sidecars could not run on {', '.join(missing)}; the job runs unwatched{self._last_log_line()}"
+                    f"The sidecars could not run on {', '.join(missing)}; "
+                    f"the job runs without monitoring there{self._last_log_line()}"
                 )
                 return
             if time.monotonic() > end:
-                log_line(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
+                log_line(f"No sidecar listens yet on {', '.join(missing)}; the job continues without waiting for them")
                 return
             self._sleep(0.05)
 
@@ -91,7 +92,7 @@ class Sidecars:
         try:
             self._processes = self._steps.start_sidecars()
         except OSError as error:
-            log_line(f"The sidecars cannot be started: {error}; the job runs unwatched")
+            log_line(f"The sidecars cannot be started: {error}; the job runs without monitoring")
             return False
         return True
 

@@ -15,10 +15,10 @@ _TERMINAL_CAUSES = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: " because the t
 
 def signal_text(number: int, *, local: bool) -> str:
     """Describe the signal that ends a job; ``local`` if it was started by `gpujob run`."""
-    came = signal.Signals(number)
-    if local and came in _TERMINAL_CAUSES:
-        return f"{came.name} to `gpujob run`{_TERMINAL_CAUSES[came]}"
-    return f"{came.name} to the job"
+    received = signal.Signals(number)
+    if local and received in _TERMINAL_CAUSES:
+        return f"{received.name} to `gpujob run`{_TERMINAL_CAUSES[received]}"
+    return f"{received.name} to the job"
 
 
 class OrchestratorSignals:

@@ -60,9 +60,9 @@ class SlurmEndQuery:
 
     def query(self) -> ExternalEnd:
         """Ask Slurm."""
-        ending = self._steps.query_end()
+        external_end = self._steps.query_end()
         self._queried_at = time.monotonic()
-        return ending
+        return external_end
 
     def query_reason(self) -> None:
         """Ask why a worker ended, and stop the job if Slurm gives a reason."""
@@ -75,9 +75,9 @@ class SlurmEndQuery:
         stop = self._job_state.stop or {}
         if stop.get("reason") != "node_failure" or stop.get("nodes"):
             return
-        ending = self.query()
-        if ending.failed_nodes:
-            self._job_state.add_failed_nodes(*_stop_reason_and_cause(ending), ending.failed_nodes)
+        external_end = self.query()
+        if external_end.failed_nodes:
+            self._job_state.add_failed_nodes(*_stop_reason_and_cause(external_end), external_end.failed_nodes)
 
     def query_again(self) -> None:
         """Repeat a query that was not answered. If Slurm does not end the tasks, let the orchestrator do it."""
@@ -87,11 +87,11 @@ class SlurmEndQuery:
             or not self._job_state.has_time_for_query
         ):
             return
-        ending = self.query()
-        if ending.reason is not None:
-            self.stop_job(ending, "")
+        external_end = self.query()
+        if external_end.reason is not None:
+            self.stop_job(external_end, "")
             return
-        self.record(ending)
+        self.record(external_end)
         if not self.is_left_to_slurm:
             self._job_state.is_sigterm_due = not self._job_state.is_sigterm_sent
 

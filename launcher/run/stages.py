@@ -50,31 +50,31 @@ class ReadinessState:
         self._next_read_at = now + READ_INTERVAL_S
         if self._process is None or self._process.poll() is not None:
             self._start(now)
-        told = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
-        if told is not None and told.get("attempt") == self._facts.attempt:
-            self.content = told
+        content = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
+        if content is not None and content.get("attempt") == self._facts.attempt:
+            self.content = content
 
     def _start(self, now: float) -> None:
         if now < self._next_start_at:
             return
         self._next_start_at = now + RESTART_DELAY_S
         if self._process is not None:
-            log_line(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
+            log_line(f"The readiness poller ended with status {self._process.returncode}; restarting it")
         run_dir = self._facts.run_dir
         argv = [self._plan.python, *PYTHON_FLAGS, "launcher.run.before.poll_readiness", "--run-dir", str(run_dir)]
         try:
             self._process = self._steps.start_program(argv, run_dir / benchmark_log(self._facts.attempt))
         except OSError as error:
-            log_line(f"launcher.run.before.poll_readiness cannot be started: {error}")
+            log_line(f"The readiness poller cannot be started: {error}")
 
     def is_met(self, stage: str) -> bool:
         """Whether everything a stage waits for is ready; the benchmark waits for all services."""
         if not self.is_polled or self._plan.readiness is None:
             return True
         rules = (self.content or {}).get("rules") or []
-        standing = dict(enumerate(rules))
+        statuses = dict(enumerate(rules))
         asked = [index for index, rule in enumerate(self._plan.readiness.rules) if stage in (BENCHMARK, rule.before)]
-        return all(standing.get(index, {}).get("ready") for index in asked)
+        return all(statuses.get(index, {}).get("ready") for index in asked)
 
     def end(self) -> None:
         """Stop the poller."""
@@ -152,30 +152,30 @@ class Stages:
 
 def _first_missing_lines(lines: Sequence[str]) -> list[str]:
     """Keep the first lines about missing services and all other lines."""
-    told = [line for line in lines if _NOT_READY_TEXT in line and not line.startswith(" ")]
-    left_out = set(told[MOST_NAMED:])
+    missing_lines = [line for line in lines if _NOT_READY_TEXT in line and not line.startswith(" ")]
+    left_out = set(missing_lines[MOST_NAMED:])
     kept = [line for line in lines if line not in left_out]
     if left_out:
-        kept.insert(kept.index(told[MOST_NAMED - 1]) + 1, f"and {len(left_out)} more are not ready")
+        kept.insert(kept.index(missing_lines[MOST_NAMED - 1]) + 1, f"and {len(left_out)} more are not ready")
     return kept
 
 
 def unready_workers(plan: Plan, content: dict[str, Any]) -> list[str]:
     """Workers that are polled themselves and are not ready, in the order of the rules."""
-    told = content.get("rules") or []
+    statuses = content.get("rules") or []
     rules = plan.readiness.rules if plan.readiness is not None else ()
     names = [
         rule.subject
         for index, rule in enumerate(rules)
-        if rule.subject and not (index < len(told) and told[index].get("ready"))
+        if rule.subject and not (index < len(statuses) and statuses[index].get("ready"))
     ]
     return list(dict.fromkeys(names))
 
 
 def unready_others(plan: Plan, content: dict[str, Any], names: Collection[str]) -> str:
-    """Describe what else is not ready, in the words of ``missing_text``; empty if nothing is.
+    """Describe the other services that are not ready, like ``missing_text``; empty without any.
 
-    A front end that counts workers is left out when ``names`` can account for all those it misses.
+    A front end that counts workers is omitted when ``names`` contains all its missing workers.
     """
     rules = plan.readiness.rules if plan.readiness is not None else ()
     roles = {planned.task.worker: planned.task.role for planned in plan.tasks}
@@ -184,7 +184,7 @@ def unready_others(plan: Plan, content: dict[str, Any], names: Collection[str]) 
     lacks_them = bool(expected) and all(expected[role] - seen.get(role, 0) <= named[role] for role in expected)
     others = [
         rule
-        for rule, told in zip(rules, content.get("rules") or (), strict=False)
-        if not told.get("ready") and rule.subject not in names and not lacks_them
+        for rule, status in zip(rules, content.get("rules") or (), strict=False)
+        if not status.get("ready") and rule.subject not in names and not lacks_them
     ]
     return missing_text(others, [RuleStatus(ready=False)] * len(others), seen, expected)

@@ -35,8 +35,8 @@ class StatusEvents:
             self._reported.add(key)
             facts = {name: value for name, value in event.items() if name != "event" and value is not None}
             self._events.write(str(event["event"]), **{**facts, "node": node})
-            words = " ".join(str(word) for word in (event["event"], event.get("worker")) if word)
-            log(f"{node}: {words}: {event.get('detail', '')}")
+            text = " ".join(str(part) for part in (event["event"], event.get("worker")) if part)
+            log(f"{node}: {text}: {event.get('detail', '')}")
         self._record_milestone(worker for status in statuses.values() for worker in status.get("workers") or ())
 
     def _record_milestone(self, workers: Iterable[Mapping[str, Any]]) -> None:

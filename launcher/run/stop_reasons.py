@@ -53,18 +53,18 @@ class StopReasons:
     def _stop_when_done(self) -> None:
         """Stop the job when all critical tasks that are not services have completed."""
         work = [planned for planned in self._plan.tasks if is_awaited(planned)]
-        active, course = self._job_tasks.active(), self._job_state
-        if course.may_finish_work and self._have_completed(work):
+        active, job_state = self._job_tasks.active(), self._job_state
+        if job_state.may_finish_work and self._have_completed(work):
             if self._is_work_complete():
-                course.withdraw_stop()
+                job_state.withdraw_stop()
             else:
-                course.expedite_sigterm()  # remaining tasks are only helpers and services
+                job_state.expedite_sigterm()  # remaining tasks are only helpers and services
         if self._job_state.stop is not None or not work or not active:
             return
         if not any(is_awaited(planned) for planned in [*active, *self._stages.remaining_tasks]):
             alone = all(planned.stage == BENCHMARK for planned in work)
-            what = "the benchmark has completed" if alone else "all critical workers have completed"
-            self._job_state.begin_stop("completed", what)
+            cause = "the benchmark has completed" if alone else "all critical workers have completed"
+            self._job_state.begin_stop("completed", cause)
 
     def _have_completed(self, work: Sequence[TaskPlan]) -> bool:
         """Whether there is work and all of it has completed."""
@@ -78,20 +78,22 @@ class StopReasons:
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
         now, ends = time.time(), self._job_tasks.ends
-        told = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
-        expected = told["items_expected"]
+        report = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
+        expected = report["items_expected"]
         least = self._plan.manifest.verify.complete_share * expected if expected else None
-        return least is not None and (told["items"] or 0) >= least
+        return least is not None and (report["items"] or 0) >= least
 
     def _stop_without_workers(self) -> None:
         """Stop a serving job when all its workers have failed for good.
 
         With disaggregated serving, losing either half is enough.
         """
-        crew = self._job_tasks
-        if self._job_state.stop is not None or not crew.abandoned or not crew.busy:
+        job_tasks = self._job_tasks
+        if self._job_state.stop is not None or not job_tasks.abandoned or not job_tasks.busy:
             return
-        living = [planned for planned in [*crew.active(), *self._stages.remaining_tasks] if planned.stage == WORKERS]
+        living = [
+            planned for planned in [*job_tasks.active(), *self._stages.remaining_tasks] if planned.stage == WORKERS
+        ]
         serving = {planned.task.role for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
         alive = {planned.task.role for planned in living if planned.service}
         missing = serving - alive
@@ -99,7 +101,7 @@ class StopReasons:
             missing &= {PREFILL, DECODE}
         if not missing or (not alive and living):
             return
-        ends = [entry for entry in crew.ended_tasks() if entry[0].role in missing]
+        ends = [entry for entry in job_tasks.ended_tasks() if entry[0].role in missing]
         failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
         if not failed:
             return
@@ -107,8 +109,8 @@ class StopReasons:
         host = self._facts.hosts[task.node_index]
         kind = f"{task.role} worker" if alive else "worker"
         cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
-        told = {"worker": task.worker, "rank": task.rank, "node": host, **end}
-        self._job_state.begin_stop("terminated_peer", cause, {"failed": told})
+        failed_worker = {"worker": task.worker, "rank": task.rank, "node": host, **end}
+        self._job_state.begin_stop("terminated_peer", cause, {"failed": failed_worker})
 
     def _forward_warnings(self) -> None:
         """Send the warning before the time limit to the workers, if the job file asks for it."""
@@ -119,7 +121,7 @@ class StopReasons:
             if name != f"SIG{asked}" or self._job_state.stop is not None:
                 continue
             count = self._job_tasks.warn_workers(number)
-            log_line(f"{name} before the time limit: passed on to {count} processes of workers")
+            log_line(f"{name} before the time limit: sent to {count} processes of workers")
             self._job_state.events.write("checkpoint signal", signal=name, processes=count)
             if self._may_be_requeued():
                 self._stop_for_requeue()
@@ -147,33 +149,33 @@ class StopReasons:
         return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
 
     def _stop_for_requeue(self) -> None:
-        cause = "the time limit is near, and the job is queued again"
-        left = max(0.0, self._requeue_stop_in_s())
-        self._job_state.begin_stop("time_limit", cause, {"requeue": True}, sigterm_after_s=left)
+        cause = "the time limit is near; the job will be requeued"
+        sigterm_after_s = max(0.0, self._requeue_stop_in_s())
+        self._job_state.begin_stop("time_limit", cause, {"requeue": True}, sigterm_after_s=sigterm_after_s)
 
     def handle_end_signal(self) -> None:
         """Stop the job for a signal, once. The signal may also explain a stop that is already running."""
-        course, crew, number = self._job_state, self._job_tasks, self._signals.end_signal
+        job_state, job_tasks, number = self._job_state, self._job_tasks, self._signals.end_signal
         if number is None or self._has_handled_end_signal:
             return
         self._has_handled_end_signal = True
-        name, words = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
-        course.events.write("signal", signal=name, cause=words)
-        if course.stop is None or crew.unconfirmed_since is not None or course.may_finish_work:
-            self._stop_for_signal(name, words)
-            crew.unconfirmed_since = None
-        if crew.slurm_end_query.is_left_to_slurm:
-            course.begin_kill_wait(self._signals.end_signal_at)  # Slurm's answer may have come before the signal
+        name, text = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
+        job_state.events.write("signal", signal=name, cause=text)
+        if job_state.stop is None or job_tasks.unconfirmed_since is not None or job_state.may_finish_work:
+            self._stop_for_signal(name, text)
+            job_tasks.unconfirmed_since = None
+        if job_tasks.slurm_end_query.is_left_to_slurm:
+            job_state.begin_kill_wait(self._signals.end_signal_at)  # Slurm's answer may have come before the signal
 
     def _stop_for_signal(self, name: str, text: str) -> None:
-        inquiry, since = self._job_tasks.slurm_end_query, self._job_tasks.first_signalled_at()
+        end_query, signalled_at = self._job_tasks.slurm_end_query, self._job_tasks.first_signalled_at()
         limit, now = self._time_limit_end, time.time()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
-        ending = inquiry.query()
-        inquiry.record(ending)
-        ask = not inquiry.is_left_to_slurm
-        if ending.reason is not None:
-            inquiry.stop_job(ending, f" ({text})")
+        external_end = end_query.query()
+        end_query.record(external_end)
+        ask = not end_query.is_left_to_slurm
+        if external_end.reason is not None:
+            end_query.stop_job(external_end, f" ({text})")
         elif self._job_tasks.unconfirmed_since is not None and not late:
             return  # the end of that worker explains more
         elif self._signals.is_orphaned:
@@ -182,6 +184,8 @@ class StopReasons:
                 "terminated_peer", cause, {"failed": lost_part_cause("guard", self._facts.hosts[0], cause)}
             )
         elif late:
-            self._job_state.begin_stop("time_limit", f"{name} at the time limit", send_sigterm=ask, signalled_at=since)
+            self._job_state.begin_stop(
+                "time_limit", f"{name} at the time limit", send_sigterm=ask, signalled_at=signalled_at
+            )
         else:
-            self._job_state.begin_stop("cancelled", text, send_sigterm=ask, signalled_at=since)
+            self._job_state.begin_stop("cancelled", text, send_sigterm=ask, signalled_at=signalled_at)

@@ -160,22 +160,22 @@ class JobTasks:
             if len(tasks) > 1 and running.process is started[-1].process is started[0].process:
                 self._in_shared_steps[task.rank] = running
             host = self._facts.hosts[task.node_index]
-            what = "worker restarted" if restart else "worker started"
-            self._job_state.events.write(what, worker=task.worker, rank=task.rank, node=host, restart=restart)
+            event = "worker restarted" if restart else "worker started"
+            self._job_state.events.write(event, worker=task.worker, rank=task.rank, node=host, restart=restart)
 
     # -- ends ------------------------------------------------------------------------------------
 
     def reap(self) -> None:
         """Collect ended tasks, find their exit reasons, and apply their restart policies."""
-        now, inquiry = time.monotonic(), self.slurm_end_query
+        now, end_query = time.monotonic(), self.slurm_end_query
         for rank, running in list(self._running.items()):
             code = running.returncode
             if code is not None:
                 del self._running[rank]
                 self._in_shared_steps.pop(rank, None)
                 if left := self._steps.kill_leftovers(running):
-                    found = functools.partial(self._records.save_findings, running, {"survivors": left})
-                    attempt_optional("write its record", found)
+                    save_findings = functools.partial(self._records.save_findings, running, {"survivors": left})
+                    attempt_optional("write its record", save_findings)
                 if self._job_state.stop is None:
                     self._with_leftovers[rank] = running
                 if rank in self._failed_early:
@@ -190,25 +190,25 @@ class JobTasks:
         self._poll_shared_steps(now)
         if self._ended:
             attempt_optional("list the records", self._records.list_names)
-        for rank, (running, code, since) in list(self._ended.items()):
+        for rank, (running, code, ended_at) in list(self._ended.items()):
             if self._signals.end_signal is not None and self._job_state.stop is None:
                 break  # the signal is new: first find out its reason
-            record, waited = self._records.read_exit(running), now - since
-            hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
-            if record is None and waited < RECORD_GRACE_S and not hopeless:
+            record, waited = self._records.read_exit(running), now - ended_at
+            no_record_expected = self._killed_at is not None or self._is_on_a_failed_node(running)
+            if record is None and waited < RECORD_GRACE_S and not no_record_expected:
                 continue
-            has_asked = inquiry.has_queried_since(since)
-            may_be_told = record is not None and self._may_get_reason(running, record)
+            has_queried = end_query.has_queried_since(ended_at)
+            may_get_reason = record is not None and self._may_get_reason(running, record)
             # one pass may take longer than the grace time
-            if may_be_told and (waited < inquiry.grace_s or not has_asked):
-                if waited > QUERY_AFTER_S and not inquiry.has_queried_since(now - QUERY_INTERVAL_S):
-                    inquiry.query_reason()
+            if may_get_reason and (waited < end_query.grace_s or not has_queried):
+                if waited > QUERY_AFTER_S and not end_query.has_queried_since(now - QUERY_INTERVAL_S):
+                    end_query.query_reason()
                 continue
-            if record is None and not has_asked and self._job_state.has_time_for_query:
+            if record is None and not has_queried and self._job_state.has_time_for_query:
                 if self._job_state.stop is None:
-                    inquiry.query_reason()
+                    end_query.query_reason()
                 else:
-                    inquiry.query_failed_node()
+                    end_query.query_failed_node()
             del self._ended[rank]
             if record is None:
                 record = self._records.derive_exit(
@@ -218,8 +218,8 @@ class JobTasks:
                     is_node_lost=self._is_on_a_failed_node(running),
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
                 )
-                keep = functools.partial(self._records.save_exit, running.planned, running.restart, record)
-                attempt_optional("write its record", keep)
+                save_record = functools.partial(self._records.save_exit, running.planned, running.restart, record)
+                attempt_optional("write its record", save_record)
             self._handle_end(running.planned, running.restart, record)
 
     def _poll_shared_steps(self, now: float) -> None:
@@ -263,54 +263,54 @@ class JobTasks:
 
     def _handle_end(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Find the exit reason of a task, then restart its group, stop the job, or continue without it."""
-        task, course = planned.task, self._job_state
+        task, job_state = planned.task, self._job_state
         state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         peers = self._failures.find_before(task.rank, record.get("end"))
-        ended = self.exit_reason_finder.describe_end(task, restart, host, record, parse_job_stop(state), peers)
-        self.ends[task.rank] = ended
-        self._failures.add(task, ended)
+        end = self.exit_reason_finder.describe_end(task, restart, host, record, parse_job_stop(state), peers)
+        self.ends[task.rank] = end
+        self._failures.add(task, end)
         for moment, number, sender in record.get("signals") or ():
             name = signal_name(int(number))
             facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
-            course.events.write("worker signalled", time=moment, **facts)
-        log_line(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
-        course.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
-        unit = self._task_groups[task.rank]
-        if ended["reason"] == "completed" or course.stop is not None or unit.failed:
+            job_state.events.write("worker signalled", time=moment, **facts)
+        log_line(f"{task.worker} rank {task.rank} on {host} ended: {end['reason']} ({'; '.join(end['evidence'])})")
+        job_state.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **end)
+        group = self._task_groups[task.rank]
+        if end["reason"] == "completed" or job_state.stop is not None or group.failed:
             return
-        unit.failed = True
-        ended_by_place = self.slurm_end_query.is_being_ended and ended["reason"] in _EXTERNAL_REASONS
-        if restart < planned.restart_max and not ended_by_place:
+        group.failed = True
+        is_ended_by_slurm = self.slurm_end_query.is_being_ended and end["reason"] in _EXTERNAL_REASONS
+        if restart < planned.restart_max and not is_ended_by_slurm:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
-            who = f"rank {task.rank}" if len(unit.tasks) > 1 else "it"
-            log_line(f"{_group_name(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
-            unit.restart_at = time.monotonic() + delay
-            self._end_rest_of_group(unit, planned, ended["reason"])
-        elif planned.critical or ended_by_place:
-            self.slurm_end_query.is_left_to_slurm = ended_by_place
-            self.unconfirmed_since = ended["time"] if ended["reason"] in _EXTERNAL_REASONS else None
-            course.begin_stop(
+            failed_part = f"rank {task.rank}" if len(group.tasks) > 1 else "it"
+            log_line(f"{_group_name(group)} restarts in {delay:g} s ({times}): {failed_part} ended by {end['reason']}")
+            group.restart_at = time.monotonic() + delay
+            self._end_rest_of_group(group, planned, end["reason"])
+        elif planned.critical or is_ended_by_slurm:
+            self.slurm_end_query.is_left_to_slurm = is_ended_by_slurm
+            self.unconfirmed_since = end["time"] if end["reason"] in _EXTERNAL_REASONS else None
+            job_state.begin_stop(
                 "terminated_peer",
-                f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"
+                f"{task.worker} rank {task.rank} on {host} ended by {end['reason']}"
                 + (f", restarted {restart} of {planned.restart_max} times" if planned.restart_max else ""),
                 {"rank": task.rank, "restart": restart},
-                send_sigterm=not ended_by_place,
-                kill_wait_in_s=0.0 if ended_by_place else None,
+                send_sigterm=not is_ended_by_slurm,
+                kill_wait_in_s=0.0 if is_ended_by_slurm else None,
             )
         else:
-            log_line(f"{task.worker} is not critical: the job goes on without it")
-            self._abandon(unit)
-            self._end_rest_of_group(unit, planned, ended["reason"])
+            log_line(f"{task.worker} is not critical: the job continues without it")
+            self._abandon(group)
+            self._end_rest_of_group(group, planned, end["reason"])
 
     def _abandon(self, group: TaskGroup) -> None:
         """Publish that the job continues without these workers."""
         self.abandoned.update((planned.task.worker, planned.task.role) for planned in group.tasks)
-        attempt_optional("write who is given up", lambda: self._records.save_abandoned(self.abandoned))
+        attempt_optional("write the list of abandoned workers", lambda: self._records.save_abandoned(self.abandoned))
 
     def _end_rest_of_group(self, group: TaskGroup, failed: TaskPlan, reason: str) -> None:
-        """End the other tasks of a worker after one has failed: they may wait for it for ever."""
+        """End the other tasks of a worker after one has failed: they may wait for it forever."""
         ranks = {planned.task.rank for planned in group.tasks} - self._failed_early
         rest = [running for rank, running in self._running.items() if rank in ranks]
         if not rest:
@@ -320,35 +320,37 @@ class JobTasks:
         stop = {"reason": "terminated_peer", "cause": cause, "time": time.time()}
         log_line(f"Ending the other {len(rest)} processes of {_group_name(group)}")
         for running in rest:
-            attempt_optional("write why it is ended", functools.partial(self._records.save_stop, running, stop))
+            attempt_optional("write the reason for its end", functools.partial(self._records.save_stop, running, stop))
         self._steps.terminate(rest)
         group.kill_at = time.monotonic() + OWN_TEARDOWN_S  # counted from after SIGTERM
 
     def handle_task_groups(self) -> None:
         """Restart groups that are due, and kill tasks that did not end with their group in time."""
         if self._job_state.stop is not None:
-            for unit in self._waiting_groups():
-                unit.restart_at = None
+            for group in self._waiting_groups():
+                group.restart_at = None
             return
         now = time.monotonic()
-        for unit in {id(unit): unit for unit in self._task_groups.values() if unit.failed}.values():
-            ranks = [planned.task.rank for planned in unit.tasks]
+        for group in {id(group): group for group in self._task_groups.values() if group.failed}.values():
+            ranks = [planned.task.rank for planned in group.tasks]
             rest = [self._running[rank] for rank in ranks if rank in self._running]
-            if rest and unit.kill_at is not None and now >= unit.kill_at:
-                log_line(f"Killing {len(rest)} processes of {_group_name(unit)} that did not end in time")
+            if rest and group.kill_at is not None and now >= group.kill_at:
+                log_line(f"Killing {len(rest)} processes of {_group_name(group)} that did not end in time")
                 self._steps.kill(rest)
-                unit.kill_at = time.monotonic() + OWN_TEARDOWN_S
+                group.kill_at = time.monotonic() + OWN_TEARDOWN_S
             left = rest or any(rank in self._ended or rank in self._with_leftovers for rank in ranks)
-            if unit.restart_at is not None and now >= unit.restart_at and not left:
-                unit.restart += 1
-                self._start_group(unit)
+            if group.restart_at is not None and now >= group.restart_at and not left:
+                group.restart += 1
+                self._start_group(group)
 
     # -- teardown --------------------------------------------------------------------------------
 
     def first_signalled_at(self) -> float | None:
         """Earliest end among workers that were signalled from outside and lack a confirmed reason."""
-        left = (self._records.read_exit(running) for running, _, _ in self._ended.values())
-        ends = [record.get("end") for record in left if record is not None and evidence_from_record(record).forwarded]
+        records = (self._records.read_exit(running) for running, _, _ in self._ended.values())
+        ends = [
+            record.get("end") for record in records if record is not None and evidence_from_record(record).forwarded
+        ]
         return min((end for end in (*ends, self.unconfirmed_since) if end is not None), default=None)
 
     def warn_workers(self, signal_number: int) -> int:

@@ -1,4 +1,4 @@
-"""Names and texts of the files that a run directory holds before its job starts. Pure."""
+"""Names and texts of the files that a run directory contains before its job starts. Pure."""
 
 import json
 from collections.abc import Mapping

@@ -53,7 +53,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
     except OSError as error:
         discard_run_dir(staging)
         raise LauncherError(
-            f"the run directory cannot be made in {logs}: {error.strerror}: {error.filename}"
+            f"the run directory cannot be created in {logs}: {error.strerror}: {error.filename}"
         ) from error
     return staging
 
@@ -73,7 +73,7 @@ def finalize_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None
         run_files.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id, cluster))
         staging.rename(final)
     except OSError as error:
-        raise LauncherError(f"{final} cannot be made: {error.strerror}") from error
+        raise LauncherError(f"{final} cannot be created: {error.strerror}") from error
     return final
 
 
@@ -160,7 +160,7 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
         raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
     raise LauncherError(
         f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
-        "give the run directory that `gpujob submit` has printed, or run the command where you submitted"
+        "give the run directory that `gpujob submit` printed, or run the command where you submitted"
     )
 
 

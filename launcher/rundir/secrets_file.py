@@ -38,6 +38,6 @@ def read_secrets(run_dir: Path, names: Sequence[str]) -> dict[str, str]:
     found = run_files.read_json(run_dir / SECRETS_FILE) or {}
     if missing := [name for name in names if not isinstance(found.get(name), str)]:
         raise LauncherError(
-            f"{run_dir / SECRETS_FILE} is gone or does not hold {', '.join(missing)}; submit the job again"
+            f"{run_dir / SECRETS_FILE} is missing or does not contain {', '.join(missing)}; submit the job again"
         )
     return {name: str(found[name]) for name in names}

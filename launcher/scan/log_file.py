@@ -39,29 +39,29 @@ def unreadable_reason(path: str) -> str | None:
         if stat.S_ISDIR(mode):
             return "is a directory; name the logs in it"
         if not stat.S_ISREG(mode):
-            return "is not a regular file; write what comes out of it to one, and name that"
+            return "is not a regular file; save its output to a file, and name that"
         with open(path, "rb"):
             return None
     except OSError as error:
         return os_error_text(error)
     except ValueError as error:
-        return f"is no name of a file ({error})"
+        return f"is not a file name ({error})"
 
 
 def os_error_text(error: OSError) -> str:
     """The meaning of an OSError for users, and what to do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "is not there; check the name, which counts from the working directory"
+        return "does not exist; check the name, which is relative to the working directory"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "may not be read by you; ask its owner, or run `chmod +r`"
-    return f"cannot be read ({error.strerror}); is its file system there?"
+        return "is not readable for you; ask its owner, or run `chmod +r`"
+    return f"cannot be read ({error.strerror}); is its file system mounted?"
 
 
 def non_text_reason(head: bytes) -> str | None:
     """Why a file with this start cannot be searched; None if it can."""
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            return f"is compressed by {name}: unpack it first"
+            return f"is compressed with {name}; unpack it first"
     text = head.lstrip(b"\0")  # zeros that a writer leaves when its log is truncated
     controls = len(text) - len(text.translate(None, _CONTROLS))
     if controls > MOST_CONTROL_SHARE * len(text):

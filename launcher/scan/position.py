@@ -41,8 +41,8 @@ class PositionFollower:
 
     def add(self, findings: LogFindings, begin: int, end: int) -> None:
         """Add the findings of records that begin in this part of the log."""
-        told: list[LogPosition | ActivityMark] = [*findings.positions, *findings.marks]
-        for record in sorted(told, key=lambda record: record.offset):
+        records: list[LogPosition | ActivityMark] = [*findings.positions, *findings.marks]
+        for record in sorted(records, key=lambda record: record.offset):
             if not begin <= record.offset < end:
                 continue
             self._time_s = self._time_s if record.stamp is None else record.stamp

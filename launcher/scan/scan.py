@@ -96,7 +96,7 @@ class LogScan:
     unmatched: list[UnmatchedRecord] = field(default_factory=list)
     nearest_pack: tuple[str, str] | None = None  # if nothing was found: the nearest pack, and why
     notes: tuple[str, ...] = ()
-    timeouts: dict[str, int] = field(default_factory=dict)  # records per pattern whose search was aborted for time
+    timeouts: dict[str, int] = field(default_factory=dict)  # records per pattern whose search timed out
     search_cpu_s: float = 0.0  # reading and searching, as in a sidecar
     detect_cpu_s: float = 0.0  # detecting the pack
     count_cpu_s: float = 0.0  # counting records and matches, and locating the last matches
@@ -138,8 +138,8 @@ def scan_log(path: str, lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *,
             report.problem = non_text_reason(source.read(PROBE_BYTES))
             if report.problem is None:
                 read: ReadRange = lambda offset, count: os.pread(source.fileno(), count, offset)  # noqa: E731
-                look = _LogScanner(report, lexicon, totals, read, facts.st_mtime)
-                look.run(count_all or facts.st_size <= COUNT_ALL_BYTES)
+                scanner = _LogScanner(report, lexicon, totals, read, facts.st_mtime)
+                scanner.run(count_all or facts.st_size <= COUNT_ALL_BYTES)
             return report
     except OSError as error:
         raise UnreadableLog(path, os_error_text(error)) from error
@@ -177,7 +177,7 @@ class _LogScanner:
         self._totals = totals
         self._read = read
         self._timestamps = TimestampReader(written_at)
-        self._follower: PositionFollower  # made anew for each search, with its pack
+        self._follower: PositionFollower  # new for each search, with its pack
         # Middle of a long log, where the search keeps only some positions: enough to follow it. The start, which shows
         # how the log counts, and the end are followed record by record.
         self._middle: Span = 0, 0
@@ -199,7 +199,7 @@ class _LogScanner:
         while (late := self._search(engine, auto)) is not None:
             report.pack, engine = late, lexicon.engine(late)
         report.notes = engine.notes
-        begun = time.process_time()
+        started = time.process_time()
         if count_all:
             self._count_matches()
         self._locate_last_matches()
@@ -217,17 +217,17 @@ class _LogScanner:
                 next(pack for pack in read_packs() if pack.name == report.pack)
             )
         self._count_records()
-        report.count_cpu_s = time.process_time() - begun
+        report.count_cpu_s = time.process_time() - started
 
     # -- pack detection --------------------------------------------------------------------------
 
     def _detect_pack(self, auto: PackDetector) -> str:
-        begun = time.process_time()
+        started = time.process_time()
         for text, _ in read_chunks(self._read, 0, min(self._report.size, FULL_READ_BYTES)):
             auto.feed(text)
             if auto.is_final:
                 break
-        self._report.detect_cpu_s = time.process_time() - begun
+        self._report.detect_cpu_s = time.process_time() - started
         return auto.choice or GENERIC
 
     def _find_pack_evidence(self, pack: Pack) -> ScanRecord | None:
@@ -254,14 +254,14 @@ class _LogScanner:
         self._track_position(engine, 0, self._middle[0])
         self._earlier_timeouts = dict(engine.timeouts)
         report.pattern_results = [_empty_result(pattern) for pattern in self._patterns]
-        tail, begun, aside = LogTail(report.path), time.process_time(), 0.0
+        tail, started, detect_s = LogTail(report.path), time.process_time(), 0.0
         try:
             scan, begin, end = engine.begin_file(self._timestamps), 0, 0
             for piece in tail.read_chunks(max(report.size, 1)):
                 if auto is not None and not auto.is_final and piece.offset >= FULL_READ_BYTES - CHUNK_BYTES:
                     before = time.process_time()
                     auto.feed(bytes(piece.buffer[max(0, piece.end - END_BYTES - 1) : piece.end]))
-                    aside += time.process_time() - before
+                    detect_s += time.process_time() - before
                     if auto.choice not in (None, report.pack):
                         return auto.choice
                 scan.feed(piece.buffer, piece.end, piece.offset)
@@ -282,8 +282,8 @@ class _LogScanner:
             return None
         finally:
             tail.close()
-            report.detect_cpu_s += aside
-            report.search_cpu_s += time.process_time() - begun - aside
+            report.detect_cpu_s += detect_s
+            report.search_cpu_s += time.process_time() - started - detect_s
 
     def _add_findings(self, findings: LogFindings, span: Span) -> None:
         """Merge the findings of one part into the results."""
@@ -421,7 +421,7 @@ class _LogScanner:
         report, size = self._report, self._report.size
         has_position = any(found.last and found.kind is PatternKind.POSITION for found in report.pattern_results)
 
-        def says_something(record: bytes) -> bool:
+        def has_findings(record: bytes) -> bool:
             found = engine.scan(record)
             return bool(found.positions or (has_position and (found.values or found.marks)))
 
@@ -440,7 +440,7 @@ class _LogScanner:
         )
         # a suggestion of the same name would hide the pattern
         names = [found.name for found in report.pattern_results if found.own or found.last]
-        for candidate, suggestion in progress_lines(lines, says_something, names):
+        for candidate, suggestion in progress_lines(lines, has_findings, names):
             report.unmatched.append(UnmatchedRecord(self._make_record(candidate.raw, candidate.offset), suggestion))
         if report.has_no_match:
             report.nearest_pack = PackDetector(read_packs()).find_nearest(b"\n".join(text for text, _ in texts))

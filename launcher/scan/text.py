@@ -102,7 +102,7 @@ def _log_lines(report: LogScan) -> Iterator[str]:
     if table:
         yield from _table_lines(table)
     else:
-        yield "  no pattern finds anything in it"
+        yield "  no pattern matches anything in it"
     if report.nearest_pack is not None:
         yield f"  nearest pack: {report.nearest_pack[0]}, which {report.nearest_pack[1]}"
     if report.unmatched:
@@ -115,32 +115,32 @@ def _log_lines(report: LogScan) -> Iterator[str]:
             yield f"      progress.patterns: {name}: '{quoted}'"
     if report.unfinished is not None:
         yield (
-            f"  note: line {report.unfinished.line} ends in an unfinished record, which is not in the position; "
-            "a sidecar takes it when its end has come, or its worker has ended"
+            f"  note: line {report.unfinished.line} ends in an unfinished record, which the position leaves out; "
+            "a sidecar reads it when it is complete or its worker has ended"
         )
     for note in report.notes:
         yield f"  note: {printable_text(note)}"
     for name, count in report.timeouts.items():
         records = "1 record" if count == 1 else f"{count:,} records"
-        yield f'  note: pattern "{name}" took too long in {records}, which it was not searched in to the end'
+        yield f'  note: the search for pattern "{name}" took too long in {records} and was stopped'
 
 
 def _pack_reason(report: LogScan) -> str:
     if not report.is_pack_detected:
-        return ", as asked for"
+        return ", as requested"
     if report.pack_evidence is None:
-        return ": nothing in it speaks for another one"
-    return f", found out from line {report.pack_evidence.line}: {report.pack_evidence.text[:RECORD_CELLS]}"
+        return ": no line indicates another one"
+    return f", detected from line {report.pack_evidence.line}: {report.pack_evidence.text[:RECORD_CELLS]}"
 
 
 def _position_text(position: WorkPosition) -> str:
-    told = f"{_count_text(position.done)} {position.unit}"
+    text = f"{_count_text(position.done)} {position.unit}"
     if position.total is not None:
-        told = f"{_count_text(position.done)}/{_count_text(position.total)} {position.unit}"
+        text = f"{_count_text(position.done)}/{_count_text(position.total)} {position.unit}"
     if position.epoch is not None and position.unit != "epochs":
-        told += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
-    told += f", by {printable_text(position.pattern)}" if position.pattern is not None else ", where the work goes on"
-    return told + (", and another counter goes on after it" if position.aside else "")
+        text += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
+    text += f", by {printable_text(position.pattern)}" if position.pattern is not None else ", where the work resumes"
+    return text + (", and another counter advanced after it" if position.aside else "")
 
 
 def _count_text(number: float) -> str:
@@ -182,10 +182,10 @@ def _cells(found: PatternResult) -> tuple[str, ...]:
 def _match_text(found: PatternResult) -> str:
     """The last match as text: a position, named numbers, or the groups."""
     if found.done is not None:
-        told = str(found.done) if found.total is None else f"{found.done}/{found.total}"
+        text = str(found.done) if found.total is None else f"{found.done}/{found.total}"
         if found.epoch is not None:
-            told += f" in epoch {found.epoch}" + ("" if found.epochs is None else f"/{found.epochs}")
-        return told
+            text += f" in epoch {found.epoch}" + ("" if found.epochs is None else f"/{found.epochs}")
+        return text
     if found.values:
         if list(found.values) == [found.name]:
             return f"{found.values[found.name]:.12g}"

@@ -55,17 +55,17 @@ def render_local(body: Mapping[str, Any], parallel_points: int = 1) -> str:
     """
     lines = ["no batch script: `gpujob run` starts these processes on this machine"]
     if parallel_points > 1 and body["gpus_per_node"]:
-        told = (
+        note = (
             f"{parallel_points} points of the sweep run at once, each on its own GPUs; "
             "the GPUs shown are those of the first slot, and this point may run in another"
         )
-        lines += textwrap.wrap(told, WIDTH)
+        lines += textwrap.wrap(note, WIDTH)
     shown: list[str] | None = None
     for process in body["processes"]:
         if process["environment"] != shown:
             shown = process["environment"]
-            told = f"variables beside the user's own: {' '.join(shown)}"
-            lines += ["", *textwrap.wrap(told, WIDTH, subsequent_indent="  ")]
+            text = f"variables in addition to the user's own: {' '.join(shown)}"
+            lines += ["", *textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
         lines += _process_lines(process)
     return "\n".join(lines) + "\n"
 
@@ -76,7 +76,7 @@ def _process_lines(process: Mapping[str, Any]) -> Iterator[str]:
         about.append(f"GPUs {process['cuda_visible_devices']}")
     about += _port_texts(process["ports"].items())
     yield f"{process['worker']}: {', '.join(about)}"
-    yield f"  {shlex.join(process['command']) or 'no command yet: this plan shows the topology alone'}"
+    yield f"  {shlex.join(process['command']) or 'no command yet: this plan shows only the topology'}"
 
 
 def _port_texts(ports: Iterable[tuple[str, int]]) -> Iterator[str]:

@@ -166,8 +166,8 @@ def _command_lines(plan: Plan, facts: RunFacts) -> Iterator[str]:
         what = f"rank {planned.task.rank}" if planned.stage == WORKERS else planned.stage
         words = task_argv(plan, planned, facts)
         yield f"{role}: {counts[role]} {noun}, here {planned.task.worker} ({what})"
-        yield f"  {shlex.join(words) if words else 'no command yet: this plan shows the topology alone'}"
+        yield f"  {shlex.join(words) if words else 'no command yet: this plan shows only the topology'}"
         if planned.contained and plan.container is not None:
             count = len(container_mounts(plan, planned, facts))
-            told = f"{count} mount{'s' if count != 1 else ''}"
-            yield f"  in {plan.container.image} by {plan.container.runtime}, {told}"
+            mounts = f"{count} mount{'s' if count != 1 else ''}"
+            yield f"  in {plan.container.image} by {plan.container.runtime}, {mounts}"

@@ -43,11 +43,13 @@ def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceN
     """Name the two files, and say how the cluster file was found."""
     found = find_cluster_file(environ, workdir)
     if found is None:
-        return SourceNames(job, None, "there is none")
+        return SourceNames(job, None, "not found")
     if environ.get(CLUSTER_VARIABLE):
         return SourceNames(job, str(found), f"environment: {CLUSTER_VARIABLE}")
     near = found.name == CLUSTER_FILE
-    return SourceNames(job, str(found), "in or above the working directory" if near else "the user's own")
+    return SourceNames(
+        job, str(found), "in or above the working directory" if near else "in the user's configuration directory"
+    )
 
 
 def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
@@ -105,7 +107,7 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceN
         elif key == "cpus_per_node" and value == cpus_of_full_nodes(spec, cluster):
             source = f"{sources.cluster}: cpus_per_node"
         else:
-            source = "by the workers" if key in ("nodes", "cpus_per_node") else DEFAULT
+            source = "as the workers need" if key in ("nodes", "cpus_per_node") else DEFAULT
         yield ValueSource(place, value, source)
 
 
@@ -113,7 +115,7 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
     yield ValueSource(
         "workdir",
         plan.workdir,
-        f"{sources.job}: workdir" if spec.workdir is not None else "where the command was given",
+        f"{sources.job}: workdir" if spec.workdir is not None else "the current directory",
     )
     yield ValueSource(
         "logs_dir", plan.logs_dir, f"{sources.cluster}: logs_dir" if cluster.logs_dir is not None else DEFAULT
@@ -192,7 +194,7 @@ def _ignored_variables(environ: Mapping[str, str]) -> Iterator[ValueSource]:
     """Variables that sbatch would read as options; gpujob does not pass them on."""
     for name in sorted(environ):
         if name.startswith("SBATCH_"):
-            yield ValueSource(name, environ[name], "environment, does not count")
+            yield ValueSource(name, environ[name], "environment, ignored")
 
 
 def render_sources(rows: tuple[ValueSource, ...]) -> list[str]:

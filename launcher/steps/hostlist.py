@@ -46,22 +46,26 @@ def _expand(part: str, text: str) -> list[str]:
     hosts = [""]
     for index, piece in enumerate(re.split(r"[\[\]]", part)):
         if index % 2:
-            words = [word for entry in piece.split(",") for word in _expand_range(entry, text)]
+            choices = [choice for entry in piece.split(",") for choice in _expand_range(entry, text)]
         elif any(character.isspace() for character in piece):
-            raise SlurmError(f"host list {text!r}: {piece!r} is no part of a host name; put commas between hosts")
+            raise SlurmError(f"host list {text!r}: {piece!r} is not part of a host name; put commas between hosts")
         elif wrong := _INVALID_CHARACTER.search(piece):
             at = text.find(part) + part.find(piece) + wrong.start() + 1
-            cure = "use letters, digits, ., _ and -"
-            raise SlurmError(f"host list {text!r}: {wrong[0]!r} at character {at} is in no host name; {cure}")
+            suggestion = "use letters, digits, ., _ and -"
+            raise SlurmError(
+                f"host list {text!r}: {wrong[0]!r} at character {at} is not allowed in a host name; {suggestion}"
+            )
         else:
-            words = [piece]
-        if len(hosts) * len(words) > MOST_HOSTS:
+            choices = [piece]
+        if len(hosts) * len(choices) > MOST_HOSTS:
             raise SlurmError(f"host list {text!r}: {part!r} is more than {MOST_HOSTS} hosts")
-        hosts = [host + word for host in hosts for word in words]
+        hosts = [host + choice for host in hosts for choice in choices]
     if not hosts[0][0].isalnum():
-        raise SlurmError(f"host list {text!r}: {hosts[0]!r} is no host name; it must begin with a letter or a digit")
+        raise SlurmError(f"host list {text!r}: {hosts[0]!r} is not a host name; it must begin with a letter or a digit")
     if len(hosts[-1]) > MOST_LETTERS:
-        raise SlurmError(f"host list {text!r}: a name of {len(hosts[-1])} letters is no host name; use {MOST_LETTERS}")
+        raise SlurmError(
+            f"host list {text!r}: a name of {len(hosts[-1])} characters is too long; use at most {MOST_LETTERS}"
+        )
     return hosts
 
 
@@ -70,7 +74,7 @@ def _expand_range(entry: str, text: str) -> Iterator[str]:
     digits = low + high if dash else low
     numbers = bool(low) and (bool(high) or not dash) and digits.isascii() and digits.isdigit()
     if not numbers or max(len(low), len(high)) > MOST_DIGITS or (dash and int(high) < int(low)):
-        raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor a rising range")
+        raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor an ascending range")
     if int(high if dash else low) - int(low) >= MOST_HOSTS:
         raise SlurmError(f"host list {text!r}: {entry!r} is more than {MOST_HOSTS} hosts")
     for number in range(int(low), int(high if dash else low) + 1):

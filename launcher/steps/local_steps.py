@@ -150,11 +150,11 @@ class LocalSteps:
         for pid in read_children(os.getpid()):
             if pid in self._own_pids:
                 continue
-            told = read_environment(pid, tuple(own))
-            if self._wrapper_pids and told != own and not is_zombie(pid):
+            environment = read_environment(pid, tuple(own))
+            if self._wrapper_pids and environment != own and not is_zombie(pid):
                 continue
             try:
-                ended += told == own and os.getpgid(pid) != running.process.pid
+                ended += environment == own and os.getpgid(pid) != running.process.pid
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
@@ -202,9 +202,14 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
 def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
     """Wait for the guard. If it was killed, also wait for the orchestrator, which then ends the job."""
     code = guard.wait()
-    told: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+    orchestrator: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     end = time.monotonic() + ORPHAN_S
-    while code < 0 and told and time.monotonic() < end and _is_running(told["pid"], told["start_ticks"]):
+    while (
+        code < 0
+        and orchestrator
+        and time.monotonic() < end
+        and _is_running(orchestrator["pid"], orchestrator["start_ticks"])
+    ):
         time.sleep(0.1)
     return code
 

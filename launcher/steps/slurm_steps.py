@@ -66,9 +66,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
     """Run a Slurm command and return its output. Raises SlurmError if it is missing, fails or hangs."""
     if shutil.which(argv[0]) is None:
-        raise SlurmError(
-            f"{argv[0]} is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
-        )
+        raise SlurmError(f"{argv[0]} is not on PATH; load the Slurm module, or use `gpujob run` on this machine")
     try:
         done = subprocess.run(
             argv,
@@ -130,8 +128,8 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
-            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; a job may have been submitted all the same, on hold: "
-            f"look with `squeue --me` and end it with scancel"
+            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; it may still have submitted the job, on hold. "
+            "Find the job with `squeue --me` and cancel it with `scancel`"
         ) from error
     match = _JOB_ID.search(done.stdout)
     if done.returncode != 0 or not match:
@@ -323,23 +321,23 @@ class SlurmSteps:
             return
         try:
             listed = read_steps(self._job_ids)
-            left = {step: name for step, name in listed.items() if name in self._orphans}
-            signal_steps(list(left), "KILL", ENDING_TIMEOUT_S)
+            remaining = {step: name for step, name in listed.items() if name in self._orphans}
+            signal_steps(list(remaining), "KILL", ENDING_TIMEOUT_S)
         except SlurmError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 message = f"gpujob: steps without their srun cannot be ended: {error}"
                 print(message, file=sys.stderr, flush=True)  # noqa: T201
         else:
-            self._orphans &= set(left.values())
+            self._orphans &= set(remaining.values())
         self._orphans_poll_at = time.monotonic() + ORPHANS_POLL_S
 
     def _signal(self, running: Sequence[RunningTask], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
-        known = [(entry, self._step_id(entry)) for entry in running]
+        step_ids = [(entry, self._step_id(entry)) for entry in running]
         # the record may not be visible here yet, and terminating srun would kill tasks that should get SIGTERM
-        listed = self._steps_by_name() if ends and any(step is None for _, step in known) else {}
-        for entry, step in known:
+        listed = self._steps_by_name() if ends and any(step is None for _, step in step_ids) else {}
+        for entry, step in step_ids:
             step = step or listed.get(self._step_names[entry.planned.task.rank])
             if step is not None:
                 steps.append(step)
@@ -382,31 +380,31 @@ class SlurmSteps:
 
         A job that is preempted with a grace time is still running: only its steps have been signalled.
         """
-        words = self._await_end_notice()
-        if words.reason is not None:
-            return ExternalEnd(True, words.reason, words.cause, words.failed_nodes)
+        notice = self._await_end_notice()
+        if notice.reason is not None:
+            return ExternalEnd(True, notice.reason, notice.cause, notice.failed_nodes)
         try:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
-            return ExternalEnd(is_unanswered=True, failed_nodes=words.failed_nodes)
+            return ExternalEnd(is_unanswered=True, failed_nodes=notice.failed_nodes)
         if has_timed_out(text):  # on a slow node the message follows long after the first signal to a worker
-            return ExternalEnd(True, *TIME_LIMIT, words.failed_nodes)
+            return ExternalEnd(True, *TIME_LIMIT, notice.failed_nodes)
         if "JobState=RUNNING" not in text:
-            return ExternalEnd(ends_all=True, failed_nodes=words.failed_nodes)  # the message will give the reason
+            return ExternalEnd(ends_all=True, failed_nodes=notice.failed_nodes)  # the message will give the reason
         ends_at = parse_preemption_end(text)
         if ends_at is None:
-            return ExternalEnd(failed_nodes=words.failed_nodes)
+            return ExternalEnd(failed_nodes=notice.failed_nodes)
         cause = "Slurm: preempted by another job, with a grace time"
-        return ExternalEnd(True, "preempted", cause, words.failed_nodes, grace_ends_at=ends_at)
+        return ExternalEnd(True, "preempted", cause, notice.failed_nodes, grace_ends_at=ends_at)
 
     def _await_end_notice(self) -> SlurmEndNotice:
         """Read Slurm's messages. The failure of a node comes from the batch step, its name from an srun."""
         end = time.monotonic() + NODE_NAME_WAIT_S
-        words = parse_slurm_end_notice(self._read_new_errors())
-        while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
+        notice = parse_slurm_end_notice(self._read_new_errors())
+        while notice.reason == "node_failure" and not notice.failed_nodes and time.monotonic() < end:
             time.sleep(ERROR_LOG_POLL_S)
-            words = parse_slurm_end_notice(self._read_new_errors())
-        return words
+            notice = parse_slurm_end_notice(self._read_new_errors())
+        return notice
 
     def requeue(self) -> str | None:
         try:

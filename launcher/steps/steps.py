@@ -166,8 +166,8 @@ def task_gpu_positions(planned: TaskPlan, first_gpu: int | None = None) -> str:
 
 
 def _wrapper_prefix(plan: Plan, planned: TaskPlan) -> list[str]:
-    if planned.contained and (words := container_wrapper_argv(plan, planned)):
-        return words
+    if planned.contained and (argv := container_wrapper_argv(plan, planned)):
+        return argv
     return [plan.python, *PYTHON_FLAGS, "launcher.programs.wrapper"]
 
 

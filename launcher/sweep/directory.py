@@ -100,10 +100,11 @@ def read_record(sweep_dir: Path) -> SweepRecord:
     """Read ``sweep.json``. Raises LauncherError."""
     body = run_files.read_json(sweep_dir / SWEEP_FILE)
     if body is None:
-        raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
+        raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is missing or cannot be read")
     if body.get("schema") != SWEEP_SCHEMA:
         raise LauncherError(
-            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this is {SWEEP_SCHEMA}; update gpujob"
+            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this gpujob reads {SWEEP_SCHEMA}; "
+            "update gpujob"
         )
     return parse_record(body)
 
@@ -118,7 +119,7 @@ def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
                 return path.resolve()
     raise LauncherError(
         f"{sweep!r} is neither the directory of a sweep nor the id of one in {logs_dir}; "
-        "give the directory that `gpujob submit` or `gpujob run` has printed"
+        "give the directory that `gpujob submit` or `gpujob run` printed"
     )
 
 
@@ -138,7 +139,7 @@ def read_point_states(
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
-    Without a ``queue``, Slurm is asked once, and only if a point has not ended for good.
+    Without a ``queue``, Slurm is queried once, and only if a point has not ended or may still be requeued.
     """
     reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
     if queue is None:
@@ -170,8 +171,8 @@ def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, str]:
     queue = read_queue(record.arrays)
     if queue is None:
         raise SlurmError(
-            f"{sweep_dir}: squeue does not answer, so nobody can tell which of its points still run; "
-            "resume it when `squeue` answers again"
+            f"{sweep_dir}: squeue does not answer, so it is unknown which of its points still run; "
+            "resume the sweep when `squeue` answers again"
         )
     return queue
 
@@ -204,8 +205,8 @@ def _point_outcome(
         return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
-    at = (queue or {}).get(job_id)
-    if report is not None and at not in WAITING_STATES and not (report.get("requeued") and at):
+    queue_state = (queue or {}).get(job_id)
+    if report is not None and queue_state not in WAITING_STATES and not (report.get("requeued") and queue_state):
         return _point_state(point, str(report["state"]), job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
@@ -248,8 +249,8 @@ def _cause_text(report: Mapping[str, Any]) -> str | None:
     if cause := report.get("cause"):
         rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
         evidence = "; ".join(cause.get("evidence", ()))
-        words = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
-        return f"{words}: {evidence}" if evidence else words
+        text = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+        return f"{text}: {evidence}" if evidence else text
     if stopped := report.get("stopped"):
         return f"{stopped['reason']}: {stopped['cause']}"
     checks = (report.get("verification") or {}).get("checks", ())
@@ -297,11 +298,11 @@ def render_states(states: Sequence[PointState], width: int | None = None) -> lis
     """
     head = ("", "point", "state", "items", "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
     start = len(align_columns([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
     room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
     rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
-    return [*align_columns([head, *rows]), f"{len(states)} points: {told}"]
+    return [*align_columns([head, *rows]), f"{len(states)} points: {counts_text}"]
 
 
 def _cut(text: str, most: int | None) -> str:

@@ -91,9 +91,8 @@ def plan_sweep(
         planned.append(PlannedPoint(point, dataclasses.replace(subject, plan=plan)))
         if plan.slurm.get("het"):
             problems[point.name] = ["slurm.het: Slurm has no arrays of heterogeneous jobs; leave het or the sweep out"]
-    told = merge_problems(problems, len(specs)) or _shared_directories(planned)
-    if told:
-        raise ConfigError(source, told)
+    if found := merge_problems(problems, len(specs)) or _shared_directories(planned):
+        raise ConfigError(source, found)
     return PlannedSweep(sweep, tuple(planned), directory, source)
 
 
@@ -110,8 +109,8 @@ def _shared_directories(points: Sequence[PlannedPoint]) -> list[str]:
         ]
         twice = [place for place, count in Counter(groups).items() if count > 1]
         if twice and not any(problem.endswith(f'"{twice[0][0]}"') for problem in problems):
-            cure = f"leave {key} out (each has its run directory), or write {{point}} into it"
-            problems.append(f'{key}: points would write the same files; {cure}: "{twice[0][0]}"')
+            fix = f"leave {key} out (then each uses its run directory), or write {{point}} into it"
+            problems.append(f'{key}: points would write the same files; {fix}: "{twice[0][0]}"')
     return problems
 
 
@@ -150,7 +149,7 @@ def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Colle
         arrays.append(Array(own, tasks, dataclasses.replace(plan, slurm=slurm), most is not None))
     given = next((str(given) for array in arrays if "?" in (given := array.plan.slurm.get("dependency") or "")), None)
     if given and planned.sweep.max_parallel is not None and (after or len(arrays) > 1):
-        why = "with max_parallel an array of the sweep waits for the one before it, and sbatch takes no , beside ?"
+        why = "with max_parallel an array of the sweep waits for the one before it, and sbatch refuses , with ?"
         raise ConfigError(planned.source, [f"slurm.dependency: {given!r}: {why}; join the jobs by , instead of ?"])
     return tuple(arrays)
 

@@ -121,9 +121,9 @@ def _try_expand(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | N
     secrets: dict[str, str] = {}
     maker = _PointMaker(base, keys)
     for index, settings in enumerate(_combinations(spec)):
-        point, told = maker.make(index, settings)
-        used |= told.used_placeholders
-        found.add(point.name, told.problems)
+        point, outcome = maker.make(index, settings)
+        used |= outcome.used_placeholders
+        found.add(point.name, outcome.problems)
         points.append(point)
         for problem in secret_problems(point.body, base, keys, point.sources):
             secrets.setdefault(problem.partition(": ")[0], problem)
@@ -167,7 +167,7 @@ class _PointMaker:
         values = {setting.key: setting.value for setting in settings}
         body = copy.deepcopy(dict(self._base))
         placed = {key: value for key, value in values.items() if self._paths[key]}
-        told = [assign_value(body, self._paths[key], key, value) for key, value in placed.items()]
+        assigned = [assign_value(body, self._paths[key], key, value) for key, value in placed.items()]
         own = {key: value for key, value in values.items() if key not in placed}
         name = self._choose_name(body, index, values, own)
         filler = PointFiller({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
@@ -175,7 +175,7 @@ class _PointMaker:
         if "name" in body:
             body["name"] = name
         sources = {setting.key: setting.source for setting in settings}
-        problems = [problem for problem in told if problem] + filler.problems
+        problems = [problem for problem in assigned if problem] + filler.problems
         return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used_placeholders)
 
     def _choose_name(
@@ -197,8 +197,8 @@ class _PointMaker:
 def merge_problems(problems: Mapping[str, Sequence[str]], point_count: int) -> list[str]:
     """Merge the problems of points, by name, into a list: each once, with the points that have it."""
     found = _MergedProblems()
-    for name, told in problems.items():
-        found.add(name, told)
+    for name, of_point in problems.items():
+        found.add(name, of_point)
     return found.render(point_count)
 
 
@@ -288,7 +288,7 @@ def _key_paths(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path
             continue
         meant = path or (key,)
         if meant in seen:
-            problems.append(f"{place}: {seen[meant]} sets the same; leave one of them out")
+            problems.append(f"{place}: {seen[meant]} sets the same key; leave one of them out")
         seen.setdefault(meant, place)
         keys[key] = path
     for index, point in enumerate(spec.list):
@@ -327,7 +327,7 @@ def _parse_key(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
         ]
         if words[1] not in roles:
             known = ", ".join(str(role) for role in roles) or "none"
-            return (), f'workers has no role "{words[1]}" (there: {known})'
+            return (), f'workers has no role "{words[1]}" (known: {known})'
         words[1] = roles.index(words[1])
     return tuple(words), None
 
@@ -341,14 +341,14 @@ def _shape_problems(spec: SweepSpec) -> list[str]:
     ]
     lengths = {key: len(values) for key, values in spec.zip.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        problems.append(f"sweep.zip: its lists go side by side and must be as long as each other: {told}")
+        found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        problems.append(f"sweep.zip: its lists are used side by side and must have equal lengths: {found}")
     if not (spec.grid or spec.zip or spec.list):
         problems.append("sweep: has no points; give grid, zip or list")
     count = math.prod(map(len, spec.grid.values())) * (max(lengths.values(), default=1)) * (len(spec.list) or 1)
     if count > MOST_POINTS:
         problems.append(
-            f"sweep: makes {count} points and the limit is {MOST_POINTS}; take fewer values, or several files"
+            f"sweep: makes {count} points and the limit is {MOST_POINTS}; use fewer values, or several job files"
         )
     for part, values in (("grid", spec.grid), ("zip", spec.zip), ("list", dict(enumerate(spec.list)))):
         for key, value in values.items():
@@ -378,7 +378,7 @@ def _combinations(spec: SweepSpec) -> Iterator[list[_PointValue]]:
         for key, values in spec.grid.items()
     ]
     rows = range(len(next(iter(spec.zip.values()), ())))
-    beside = [
+    zipped = [
         [_PointValue(key, values[row], f"sweep.zip.{key}[{row}]") for key, values in spec.zip.items()] for row in rows
     ]
     listed = [
@@ -386,6 +386,6 @@ def _combinations(spec: SweepSpec) -> Iterator[list[_PointValue]]:
         for index, point in enumerate(spec.list)
     ]
     for combined in itertools.product(*grid):
-        for side in beside or [[]]:
+        for side in zipped or [[]]:
             for point in listed or [[]]:
                 yield [*combined, *side, *point]

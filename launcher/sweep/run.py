@@ -49,7 +49,7 @@ def gpu_slots(planned: PlannedSweep, visible_devices: str | None) -> list[str | 
     if len(devices) < at_once * each:
         raise LauncherError(
             f"{planned.source}: sweep.max_parallel: {at_once} points of {each} GPUs need {at_once * each} and "
-            f"{len(devices)} are here; set max_parallel to {max(1, len(devices) // each)}"
+            f"this machine has {len(devices)}; set max_parallel to {max(1, len(devices) // each)}"
         )
     return [",".join(devices[slot * each : (slot + 1) * each]) for slot in range(at_once)]
 

@@ -21,18 +21,18 @@ def secret_problems(
     for path, value in _secrets(body, ()):
         if value == value_at(base, path) or all(is_harmless(text) for text in _texts(value)):
             continue
-        said = [source for key, source in sources.items() if paths[key] and path[: len(paths[key])] == paths[key]]
+        setters = [source for key, source in sources.items() if paths[key] and path[: len(paths[key])] == paths[key]]
         names = {name for text in _texts_at(base, path) for name in find_placeholders(text)} & sources.keys()
-        said = said or [f"{{{name}}} of {sources[name]}" for name in sorted(names)]
-        if not said:  # it contains only the point's name or index
+        setters = setters or [f"{{{name}}} of {sources[name]}" for name in sorted(names)]
+        if not setters:  # it contains only the point's name or index
             continue
         name = path[-1]
-        cure = "write it where the option is, or name the program's own variable for it in `secrets`"
+        fix = "write it at the option, or list the program's own variable for it in `secrets`"
         if path[-2:-1] == ("env",):
-            cure = f"say `secrets: [{name}]`, or give the variable another name if it is none"
+            fix = f"add `secrets: [{name}]`, or rename the variable if it is not a secret"
         yield (
-            f"{format_place(path)}: {' and '.join(said)} says its value, and {name} is called like a secret: "
-            f"values of a sweep stand in names and in files that others read; take it out of the sweep and {cure}"
+            f"{format_place(path)}: {' and '.join(setters)} sets its value, and the name {name} looks like a secret. "
+            f"Values of a sweep appear in names and in files that others can read; remove it from the sweep and {fix}"
         )
 
 

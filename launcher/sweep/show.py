@@ -36,9 +36,7 @@ def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
         return found
     known = ", ".join(one.point.name for one in planned.points[:MOST_KNOWN])
     more = ", ..." if len(planned.points) > MOST_KNOWN else ""
-    raise LauncherError(
-        f"--point: {planned.source} has no point {point!r}; name one or give its number ({known}{more})"
-    )
+    raise LauncherError(f"--point: {planned.source} has no point {point!r}; give a name or a number ({known}{more})")
 
 
 def script_of_point(planned: PlannedSweep, planned_point: PlannedPoint) -> str:
@@ -102,7 +100,7 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
             (str(point["index"]), point["name"], values, str(point["nodes"]), *where, str(point["gpus"]), limit)
         )
     most = described["max_parallel"]
-    at_once = f"at most {most} at once" if most else "as many at once as there is room for"
+    at_once = f"at most {most} at once" if most else "as many at once as resources allow"
     lines = [
         *align_columns(rows),
         "",
@@ -113,9 +111,9 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
     for number, array in enumerate(arrays):
         lines.append("")
         if len(arrays) > 1:
-            after = ", after the one before" if number and most else ""
+            after = "; it starts after the previous one" if number and most else ""
             points = array["tasks"].partition("%")[0]
-            lines.append(f"array {number + 1} of {len(arrays)}: points {points}, which ask for the same{after}")
+            lines.append(f"array {number + 1} of {len(arrays)}: points {points}, with the same Slurm options{after}")
         lines.append(array["script"].rstrip("\n"))
     return lines
 
@@ -144,8 +142,8 @@ def explain_point(planned: PlannedSweep, planned_point: PlannedPoint, sources: S
         _with_sweep_source(row, planned.sweep, planned_point.point, sources)
         for row in explain_values(planned_point.planned_job, sources)
     ]
-    there = {row.source for row in rows}
-    own = (row for row in _sweep_sources(planned.sweep, planned_point.point, sources) if row.source not in there)
+    shown = {row.source for row in rows}
+    own = (row for row in _sweep_sources(planned.sweep, planned_point.point, sources) if row.source not in shown)
     return (*own, *rows)
 
 

@@ -31,7 +31,7 @@ def check_array_size(planned: PlannedSweep) -> None:
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     if match and len(planned.points) > int(match[1]):
         raise LauncherError(
-            f"{planned.source}: the sweep has {len(planned.points)} points and this cluster takes at most {match[1]} "
+            f"{planned.source}: the sweep has {len(planned.points)} points and this cluster accepts at most {match[1]} "
             "in an array (MaxArraySize); split the sweep over several files"
         )
 
@@ -107,7 +107,7 @@ def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
         if job_text is not None:
             keep_job_file(staging, job_text)
     except OSError as error:
-        raise LauncherError(f"{staging} cannot be made: {error.strerror}") from error
+        raise LauncherError(f"{staging} cannot be created: {error.strerror}") from error
     return staging
 
 
@@ -190,11 +190,11 @@ def _settle(
         for array in held:
             for index in array.indexes:
                 job_id, one = f"{array.array.job_id}_{index}", planned.points[index]
-                told = (job_id, staged[index], record, staging, array.script, array.array.cluster)
-                names[index] = settle_point(one, *told)
+                facts = (job_id, staged[index], record, staging, array.script, array.array.cluster)
+                names[index] = settle_point(one, *facts)
                 (links / job_id).symlink_to(Path("..", names[index]))
     except OSError as error:
-        raise LauncherError(f"{links} cannot be made: {error.strerror}") from error
+        raise LauncherError(f"{links} cannot be created: {error.strerror}") from error
     return names
 
 
@@ -212,12 +212,12 @@ def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
         except LauncherError as error:
             left.append(f"{array.array.job_id} ({error})")
     if left:
-        told = f"{cause}\n  jobs on hold that could not be cancelled: {', '.join(left)}; cancel them by hand"
-        raise LauncherError(told) from cause
+        message = f"{cause}\n  jobs on hold that could not be cancelled: {', '.join(left)}; cancel them by hand"
+        raise LauncherError(message) from cause
 
 
 def _rename(source: Path, target: Path) -> None:
     try:
         os.rename(source, target)
     except OSError as error:
-        raise LauncherError(f"{target} cannot be made: {error.strerror}") from error
+        raise LauncherError(f"{target} cannot be created: {error.strerror}") from error

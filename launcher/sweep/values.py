@@ -80,16 +80,16 @@ def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str 
         at = format_place(path[:depth])
         if isinstance(step, int):
             if not isinstance(inner, list):
-                return f"{key}: {at} is no list"
+                return f"{key}: {at} is not a list"
             if step >= len(inner):
                 return f"{key}: {at} has {len(inner)} entries, counted from 0"
             if last and value is None:
-                return f"{key}: an entry of a list cannot be taken away by null; give the whole list"
+                return f"{key}: null cannot remove an entry of a list; give the whole list"
             if last:
                 inner[step] = merge(inner[step], _env_numbers_to_text(path, value))
         else:
             if not isinstance(inner, dict):
-                return f"{key}: {at} is no mapping"
+                return f"{key}: {at} is not a mapping"
             if last and value is None:
                 inner.pop(step, None)
             elif last:
@@ -255,9 +255,9 @@ class PointFiller:
         if not _is_filled_later(path):
             return "".join(part for part, _ in parts)
         if (joined := join_literally(parts)) is None:
-            told = "".join(part for part, _ in parts)
+            filled = "".join(part for part, _ in parts)
             why = "braces of values around a placeholder form a literal one; put something between them"
-            self.problems.append(f"{place}: {told!r}: {why}")
+            self.problems.append(f"{place}: {filled!r}: {why}")
         return joined or ""
 
     def _placeholder_text(self, name: str, place: str, *, is_shell_code: bool) -> str:
@@ -269,10 +269,10 @@ class PointFiller:
             self.problems.append(f"{place}: {{{name}}} is {kind}, which cannot be part of a text")
         filled = yaml_text(value)
         if is_shell_code and not _SHELL_SAFE.fullmatch(filled):
-            cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
+            fix = f'pass it in env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
             if place == format_place(_PREAMBLE_PATH):  # no variables are set yet where the batch script begins
-                cure = "only letters, digits and _ . , : / @ % + = - are allowed there"
-            self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
+                fix = "only letters, digits and _ . , : / @ % + = - are allowed there"
+            self.problems.append(f"{place}: {filled!r} of {{{name}}} would be interpreted by the shell; {fix}")
         return filled
 
     def _report_unknown(self, name: str, place: str, *, is_certain: bool) -> None:
@@ -283,8 +283,8 @@ class PointFiller:
         if name in self._placeholders:
             self.problems.append(f"{place}: {{{name}}} has no value at this point; give it one at every point")
         elif near or is_certain:
-            hint = f'; did you mean "{{{near[0]}}}"?' if near else f"; for braces that stay write {{{{{name}}}}}"
-            self.problems.append(f"{place}: {{{name}}} is no placeholder{hint}")
+            hint = f'; did you mean "{{{near[0]}}}"?' if near else f"; to keep the braces write {{{{{name}}}}}"
+            self.problems.append(f"{place}: {{{name}}} is not a placeholder{hint}")
 
 
 def _is_command(path: Path) -> bool:

@@ -38,8 +38,8 @@ def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
     for task in plan.get("tasks", ()):
         given = task.get("env", {})
         if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:
-            told = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
-            found = tuple(int(part) for part in told.split("x") if part.isdigit())
+            concurrencies = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
+            found = tuple(int(part) for part in concurrencies.split("x") if part.isdigit())
             return PlannedBenchmark(found, "GPUJOB_OSL" in given)
     return None
 
@@ -48,7 +48,9 @@ def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) ->
     """Planned concurrencies without a readable result. A result that does not name its concurrency fits any."""
     rows = _rows(results)
     known = {entry.get("concurrency") for entry in rows}
-    found = [] if planned is None else [each for each in planned.concurrencies if each not in known]
+    found = (
+        [] if planned is None else [concurrency for concurrency in planned.concurrencies if concurrency not in known]
+    )
     unnamed = sum("concurrency" not in entry for entry in rows)
     return found if len(found) > unnamed else []
 
@@ -85,11 +87,11 @@ def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: f
         faults.append("damaged results")
     if not faults:
         return VerificationCheck(BENCHMARK, True, _done_text(rows, planned))
-    words = "; ".join(faults)
+    text = "; ".join(faults)
     if unread and lacking:
-        return VerificationCheck(BENCHMARK, None, "; ".join((words, *unread)))
+        return VerificationCheck(BENCHMARK, None, "; ".join((text, *unread)))
     flaws = tuple(FileFlaw(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
-    return VerificationCheck(BENCHMARK, False, words, flaws, len(flaws))
+    return VerificationCheck(BENCHMARK, False, text, flaws, len(flaws))
 
 
 def _rows(results: Results) -> list[Mapping[str, Any]]:
@@ -112,17 +114,17 @@ def _faults_by_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str
         else:
             name = str(concurrency)
         groups.setdefault(name, []).append(entry)
-    lacks = {
+    faults = {
         name: [_result_fault(entry, share, has_tokens=planned.has_tokens) for entry in entries]
         for name, entries in groups.items()
     }
     found = []
     for fault in (NO_REQUEST, NO_TOKENS, TOO_FEW):
-        names = [name for name, lacking in lacks.items() if None not in lacking and lacking[-1] == fault]
-        words = {name: f"{name}{_request_count_text(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
-        known = [words[name] for name in names if name.isdigit()]
-        others = [words[name] for name in names if not name.isdigit()]
-        places = ([f"at concurrency {names_text(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
+        names = [name for name, lacking in faults.items() if None not in lacking and lacking[-1] == fault]
+        texts = {name: f"{name}{_request_count_text(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
+        numbered = [texts[name] for name in names if name.isdigit()]
+        others = [texts[name] for name in names if not name.isdigit()]
+        places = ([f"at concurrency {names_text(numbered, MOST_NAMED)}"] if numbered else []) + others[:MOST_NAMED]
         if places:
             found.append(f"{fault.format(100 * share)} {', '.join(places)}")
     return found
@@ -145,14 +147,14 @@ def _result_fault(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -
 
 def _done_text(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
     count = len(planned.concurrencies)
-    words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
+    text = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
     if not count:
-        words = f"{len(rows)} result{'' if len(rows) == 1 else 's'}"
-    told = []
+        text = f"{len(rows)} result{'' if len(rows) == 1 else 's'}"
+    counts = []
     if all("requests" in entry for entry in rows):
         done = sum(entry["requests"] for entry in rows)
         asked = sum(entry.get("requests_expected", entry["requests"]) for entry in rows)
-        told.append(f"{done} of {asked} requests ({asked - done} failed)" if done < asked else f"{done} requests")
+        counts.append(f"{done} of {asked} requests ({asked - done} failed)" if done < asked else f"{done} requests")
     if all("output_tokens" in entry for entry in rows):
-        told.append(f"{sum(entry['output_tokens'] for entry in rows)} output tokens")
-    return f"{words}: {', '.join(told)}" if told else words
+        counts.append(f"{sum(entry['output_tokens'] for entry in rows)} output tokens")
+    return f"{text}: {', '.join(counts)}" if counts else text

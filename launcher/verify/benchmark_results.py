@@ -83,7 +83,7 @@ SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1
 
 
 # Reason for a file that is not a result, such as other files in the folder.
-UNKNOWN_FORMAT = "holds no result of a benchmark that is known"
+UNKNOWN_FORMAT = "contains no result of a known benchmark"
 
 
 class NoBenchmarkResult(Exception):
@@ -112,7 +112,9 @@ def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
         if len(found) >= MOST_FILES:
             break
     if more := sum(1 for _ in paths):
-        found.append({"file": "", "problem": f"{more} more files were not read; a report has {MOST_FILES} results"})
+        found.append(
+            {"file": "", "problem": f"{more} more files were not read; a report lists at most {MOST_FILES} results"}
+        )
     last = math.inf
     return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
 
@@ -126,7 +128,7 @@ def _read_results(path: Path, most: int) -> list[dict[str, Any]]:
                 results = _read_lines(source)
                 found.extend(islice(results, most))  # keeps those before a truncated line
                 if next(results, None) is not None:
-                    raise NoBenchmarkResult(f"has more results than a report, which has {MOST_FILES}")
+                    raise NoBenchmarkResult(f"has too many results; a report lists at most {MOST_FILES}")
         else:
             found.append(_read_result(path))
     except NoBenchmarkResult as why:
@@ -151,8 +153,8 @@ def _summaries(folder: Path) -> list[Path]:
     """Summaries of one run, in its folder or one level below; the folder itself without any."""
     names = _entry_names(folder)
     below = [folder / name for name in names if os.path.isdir(folder / name)]
-    places = [(folder, names), *((path, _entry_names(path)) for path in below)]
-    return [path / name for path, found in places for name in found if name.endswith(SUMMARY_SUFFIXES)] or [folder]
+    folders = [(folder, names), *((path, _entry_names(path)) for path in below)]
+    return [path / name for path, found in folders for name in found if name.endswith(SUMMARY_SUFFIXES)] or [folder]
 
 
 def _entry_names(folder: Path, pattern: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
@@ -167,10 +169,8 @@ def _read_result(path: Path) -> dict[str, Any]:
     """The result in one file. Raises NoBenchmarkResult, OSError."""
     if path.is_dir():
         if RUN_FOLDER.fullmatch(path.name) is None:
-            raise NoBenchmarkResult("is no regular file")
-        raise NoBenchmarkResult(
-            "there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?"
-        )
+            raise NoBenchmarkResult("is not a regular file")
+        raise NoBenchmarkResult("contains no AIPerf summary (profile_export_aiperf.json): did this run end early?")
     with _opened(path) as source:
         size = os.fstat(source.fileno()).st_size
         if size <= FULL_READ_BYTES:
@@ -185,7 +185,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file without blocking. Raises NoBenchmarkResult, OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            raise NoBenchmarkResult("is no regular file")
+            raise NoBenchmarkResult("is not a regular file")
         yield source
 
 
@@ -213,14 +213,14 @@ def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
             if not piece:
                 break
             if source.tell() > LINES_BYTES:
-                raise NoBenchmarkResult(f"was read up to {LINES_BYTES >> 20} MiB")
+                raise NoBenchmarkResult(f"is too large; only the first {LINES_BYTES >> 20} MiB were read")
             end = (end + piece)[-PART_BYTES:]
         if end:
             yield line[:PART_BYTES], (line + end)[-PART_BYTES:]
         elif line.strip():
             yield (line,)
         if source.tell() > LINES_BYTES:
-            raise NoBenchmarkResult(f"was read up to {LINES_BYTES >> 20} MiB")
+            raise NoBenchmarkResult(f"is too large; only the first {LINES_BYTES >> 20} MiB were read")
 
 
 def parse_benchmark_result(text: bytes) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NoBenchmarkResult("is no whole JSON: was it cut off?") from error
+        raise NoBenchmarkResult("is not complete JSON: was it cut off?") from error
     found: dict[str, Any] = {}
     if isinstance(body, dict):
         found = _parse_sa_bench(body) or _parse_aiperf(body)
@@ -242,7 +242,7 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
 def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
     """The numbers of a result, from the start and the end of its text. Raises NoBenchmarkResult."""
     if not end.rstrip().endswith(b"}"):
-        raise NoBenchmarkResult("is no whole JSON: was it cut off?")
+        raise NoBenchmarkResult("is not complete JSON: was it cut off?")
     body: dict[str, Any] = {}
     for key, number in [*reversed(_NUMBER_IN_PART.findall(begin)), *_NUMBER_IN_PART.findall(end)]:
         try:
@@ -253,7 +253,7 @@ def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
     if part_generates_no_text(begin) or part_generates_no_text(end):
         _drop_zero_tokens(found)
     if not found:
-        raise NoBenchmarkResult(f"{UNKNOWN_FORMAT}, at its begin and its end")
+        raise NoBenchmarkResult(f"{UNKNOWN_FORMAT} at its beginning or its end")
     return found
 
 
@@ -335,8 +335,8 @@ def _bounded(key: str, value: object, ours: str = "") -> float | None:
     if number is None or number <= most:
         return number
     digits = str(value)
-    told = digits if len(digits) <= FEW_DIGITS else f"{digits[:FEW_DIGITS]}..."
-    raise NoBenchmarkResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
+    shown = digits if len(digits) <= FEW_DIGITS else f"{digits[:FEW_DIGITS]}..."
+    raise NoBenchmarkResult(f"{key} is {shown}, more than any benchmark can reach (at most {most:.3g})")
 
 
 def _with_integer_counts(found: dict[str, Any]) -> dict[str, Any]:
@@ -364,12 +364,12 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
 
 def _has_counted_all(entry: Mapping[str, Any], done: int) -> bool:
     """Whether the benchmark itself reported its total, and at least as many requests as its results."""
-    told = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
-    return told and (entry["items"] or 0) >= done
+    reports_total = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
+    return reports_total and (entry["items"] or 0) >= done
 
 
 def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
-    """Sum of a count over all results; None if one lacks it, or without results."""
+    """Sum of a count over all results; None if a result does not have it, or without results."""
     counts = [entry.get(key) for entry in results if "problem" not in entry]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None

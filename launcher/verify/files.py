@@ -89,7 +89,7 @@ class VerifiedOutput(NamedTuple):
     owners: frozenset[int]  # ranks that file names identify unambiguously
     checked: int  # files checked
     valid: int  # of those, valid
-    unknown: int  # of no known format
+    unknown: int  # of unknown format
     undecided: int  # of a format that does not show damage
     empty: int
     damaged: int  # damaged
@@ -417,13 +417,13 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         return False
 
     def _record_tokens(self, name: str, file_check: FileCheck, text: bytes, *, is_complete: bool) -> None:
-        found, told = (
+        found, counts = (
             self._found,
             count_tokens(text, is_json_lines=file_check.format == "jsonl", is_complete=is_complete),
         )
-        found.tokens = add_token_counts(found.tokens, told)
-        if told.failure_text is not None:
-            _append_flaw(found.without_tokens, FileFlaw(printable(name), file_check.format, told.failure_text))
+        found.tokens = add_token_counts(found.tokens, counts)
+        if counts.failure_text is not None:
+            _append_flaw(found.without_tokens, FileFlaw(printable(name), file_check.format, counts.failure_text))
 
     def _hash_file(self, name: str) -> Iterator[None]:
         digest = hashlib.sha256()
@@ -494,10 +494,10 @@ class LogResults(_SlicedWork[VerifiedLogs]):
                     before = max(0, os.fstat(fd).st_size - RESULT_BYTES)
                     text = os.pread(fd, RESULT_BYTES, before)
             self._checked += 1
-            told = count_tokens_in_log(text, is_complete=not before)
-            self._tokens = add_token_counts(self._tokens, told)
-            if told.failure_text is not None:
-                _append_flaw(self._without_tokens, FileFlaw(printable(name), None, told.failure_text))
+            counts = count_tokens_in_log(text, is_complete=not before)
+            self._tokens = add_token_counts(self._tokens, counts)
+            if counts.failure_text is not None:
+                _append_flaw(self._without_tokens, FileFlaw(printable(name), None, counts.failure_text))
             yield
 
 
@@ -565,9 +565,9 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
         watch = CheckpointWatch(self._directory, self._pattern, verify=False)
         now, behind = time.time(), True
         while behind:
-            sight = watch.poll(now)
-            self._entries.update((entry.name, entry) for entry in sight.entries)
-            now, behind = now + 1.0, sight.has_unread_names
+            snapshot = watch.poll(now)
+            self._entries.update((entry.name, entry) for entry in snapshot.entries)
+            now, behind = now + 1.0, snapshot.has_unread_names
             yield
 
     def _newest(self, excluded_keys: Collection[str]) -> Checkpoint | None:

@@ -64,11 +64,11 @@ class _FileWork:
         except WatchFailed as error:
             self.finish(unread_reason=str(error))
         except OSError as error:
-            words = error.strerror or str(error)
+            text = error.strerror or str(error)
             if error.errno in TRANSIENT:
-                self._handle_transient_error(words)
+                self._handle_transient_error(text)
             else:
-                self.finish(error=words)
+                self.finish(error=text)
 
     def _apply(self, facts: Any) -> None:
         self.facts, self.requested_at, self.transient_error = facts, None, None

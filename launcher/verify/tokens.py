@@ -115,26 +115,26 @@ def count_tokens(text: bytes, *, is_json_lines: bool, is_complete: bool = True) 
         values += value if isinstance(value, list) else [value]
     if partial and not is_json_lines:
         return _count_in_part(text)
-    told = TokenCounts()
+    counts = TokenCounts()
     for value in values:
         if isinstance(value, dict):
-            told = add_token_counts(told, _count_in_result(value))
-    if partial and told.requests:  # the unread part may have some
-        told = told._replace(requests_with_tokens=told.requests_with_tokens + 1, may_have_more=True)
-    if partial and told.results:
-        told = told._replace(results_with_tokens=told.results_with_tokens + 1, may_have_more=True)
-    return told
+            counts = add_token_counts(counts, _count_in_result(value))
+    if partial and counts.requests:  # the unread part may have some
+        counts = counts._replace(requests_with_tokens=counts.requests_with_tokens + 1, may_have_more=True)
+    if partial and counts.results:
+        counts = counts._replace(results_with_tokens=counts.results_with_tokens + 1, may_have_more=True)
+    return counts
 
 
 def _count_in_part(text: bytes) -> TokenCounts:
     """Count tokens in the start of a JSON text."""
     of_text = TEXT_ONLY_KEY.search(text.decode(errors="replace")) is not None and not part_generates_no_text(text)
-    told = TokenCounts()
+    counts = TokenCounts()
     for key, number in _TOTAL_IN_TEXT.findall(text):
-        told = add_token_counts(
-            told, _one_result(f"{key.decode()} is 0", has_tokens=int(number) > 0, needs_tokens=of_text)
+        counts = add_token_counts(
+            counts, _one_result(f"{key.decode()} is 0", has_tokens=int(number) > 0, needs_tokens=of_text)
         )
-    return told
+    return counts
 
 
 def _one_result(failure_text: str, *, has_tokens: bool, needs_tokens: bool) -> TokenCounts:

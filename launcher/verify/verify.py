@@ -161,20 +161,20 @@ def required_count(share: float, total: int) -> int:
 
 
 def _work_checks(manifest: Manifest, work: JobWork, work_source: str) -> list[VerificationCheck]:
-    total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
+    total, done, expected, wanted = manifest.total_items, work.done, work.expected, manifest.verify
     if work.counts_total_items(total) and total is not None:
         if done is None:
-            return [VerificationCheck(ITEMS, False, f"no log said how many of {total} items were done")]
+            return [VerificationCheck(ITEMS, False, f"no log shows how many of {total} items were done")]
         return [_count_check(ITEMS, done, total, work.processed, wanted)]
     checks = []
-    if work.is_in_step and done is not None and told:
+    if work.is_in_step and done is not None and expected:
         given = manifest.total_epochs is not None or manifest.total_steps is not None
-        checks.append(_count_check(str(work.unit), done, told, work.processed, wanted, is_total_given=given))
+        checks.append(_count_check(str(work.unit), done, expected, work.processed, wanted, is_total_given=given))
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
-            lacks = (done or 0) < required_count(wanted.complete_share, told or 0)
-            short = f"; {work_source} say {done or 0} of {told}{counted}" if lacks else ""
+            is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
+            short = f"; {work_source} show {done or 0} of {expected}{counted}" if is_short else ""
             checks.append(
                 VerificationCheck(
                     ITEMS, None, f"the job file gives no progress.total_items{short}", is_inapplicable=True
@@ -191,24 +191,24 @@ def _unknown_items_reason(work: JobWork, total: int | None) -> str:
         return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
     if work.unit is not None:
         return f"{work.unit} are counted, not items"
-    return f"{' and '.join(work.units)} are counted, which do not add up"
+    return f"{' and '.join(work.units)} are counted, which have no common total"
 
 
 def _count_check(
     unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, is_total_given: bool = False
 ) -> VerificationCheck:
     """Whether enough of ``total`` is done; ``is_total_given`` means that the job file gives the total."""
-    again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
-    words = f"{done} of {total} {unit} done{again}"
+    repeated = f" ({processed} including repeated ones)" if processed is not None and processed > done else ""
+    text = f"{done} of {total} {unit} done{repeated}"
     passed = done >= required_count(wanted.complete_share, total)
     if unit == ITEMS:
         enough = "" if done >= total else f"; {100 * wanted.complete_share:g}% are enough"
-        return VerificationCheck(unit, passed, words + enough)
+        return VerificationCheck(unit, passed, text + enough)
     if passed:
-        return VerificationCheck(unit, True, words)
+        return VerificationCheck(unit, True, text)
     # undecided: logs count from 0 and skip lines, and training may stop early
-    why = "the program may have stopped early" if is_total_given else "the job file gives no total of them"
-    return VerificationCheck(unit, None, f"{words}, as far as the logs say; {why}")
+    reason = "the program may have stopped early" if is_total_given else "the job file gives no total"
+    return VerificationCheck(unit, None, f"{text}, according to the logs; {reason}")
 
 
 # Output files
@@ -284,9 +284,9 @@ def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, Mapping[str, An
 
 def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[VerificationCheck]:
     manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
-    trouble = _unreadable_check("outputs", "output", manifest.directory(group), result)
-    if trouble is not None:
-        return [trouble]
+    unreadable = _unreadable_check("outputs", "output", manifest.directory(group), result)
+    if unreadable is not None:
+        return [unreadable]
     facts: VerifiedOutput | None = result.facts
     if facts is None or not facts.listed:
         return [VerificationCheck("outputs", None, f"{NO_TIME} them")]
@@ -303,14 +303,14 @@ def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[Verificati
                 )
             ]
         if job.files_before:
-            there = "is" if job.files_before == 1 else "are"
+            verb = "is" if job.files_before == 1 else "are"
             return [
-                VerificationCheck("outputs", False, f"{_file_count_text(job.files_before)} {there} gone from {place}")
+                VerificationCheck("outputs", False, f"{_file_count_text(job.files_before)} {verb} gone from {place}")
             ]
     if not facts.files and not facts.older:
-        words = f"no file matches {group.pattern} in {place}{least}"
+        text = f"no file matches {group.pattern} in {place}{least}"
         return [
-            VerificationCheck("outputs", missing, words, is_inapplicable=missing is None and _is_default(OUTPUT, group))
+            VerificationCheck("outputs", missing, text, is_inapplicable=missing is None and _is_default(OUTPUT, group))
         ]
     if not facts.written:
         # a resumed job need not write all files again
@@ -331,14 +331,12 @@ def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[Verificati
 def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
     """Checks for files on the disks of several nodes. This node reads its own; sidecars counted the others."""
     wanted = job.manifest.verify.outputs
-    words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
+    text = f"{nodes.files} files, {nodes.bytes} bytes on the nodes' disks, according to their sidecars"
     doubts = []
     if nodes.silent_nodes:
-        doubts.append(
-            f"{nodes.silent_nodes} of them {'has' if nodes.silent_nodes == 1 else 'have'} not reported theirs"
-        )
+        doubts.append(f"no file report from {nodes.silent_nodes} node{'' if nodes.silent_nodes == 1 else 's'}")
     if not nodes.has_new_files:
-        doubts.append("none is known to be written since the job started")
+        doubts.append("unknown whether any was written since the job started")
     if wanted is not None and nodes.files < wanted:
         doubts.append(f"at least {wanted} are expected (verify.outputs)")
     if facts.empty:
@@ -348,13 +346,13 @@ def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedO
     if own.passed is not False and nodes.invalid:
         names = ", ".join(nodes.invalid[:MOST_NAMED])
         valid = VerificationCheck(
-            "valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}"
+            "valid", None, f"the sidecars found damaged files, from this job or an earlier one: {names}"
         )
     elif own.passed is not False and (nodes.silent_nodes or not nodes.is_valid):
-        valid = VerificationCheck("valid", None, f"{own.detail}; for the files of other nodes it is unknown")
+        valid = VerificationCheck("valid", None, f"{own.detail}; unknown for the files of other nodes")
     records = _records_check(job, None if nodes.silent_nodes else nodes.records, facts)
     return [
-        VerificationCheck("outputs", None if doubts else True, "; ".join((words, *doubts))),
+        VerificationCheck("outputs", None if doubts else True, "; ".join((text, *doubts))),
         valid,
         *((records,) if records is not None else ()),
     ]
@@ -367,40 +365,44 @@ def _completeness_check(
     wanted, manifest = job.manifest.verify.outputs, job.manifest
     complete = records is not None and records.passed is True
     short = records is not None and records.passed is False
-    told = facts.done and facts.checked == facts.files
-    failed, open_, notes = False, False, []
+    is_conclusive = facts.done and facts.checked == facts.files
+    failed, is_open, notes = False, False, []
     if facts.empty:
         notes.append(f"empty: {_flaw_names(facts.empty_files, facts.empty)}")
         ranks = manifest.ranks_of_roles()
         owners = [rank_in_file_name(flaw.file, ranks) for flaw in facts.empty_files]
-        ill = [rank for rank in owners if rank is None or rank not in job.idle_ranks]
-        if ill and not complete:
-            all_empty = facts.empty == facts.files and told
+        suspect_ranks = [rank for rank in owners if rank is None or rank not in job.idle_ranks]
+        if suspect_ranks and not complete:
+            all_empty = facts.empty == facts.files and is_conclusive
             failed = (
                 short
                 or all_empty
-                or (told and manifest.verify.records_per_item is not None and _has_busy_rank(ill, job))
+                or (
+                    is_conclusive
+                    and manifest.verify.records_per_item is not None
+                    and _has_busy_rank(suspect_ranks, job)
+                )
             )
-            open_ = not failed
+            is_open = not failed
     if wanted is not None:
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
     elif lacking := _workers_without_output(manifest, facts.owners, job.work, job.idle_ranks):
         more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
-        words = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
-        if not complete and (short or told):
+        text = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
+        if not complete and (short or is_conclusive):
             failed = True
-            words += "; verify.outputs sets how many are enough"
+            text += "; set verify.outputs if fewer are enough"
         elif not complete:
-            open_ = True
-        notes.append(words)
+            is_open = True
+        notes.append(text)
     if failed and facts.older and not manifest.resumes:
-        notes.append(f"{facts.older} older ones count with `resume: true`")
-    words = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
+        notes.append(f"{facts.older} older ones would count with `resume: true`")
+    text = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
     if failed:
-        return VerificationCheck("outputs", False, words, facts.empty_files, facts.empty)
-    return VerificationCheck("outputs", None if open_ else True, words)
+        return VerificationCheck("outputs", False, text, facts.empty_files, facts.empty)
+    return VerificationCheck("outputs", None if is_open else True, text)
 
 
 def _has_busy_rank(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
@@ -415,16 +417,18 @@ def _workers_without_output(
     lacking = []
     for role in dict.fromkeys(task.role for task in manifest.tasks):
         tasks = [task for task in manifest.tasks if task.role == role and task.critical]
-        there = {task.rank for task in tasks} & set(owners)
-        if not there:
+        owning_ranks = {task.rank for task in tasks} & set(owners)
+        if not owning_ranks:
             continue
-        expected = [task for task in tasks if task.rank in firsts or not there <= firsts]
+        expected = [task for task in tasks if task.rank in firsts or not owning_ranks <= firsts]
         ranks = [task.rank for task in expected]
-        if work.is_in_step and there == {min(ranks)}:
+        if work.is_in_step and owning_ranks == {min(ranks)}:
             continue  # often only the first of several workers with the same work writes
-        if any(there == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width):
+        if any(
+            owning_ranks == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width
+        ):
             continue  # likewise the first of each group that shares work
-        lacking += [task.worker for task in expected if task.rank not in there and task.rank not in idle]
+        lacking += [task.worker for task in expected if task.rank not in owning_ranks and task.rank not in idle]
     return lacking
 
 
@@ -440,20 +444,20 @@ def _file_count_text(count: int) -> str:
 def _validity_check(facts: VerifiedOutput) -> VerificationCheck:
     others = []
     if facts.unknown:
-        others.append(f"{_file_count_text(facts.unknown)} of no known format")
+        others.append(f"{_file_count_text(facts.unknown)} of unknown format")
     if facts.undecided:
-        others.append(f"{_file_count_text(facts.undecided)} of which it cannot be told")
+        others.append(f"{_file_count_text(facts.undecided)} whose check was inconclusive")
     if facts.unreadable:
         others.append(f"{_file_count_text(facts.unreadable)} that could not be read ({facts.unreadable_reason})")
     if facts.checked < facts.files:
         others.append(f"{NO_TIME} {facts.files - facts.checked} of {facts.files}")
     if facts.damaged:
         flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
-        words = f"{facts.damaged} of {_file_count_text(facts.files)} damaged: {_flaw_names(flaws, facts.damaged)}"
-        return VerificationCheck("valid", False, "; ".join((words, *others)), flaws, facts.damaged)
+        text = f"{facts.damaged} of {_file_count_text(facts.files)} damaged: {_flaw_names(flaws, facts.damaged)}"
+        return VerificationCheck("valid", False, "; ".join((text, *others)), flaws, facts.damaged)
     passed = True if facts.valid and facts.checked == facts.files and not facts.unreadable else None
-    words = f"{_file_count_text(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
-    return VerificationCheck("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
+    text = f"{_file_count_text(facts.valid)} valid ({', '.join(facts.formats)})" if facts.valid else ""
+    return VerificationCheck("valid", passed, "; ".join(filter(None, (text, *others))) or "all files are empty")
 
 
 def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
@@ -471,25 +475,27 @@ def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput
     elif total is not None:
         items = total
     elif records != 0:
-        why = "not all workers have reported their items" if work.counts_items else _unknown_items_reason(work, total)
-        return VerificationCheck("records", None, why)
+        reason = (
+            "not all workers have reported their items" if work.counts_items else _unknown_items_reason(work, total)
+        )
+        return VerificationCheck("records", None, reason)
     else:
         items = 0
     if records is None:
         return VerificationCheck("records", None, f"the records for {items} items have not all been counted")
-    words = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
+    text = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
     if records >= math.ceil(round(required_count(wanted.complete_share, items) * times, 6)) and records:
-        return VerificationCheck("records", True, words)
+        return VerificationCheck("records", True, text)
     if job.node_outputs is not None:
-        return VerificationCheck("records", None, f"{words}, as the sidecars have counted them")
+        return VerificationCheck("records", None, f"{text}, according to the sidecars")
     if facts.checked < facts.files or not facts.done:
-        return VerificationCheck("records", None, f"{words}; there was no time to count them all")
+        return VerificationCheck("records", None, f"{text}; there was no time to count them all")
     if facts.uncounted:
         return VerificationCheck(
-            "records", None, f"{words}; {_file_count_text(facts.uncounted)} without any that can be counted"
+            "records", None, f"{text}; {_file_count_text(facts.uncounted)} without countable records"
         )
     asked = f" (verify.records_per_item: {times:g})" if items else ""
-    return VerificationCheck("records", False, f"{words}{asked}")
+    return VerificationCheck("records", False, f"{text}{asked}")
 
 
 # Checkpoints
@@ -497,16 +503,16 @@ def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput
 
 def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResult) -> VerificationCheck:
     directory = manifest.directory(group)
-    trouble = _unreadable_check("checkpoint", "checkpoint", directory, result)
-    if trouble is not None:
-        return trouble
+    unreadable = _unreadable_check("checkpoint", "checkpoint", directory, result)
+    if unreadable is not None:
+        return unreadable
     facts: VerifiedCheckpoint | None = result.facts
     if facts is None or (facts.last is None and not facts.done):
         return VerificationCheck("checkpoint", None, f"{NO_TIME} them")
     last = facts.last
     if last is None:
-        words = f"no checkpoint like {group.pattern} in {_directory_text(manifest, group)}"
-        return VerificationCheck("checkpoint", None, words, is_inapplicable=_is_default(CHECKPOINT, group))
+        text = f"no checkpoint matches {group.pattern} in {_directory_text(manifest, group)}"
+        return VerificationCheck("checkpoint", None, text, is_inapplicable=_is_default(CHECKPOINT, group))
     name = printable(last.name)
     if facts.damaged:
         if last.state == "incomplete":
@@ -518,11 +524,13 @@ def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResu
         )
     size = f"{_file_count_text(last.files)}, {last.bytes} bytes"
     if facts.uncertain:
-        unsure = f"{_file_count_text(facts.uncertain)} of which it cannot be told ({facts.uncertain_reason})"
+        unsure = f"{_file_count_text(facts.uncertain)} whose check was inconclusive ({facts.uncertain_reason})"
         return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
     if not facts.valid:
-        return VerificationCheck("checkpoint", None, f"{name}: {size}, of no format that shows whether they are whole")
-    return VerificationCheck("checkpoint", True, f"{name} is whole: {size}")
+        return VerificationCheck(
+            "checkpoint", None, f"{name}: {size}, in formats that do not show whether they are complete"
+        )
+    return VerificationCheck("checkpoint", True, f"{name} is valid: {size}")
 
 
 def _damage_text(last: Checkpoint, flaw: FileFlaw) -> str:
@@ -531,8 +539,8 @@ def _damage_text(last: Checkpoint, flaw: FileFlaw) -> str:
 
 def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
     if facts.newest_undamaged is not None:
-        return f"the last good one is {printable(facts.newest_undamaged.name)}"
-    return "there is no good one" if facts.done else f"{NO_TIME} the ones before"
+        return f"the newest undamaged one is {printable(facts.newest_undamaged.name)}"
+    return "there is no undamaged one" if facts.done else f"{NO_TIME} earlier ones"
 
 
 # Results of benchmarks
@@ -540,18 +548,18 @@ def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
 
 def _token_checks(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
     """Whether benchmarks generated tokens; empty without a result."""
-    told = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
+    counts = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
-    words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:MOST_NAMED])
-    if not told.results and not told.requests:
+    zeros = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:MOST_NAMED])
+    if not counts.results and not counts.requests:
         return []
-    found = token_check_text(told)
-    if told.results_with_tokens or told.requests_with_tokens:
-        return [VerificationCheck("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
-    if told.results_undecided or told.requests_undecided:
-        return [VerificationCheck("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
-    words = words or f"0 in each of {told.requests} requests"
-    return [VerificationCheck("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
+    found = token_check_text(counts)
+    if counts.results_with_tokens or counts.requests_with_tokens:
+        return [VerificationCheck("tokens", True, "; ".join(filter(None, (f"{found} with tokens", zeros))))]
+    if counts.results_undecided or counts.requests_undecided:
+        return [VerificationCheck("tokens", None, f"{found}, none with tokens; results of their kinds may have none")]
+    zeros = zeros or f"0 in each of {counts.requests} requests"
+    return [VerificationCheck("tokens", False, f"the benchmark produced no tokens: {zeros}", flaws, len(flaws))]
 
 
 # Checksums
@@ -560,13 +568,13 @@ def _token_checks(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> 
 def _saved_checksums_check(run_dir: Path, result: FileWorkResult) -> VerificationCheck:
     facts: VerifiedOutput | None = result.facts
     if not result.sums or facts is None:
-        return VerificationCheck("checksums", None, "none of the files has been read")
+        return VerificationCheck("checksums", None, "no file was read")
     try:
         write_checksums(run_dir, result.sums)
     except OSError as error:
         return VerificationCheck("checksums", None, f"{CHECKSUMS_FILE} cannot be written: {error.strerror}")
-    words = f"SHA-256 of {len(result.sums)} of {_file_count_text(facts.files)} in {CHECKSUMS_FILE}"
-    return VerificationCheck("checksums", True if facts.done and len(result.sums) == facts.files else None, words)
+    text = f"SHA-256 of {len(result.sums)} of {_file_count_text(facts.files)} in {CHECKSUMS_FILE}"
+    return VerificationCheck("checksums", True if facts.done and len(result.sums) == facts.files else None, text)
 
 
 def _changed_files_check(result: FileWorkResult, known: Mapping[str, str] | None) -> VerificationCheck:
@@ -581,7 +589,7 @@ def _changed_files_check(result: FileWorkResult, known: Mapping[str, str] | None
     ]
     done = result.facts is not None and result.facts.done
     if done:
-        flaws += [FileFlaw(printable(name), None, "is gone or cannot be read") for name in known if name not in now]
+        flaws += [FileFlaw(printable(name), None, "is missing or cannot be read") for name in known if name not in now]
     if flaws:
         differing = f"{len(flaws)} of {_file_count_text(len(known))} differ from {CHECKSUMS_FILE}"
         detail = f"{differing}: {_flaw_names(flaws, len(flaws))}"

@@ -86,39 +86,42 @@ def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
 
     Workers that completed are left out. A foreign process on a GPU of several workers is a problem of their node.
     """
-    told = gpus_by_node(view)
-    nodes = {node: node_gpu_problems(found) for node, found in sorted(told.items())}
+    gpus = gpus_by_node(view)
+    nodes = {node: node_gpu_problems(found) for node, found in sorted(gpus.items())}
     found = [
-        (worker, worker_gpu_problems(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})))
+        (worker, worker_gpu_problems(worker, worker.get("gpu_devices") or (), gpus.get(worker["node"], {})))
         for worker in view["workers"]
     ]
-    met = Counter((worker["node"], trouble.key) for worker, troubles in found for trouble in troubles)
+    met = Counter((worker["node"], problem.key) for worker, problems in found for problem in problems)
     workers = []
-    for worker, troubles in found:
+    for worker, problems in found:
         if is_done(worker):
             continue
         own = []
-        for trouble in troubles:
-            if not trouble.key.startswith(FOREIGN) or met[worker["node"], trouble.key] < LEAST_SHARING_WORKERS:
-                own.append(trouble)
-            elif trouble not in nodes[worker["node"]]:
-                nodes[worker["node"]].append(trouble)
+        for problem in problems:
+            if not problem.key.startswith(FOREIGN) or met[worker["node"], problem.key] < LEAST_SHARING_WORKERS:
+                own.append(problem)
+            elif problem not in nodes[worker["node"]]:
+                nodes[worker["node"]].append(problem)
         workers.append((_worker_text(worker), own))
     return [
-        (who, what) for who, what in [*((_node_text(node), what) for node, what in nodes.items()), *workers] if what
+        (owner, what) for owner, what in [*((_node_text(node), what) for node, what in nodes.items()), *workers] if what
     ]
 
 
 def clearable_problems(view: Mapping[str, Any]) -> set[str]:
     """Owners whose earlier problems are over unless still reported; with unknown GPU state, absence proves nothing."""
-    told = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
+    readable = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
     workers = {
         _worker_text(worker)
         for worker in view["workers"]
         # a worker without a process has no condition, healthy or not
-        if worker["up"] and worker.get("pid") and worker["node"] in told and worker.get("gpu_conditions") is not None
+        if worker["up"]
+        and worker.get("pid")
+        and worker["node"] in readable
+        and worker.get("gpu_conditions") is not None
     }
-    return workers | {_node_text(node) for node, found in told.items() if found.get("health") is not None}
+    return workers | {_node_text(node) for node, found in readable.items() if found.get("health") is not None}
 
 
 def _node_text(node: str) -> str:
@@ -135,12 +138,12 @@ def gpus_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def mean_utilization(view: Mapping[str, Any]) -> float | None:
     """Mean utilization of the GPUs that workers use; None if unknown."""
-    told = gpus_by_node(view)
+    gpus = gpus_by_node(view)
     shares = {
-        device["uuid"]: known["utilization_ratio"]
+        device["uuid"]: gpu["utilization_ratio"]
         for worker in view["workers"]
         if worker["up"]
         for device in worker.get("gpu_devices") or ()
-        if (known := find_device(device["uuid"], told.get(worker["node"], {}))).get("utilization_ratio") is not None
+        if (gpu := find_device(device["uuid"], gpus.get(worker["node"], {}))).get("utilization_ratio") is not None
     }
     return fmean(shares.values()) if shares else None

@@ -47,7 +47,7 @@ def progress_text(view: Mapping[str, Any]) -> str:
     items, expected, unit = view["items"], view["items_expected"], unit_word(view)
     if items is None:
         units = job_work(view.get("workers", ())).units
-        return f"{' and '.join(units)}, which do not add up" if len(units) > 1 else "no progress yet"
+        return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else "no progress yet"
     return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
 
 
@@ -63,15 +63,15 @@ def eta_text(view: Mapping[str, Any]) -> str:
         return f"took {duration_text(view['report'].get('duration_s'))}"
     if eta is None:
         return "ETA unknown yet"
-    words = f"ETA {duration_text(eta['seconds'])} ({duration_text(eta['low'])} to {duration_text(eta['high'])})"
-    words += f", at {clock_time_text(now + eta['seconds'])}"
+    text = f"ETA {duration_text(eta['seconds'])} ({duration_text(eta['low'])} to {duration_text(eta['high'])})"
+    text += f", at {clock_time_text(now + eta['seconds'])}"
     if limit:
         margin = limit - now - eta["seconds"]
-        words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
+        text += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
         met = view["time_limit_met_probability"]
         if met is not None and met < LIKELY:
-            words += f" ({100 * met:.0f}% likely in time)"
-    return words
+            text += f" ({100 * met:.0f}% likely in time)"
+    return text
 
 
 def render_picture(
@@ -88,8 +88,8 @@ def render_picture(
     if view["events"]:
         parts += [Text(""), _events(view, ascii_only)]
     if view["launch"]["lacking"]:
-        words = "; ".join(printable_line(line) for line in view["launch"]["lacking"])
-        parts += [Text(f"! launch not verified: {words}", style="red")]
+        faults = "; ".join(printable_line(line) for line in view["launch"]["lacking"])
+        parts += [Text(f"! launch not verified: {faults}", style="red")]
     return Group(*parts)
 
 
@@ -103,8 +103,8 @@ def _head(view: Mapping[str, Any]) -> Text:
     head = Text()
     head.append(f"job {printable_line(view['job_id'])} {printable_line(view['job_name'])}", style="bold")
     head.append(f"  {printable_line(view['user'])}  ")
-    words = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
-    head.append(printable_line(words), style=STYLE_OF_STATE.get(state, "red"))
+    status = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
+    head.append(printable_line(status), style=STYLE_OF_STATE.get(state, "red"))
     if view["start"]:
         end = view["end"] or view["time"]
         head.append(f"  started {clock_time_text(view['start'])}, {duration_text(end - view['start'])}")
@@ -114,11 +114,11 @@ def _head(view: Mapping[str, Any]) -> Text:
 def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     full, empty = ("#", "-") if ascii_only else ("█", "░")
     items, expected = view["items"], view["items_expected"]
-    words = "  ".join(filter(None, (progress_text(view), _rate_text(view))))
+    text = "  ".join(filter(None, (progress_text(view), _rate_text(view))))
     if items is not None and not expected:
-        return Text(printable_line(words))  # an empty bar would look like no progress
+        return Text(printable_line(text))  # an empty bar would look like no progress
     cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
-    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(words)}")
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(text)}")
 
 
 def _checkpoint_text(view: Mapping[str, Any]) -> str:
@@ -127,18 +127,18 @@ def _checkpoint_text(view: Mapping[str, Any]) -> str:
     last, now = found.get("last_complete"), float(view["time"])
     if last is None:
         return "first checkpoint is being written" if found.get("writing") else ""
-    words = f"checkpoint {last['name']} {duration_text(max(0.0, now - last['time']))} ago"
+    text = f"checkpoint {last['name']} {duration_text(max(0.0, now - last['time']))} ago"
     if found.get("interval_s"):
-        words += f", every {duration_text(found['interval_s'])}"
+        text += f", every {duration_text(found['interval_s'])}"
     due = found.get("next_expected")
     if view["phase"] == "finished":
-        return words
+        return text
     if found.get("writing"):
-        return f"{words}, the next one is being written"
+        return f"{text}, the next one is being written"
     if due is None:
-        return words
+        return text
     late = now - due
-    return f"{words}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
+    return f"{text}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
 def _file_problem_lines(view: Mapping[str, Any]) -> list[str]:
@@ -148,8 +148,10 @@ def _file_problem_lines(view: Mapping[str, Any]) -> list[str]:
     for group in view["outputs"]:
         stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
         if stalled or group.get("stalled"):
-            who = f"{', '.join(stalled[:STALLED_SHOWN])}{' ...' if len(stalled) > STALLED_SHOWN else ''}"
-            lines.append(f"! {group['group']}: " + (f"no longer written by {who}" if stalled else "no longer growing"))
+            writers = f"{', '.join(stalled[:STALLED_SHOWN])}{' ...' if len(stalled) > STALLED_SHOWN else ''}"
+            lines.append(
+                f"! {group['group']}: " + (f"no longer written by {writers}" if stalled else "no longer growing")
+            )
         if group.get("files_invalid"):
             bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
             lines.append(f"! {group['group']}: {group['files_invalid']} damaged: {bad['file']}: {bad['reason']}")
@@ -205,15 +207,15 @@ def _facts(view: Mapping[str, Any]) -> str:
     if lagging is not None and (lagging.get("lag") or 0.0) >= LEAST_LAG:
         lines.append(f"{lagging['worker']} on {lagging['node']} is {100 * lagging['lag']:.0f}% behind the others")
     if view["first_to_stop"]:
-        lines.append(f"{view['first_to_stop']} stopped first, of those without progress")
+        lines.append(f"of the workers without progress, {view['first_to_stop']} stopped first")
     silent = [node["node"] for node in view["nodes"] if node["error"]]
     if silent:
-        lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
+        lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing its last status")
     if view["cause"]:
         cause = view["cause"]
         # with several workers not ready, the other evidence is their last log lines
-        told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
-        evidence = "; ".join(told)
+        shown_evidence = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
+        evidence = "; ".join(shown_evidence)
         lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
     return "\n".join(map(printable_line, lines))
 
@@ -223,14 +225,14 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTabl
     ordered = sorted(view["workers"], key=lambda worker: (not _needs_attention(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
     mixed = len(job_work(view["workers"]).units) > 1
-    told, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
-    if not told:  # without a sidecar, only the plan is known
+    gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
+    if not gpus:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}
     rows, late = [], not_ready_reasons(view)
     for worker in shown:
         failed = late.get(worker["rank"]) if worker["exit"] else None
         row = _worker_row(worker, view["time"], shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
-        cells = map(printable_line, gpu_cells(worker, told.get(worker["node"], {})))
+        cells = map(printable_line, gpu_cells(worker, gpus.get(worker["node"], {})))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     if len(shown) < len(view["workers"]):
         rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
@@ -258,7 +260,7 @@ _DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 
 
 def worker_state(worker: Mapping[str, Any]) -> str:
-    """The state of a worker in a word, or its exit reason."""
+    """The state of a worker as one word, or its exit reason."""
     if worker["state"] == "not_started":
         return "not started"
     if worker["exit"]:
@@ -267,8 +269,8 @@ def worker_state(worker: Mapping[str, Any]) -> str:
         return "stalled"
     if worker.get("at") and worker["state"] != "stopped":
         return str(worker["at"])
-    words = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
-    return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
+    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
+    return f"{text} (run {worker['restarts'] + 1})" if worker["restarts"] else text
 
 
 def _worker_row(
@@ -303,8 +305,8 @@ def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
     lines = []
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
-        who = " ".join(filter(None, (event["event"], event.get("worker"))))
-        lines.append(printable_line(f"{clock_time_text(event['time'])} {mark} {who}: {event['detail']}"))
+        owner = " ".join(filter(None, (event["event"], event.get("worker"))))
+        lines.append(printable_line(f"{clock_time_text(event['time'])} {mark} {owner}: {event['detail']}"))
     return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 
 
@@ -339,8 +341,8 @@ class LineView:
         late = not_ready_reasons(view)
         for worker in ended:
             moment = worker["exit"]["time"] or view["time"]
-            words = end_text(worker, view["cause"] if worker["rank"] in late else None)
-            self._print_line(moment, f"{worker['worker']} on {worker['node']} {words}")
+            text = end_text(worker, view["cause"] if worker["rank"] in late else None)
+            self._print_line(moment, f"{worker['worker']} on {worker['node']} {text}")
         self._show_restarts(view)
         self._show_gpu_problems(view)
         moved = (view["items"], waits) != (
@@ -362,22 +364,22 @@ class LineView:
 
     def _show_gpu_problems(self, view: Mapping[str, Any]) -> None:
         """Print each new GPU problem, and each that is over."""
-        troubles = {(who, trouble.key): trouble for who, found in gpu_problems(view) for trouble in found}
-        for (who, key), trouble in troubles.items():
-            if (who, key) not in self._shown_gpu_problems:
-                self._print_line(view["time"], f"{who}: {_problem_text(trouble)}")
+        problems = {(owner, problem.key): problem for owner, found in gpu_problems(view) for problem in found}
+        for (owner, key), problem in problems.items():
+            if (owner, key) not in self._shown_gpu_problems:
+                self._print_line(view["time"], f"{owner}: {_problem_text(problem)}")
         known, lasting = (
             clearable_problems(view),
-            {(who, trouble.resolved_text) for (who, _), trouble in troubles.items()},
+            {(owner, problem.resolved_text) for (owner, _), problem in problems.items()},
         )
-        for (who, key), trouble in self._shown_gpu_problems.items():
-            if (who, key) in troubles:
+        for (owner, key), problem in self._shown_gpu_problems.items():
+            if (owner, key) in problems:
                 continue
-            if who not in known:
-                troubles[who, key] = trouble
-            elif (who, trouble.resolved_text) not in lasting:
-                self._print_line(view["time"], f"{who}: {trouble.resolved_text}")
-        self._shown_gpu_problems = troubles
+            if owner not in known:
+                problems[owner, key] = problem
+            elif (owner, problem.resolved_text) not in lasting:
+                self._print_line(view["time"], f"{owner}: {problem.resolved_text}")
+        self._shown_gpu_problems = problems
 
     def _print_line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
@@ -386,18 +388,18 @@ class LineView:
     def _summary(self, view: Mapping[str, Any]) -> str:
         up = sum(worker["up"] for worker in view["workers"])
         workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
-        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_text(view)]
+        parts = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_text(view)]
         if _has_work(view):
-            words += [progress_text(view), _rate_text(view)]
-        words.append(token_rate_text(view.get("output_tokens_per_second")))
+            parts += [progress_text(view), _rate_text(view)]
+        parts.append(token_rate_text(view.get("output_tokens_per_second")))
         if _has_work(view) or view["report"] is not None:
-            words.append(eta_text(view))
+            parts.append(eta_text(view))
         busy = mean_utilization(view)
-        words.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
+        parts.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
         if len(view["workers"]) <= 8:
-            words.append(
+            parts.append(
                 " ".join(
                     f"{worker['worker']} {worker['items']}" for worker in view["workers"] if worker["items"] is not None
                 )
             )
-        return " | ".join(word for word in words if word)
+        return " | ".join(word for word in parts if word)

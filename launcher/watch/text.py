@@ -31,8 +31,8 @@ def clock_time_text(moment: float | None) -> str:
     """``13:22:15``, with the date if it is not today; a dash if unknown."""
     if moment is None:
         return "-"
-    there, here = time.localtime(moment), time.localtime()
-    return time.strftime("%H:%M:%S" if there[:3] == here[:3] else "%Y-%m-%d %H:%M", there)
+    local_time, local_now = time.localtime(moment), time.localtime()
+    return time.strftime("%H:%M:%S" if local_time[:3] == local_now[:3] else "%Y-%m-%d %H:%M", local_time)
 
 
 def token_rate_text(rate: float | None) -> str:
@@ -65,12 +65,12 @@ def not_ready_reasons(view: Mapping[str, Any]) -> dict[int, str]:
 
 def end_text(worker: Mapping[str, Any], cause: Mapping[str, Any] | None) -> str:
     """``ended: app_error (exit status 3)``; ``cause`` is given if the job ended because of this worker."""
-    ended = worker["exit"]
-    evidence = "; ".join(ended["evidence"])
+    end = worker["exit"]
+    evidence = "; ".join(end["evidence"])
     if worker["state"] == "not_started":
         return f"was not started ({evidence.removeprefix('never started: ')})"
     if cause is not None:
         return f"ended: {cause['reason']} ({cause['evidence'][0]}; when asked to end: {evidence})"
     # a worker that exits cleanly when asked to end has not completed its work
-    asked = " when asked to end" if ended["reason"] == "completed" and ended.get("asked_to_end") else ""
-    return f"ended: {ended['reason']}{asked} ({evidence})"
+    asked = " when asked to end" if end["reason"] == "completed" and end.get("asked_to_end") else ""
+    return f"ended: {end['reason']}{asked} ({evidence})"

@@ -6,27 +6,28 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.gpus.analysis.node_status import worker_devices
-from exporter.progress.eta import EtaEstimate, slowest_eta
+from exporter.progress.eta.interval import EtaEstimate, slowest_eta
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import job_rate, job_work
 from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
-from launcher.report.verification import verify_again
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
-from launcher.verify.timed_reads import ReportProgress
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
+
+if TYPE_CHECKING:
+    from launcher.verify.timed_reads import ReportProgress
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
@@ -67,14 +68,14 @@ class JobClient:
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
 
-    def report(self, *, verify: bool = False, progress: ReportProgress | None = None) -> dict[str, Any]:
+    def report(self, *, verify: bool = False, progress: "ReportProgress | None" = None) -> dict[str, Any]:
         """The report of the job, or one made now; its state shows whether the job has ended.
 
         ``verify`` checks the files again and reports to ``progress``.
         """
         found = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if found is not None:
-            return verify_again(self.run_dir, found, progress) if verify else found
+            return self._verify_again(found, progress) if verify else found
         state = self.read_view()["state"]
         slurm_state = None
         if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
@@ -84,8 +85,13 @@ class JobClient:
         if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
             report |= {"state": state, "exit_status": EXIT_STATUS[state]}
         if verify and ended and not report["verification"]["checks"]:
-            return verify_again(self.run_dir, report, progress)
+            return self._verify_again(report, progress)
         return report
+
+    def _verify_again(self, report: Mapping[str, Any], progress: "ReportProgress | None") -> dict[str, Any]:
+        from launcher.report.verification import verify_again  # lazy: few calls verify, and file formats load slowly
+
+        return verify_again(self.run_dir, report, progress)
 
     def _fetch_statuses(
         self, attempt: int, saved_statuses: Mapping[str, Mapping[str, Any]], now: float
@@ -129,8 +135,8 @@ class JobClient:
         self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None
     ) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
-        told = orchestrator or {}
-        stage = *(told.get(key) for key in ("attempt", "start", "pid")), report is not None
+        record = orchestrator or {}
+        stage = *(record.get(key) for key in ("attempt", "start", "pid")), report is not None
         if stage != self._last_orchestrator_key:
             self._last_orchestrator_key = stage
             self._queue.invalidate()
@@ -146,11 +152,11 @@ class JobClient:
 
     def _queued_view(self, ended_attempt: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
         """View of a job that waits for the attempt after ``ended_attempt``; values of that attempt are not shown."""
-        told = {
+        last_attempt = {
             "attempt": ended_attempt,
             **{key: (report or {}).get(key) for key in ("state", "items", "items_expected", "unit")},
         }
-        return self._view("PENDING", {}, [], {"attempt": ended_attempt + 1}, None, now) | {"requeued": told}
+        return self._view("PENDING", {}, [], {"attempt": ended_attempt + 1}, None, now) | {"requeued": last_attempt}
 
     def _view(
         self,
@@ -209,7 +215,7 @@ class JobClient:
             "outputs": _merge_outputs(statuses.values()),
             "checkpoints": next((found for s in statuses.values() if (found := s.get("checkpoints"))), None),
             "filesystems": _merge_filesystems(statuses.values()),
-            "gpus": [{"node": node, **told} for node, told in gpus.items()],
+            "gpus": [{"node": node, **entry} for node, entry in gpus.items()],
             "events": sorted(
                 (event for status in statuses.values() for event in status.get("events", ())),
                 key=lambda event: float(event["time"]),
@@ -338,8 +344,8 @@ def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
     """Phase of the job: the orchestrator's, refined by a phase from the logs while the job runs."""
     if published != "running":
         return published
-    told = [str(status["job"].get("phase")) for status in statuses if status.get("job")]
-    return next((phase for phase in told if phase in PHASES_OF_LOGS), published)
+    log_phases = [str(status["job"].get("phase")) for status in statuses if status.get("job")]
+    return next((phase for phase in log_phases if phase in PHASES_OF_LOGS), published)
 
 
 def _first_to_stop(status: Mapping[str, Any]) -> str | None:

@@ -34,8 +34,8 @@ def wait_text(view: Mapping[str, Any]) -> str:
     if found["ready"]:
         return f"ready since {clock_time_text(found['since'])}"
     since = found["not_ready_since"]
-    words = "not ready" if since is None else f"not ready for {duration_text(max(0.0, view['time'] - since))}"
-    return f"{words}: " + (f"waiting for {found['waiting']}" if found["waiting"] else "no answer yet")
+    text = "not ready" if since is None else f"not ready for {duration_text(max(0.0, view['time'] - since))}"
+    return f"{text}: " + (f"waiting for {found['waiting']}" if found["waiting"] else "no answer yet")
 
 
 def _requeued_text(view: Mapping[str, Any]) -> str:

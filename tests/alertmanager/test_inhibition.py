@@ -1,4 +1,4 @@
-"""A real Alertmanager with the shipped configuration hides what it should, and only that."""
+"""A real Alertmanager with the shipped configuration inhibits exactly the intended alerts."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on at this moment."""
+    """A loopback port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -55,7 +55,7 @@ class Alertmanager:
         with urllib.request.urlopen(request, timeout=5):
             pass
 
-    def hidden(self) -> dict[tuple[str, str], bool]:
+    def inhibited(self) -> dict[tuple[str, str], bool]:
         """Whether each alert is inhibited, by name and job."""
         with urllib.request.urlopen(f"{self._url}/api/v2/alerts", timeout=5) as answer:
             alerts: list[dict[str, Any]] = json.load(answer)
@@ -102,44 +102,46 @@ def job_alert(name: str, job_id: str, **labels: str) -> dict[str, str]:
     return {"alertname": name, "cluster": "c1", "job_id": job_id, "severity": "critical", **labels}
 
 
-def settled(alertmanager: Alertmanager, expected: dict[tuple[str, str], bool]) -> dict[tuple[str, str], bool]:
-    """What is hidden once it is as expected, or after the time that it may take."""
+def wait_for_inhibition(
+    alertmanager: Alertmanager, expected: dict[tuple[str, str], bool]
+) -> dict[tuple[str, str], bool]:
+    """Wait until inhibition is as expected, at most `SETTLE_S`; return it."""
     deadline = time.monotonic() + SETTLE_S
-    while alertmanager.hidden() != expected and time.monotonic() < deadline:
+    while alertmanager.inhibited() != expected and time.monotonic() < deadline:
         time.sleep(0.1)
-    return alertmanager.hidden()
+    return alertmanager.inhibited()
 
 
-@pytest.mark.parametrize("death", ["GpuJobWorkerKilled", "GpuJobWorkerCrashed", "GpuJobWorkerOutOfMemory"])
-def test_a_death_hides_its_consequences_in_its_own_job_only(alertmanager: Alertmanager, death: str) -> None:
+@pytest.mark.parametrize("failure", ["GpuJobWorkerKilled", "GpuJobWorkerCrashed", "GpuJobWorkerOutOfMemory"])
+def test_a_worker_failure_inhibits_its_consequences_in_its_own_job(alertmanager: Alertmanager, failure: str) -> None:
     nameless = {"cluster": "c1", "severity": "critical"}
     alertmanager.post(
-        job_alert(death, "7", worker="w1", node="n1"),
+        job_alert(failure, "7", worker="w1", node="n1"),
         job_alert("GpuJobWorkersLost", "7", node="n1"),
         job_alert("GpuJobNoProgress", "7", worker="w0", node="n2"),
         job_alert("GpuJobDiskLow", "7", group="output"),
         job_alert("GpuJobWorkersLost", "8", node="n1"),
         job_alert("GpuJobNoProgress", "8", worker="w0", node="n1"),
-        {"alertname": death, **nameless},
+        {"alertname": failure, **nameless},
         {"alertname": "GpuJobNoProgress", **nameless},
     )
     expected = {
-        (death, "7"): False,
+        (failure, "7"): False,
         ("GpuJobWorkersLost", "7"): True,
         ("GpuJobNoProgress", "7"): True,
         ("GpuJobDiskLow", "7"): False,
         ("GpuJobWorkersLost", "8"): False,
         ("GpuJobNoProgress", "8"): False,
-        (death, ""): False,
+        (failure, ""): False,
         ("GpuJobNoProgress", ""): False,
     }
-    assert settled(alertmanager, expected) == expected
+    assert wait_for_inhibition(alertmanager, expected) == expected
 
 
-@pytest.mark.parametrize("fault", ["GpuJobGpuLost", "GpuJobGpuXidCritical"])
-def test_a_broken_gpu_hides_what_follows_from_it_in_its_own_job_only(alertmanager: Alertmanager, fault: str) -> None:
+@pytest.mark.parametrize("gpu_fault", ["GpuJobGpuLost", "GpuJobGpuXidCritical"])
+def test_a_gpu_fault_inhibits_its_consequences_in_its_own_job(alertmanager: Alertmanager, gpu_fault: str) -> None:
     alertmanager.post(
-        job_alert(fault, "7", node="n1"),
+        job_alert(gpu_fault, "7", node="n1"),
         job_alert("GpuJobGpuUnhealthy", "7", node="n1"),
         job_alert("GpuJobGpuHang", "7"),
         job_alert("GpuJobGpuIdle", "7"),
@@ -150,7 +152,7 @@ def test_a_broken_gpu_hides_what_follows_from_it_in_its_own_job_only(alertmanage
         job_alert("GpuJobGpuUnhealthy", "8", node="n1"),
     )
     expected = {
-        (fault, "7"): False,
+        (gpu_fault, "7"): False,
         ("GpuJobGpuUnhealthy", "7"): True,
         ("GpuJobGpuHang", "7"): True,
         ("GpuJobGpuIdle", "7"): True,
@@ -160,10 +162,10 @@ def test_a_broken_gpu_hides_what_follows_from_it_in_its_own_job_only(alertmanage
         ("GpuJobGpuHang", "8"): False,
         ("GpuJobGpuUnhealthy", "8"): False,
     }
-    assert settled(alertmanager, expected) == expected
+    assert wait_for_inhibition(alertmanager, expected) == expected
 
 
-def test_a_lost_gpu_does_not_hide_that_another_node_has_failed(alertmanager: Alertmanager) -> None:
+def test_a_lost_gpu_does_not_inhibit_alerts_of_another_node(alertmanager: Alertmanager) -> None:
     alertmanager.post(
         job_alert("GpuJobGpuLost", "7", node="n1"),
         job_alert("GpuJobGpuUnhealthy", "7", node="n2"),
@@ -174,10 +176,10 @@ def test_a_lost_gpu_does_not_hide_that_another_node_has_failed(alertmanager: Ale
         ("GpuJobGpuUnhealthy", "7"): False,
         ("GpuJobNoProgress", "7"): True,
     }
-    assert settled(alertmanager, expected) == expected
+    assert wait_for_inhibition(alertmanager, expected) == expected
 
 
-def test_a_hang_hides_that_there_is_no_progress(alertmanager: Alertmanager) -> None:
+def test_a_hang_inhibits_the_alert_on_missing_progress(alertmanager: Alertmanager) -> None:
     alertmanager.post(
         job_alert("GpuJobGpuHang", "7"),
         job_alert("GpuJobNoProgress", "7", worker="w0", node="n2"),
@@ -188,10 +190,10 @@ def test_a_hang_hides_that_there_is_no_progress(alertmanager: Alertmanager) -> N
         ("GpuJobNoProgress", "7"): True,
         ("GpuJobGpuSlow", "7"): False,
     }
-    assert settled(alertmanager, expected) == expected
+    assert wait_for_inhibition(alertmanager, expected) == expected
 
 
-def test_a_page_about_the_time_limit_hides_the_warning_before_it(alertmanager: Alertmanager) -> None:
+def test_a_certain_time_limit_inhibits_the_predicted_one(alertmanager: Alertmanager) -> None:
     alertmanager.post(
         job_alert("GpuJobTimeLimitCertain", "7"),
         job_alert("GpuJobTimeLimitPredicted", "7"),
@@ -202,4 +204,4 @@ def test_a_page_about_the_time_limit_hides_the_warning_before_it(alertmanager: A
         ("GpuJobTimeLimitPredicted", "7"): True,
         ("GpuJobTimeLimitPredicted", "8"): False,
     }
-    assert settled(alertmanager, expected) == expected
+    assert wait_for_inhibition(alertmanager, expected) == expected

@@ -1,4 +1,4 @@
-"""The alert rules, their tests, their pages and the routing agree with each other and with the tools."""
+"""Alert rules, their tests, runbooks and routing are consistent and accepted by the tools."""
 
 import re
 import shutil
@@ -24,10 +24,10 @@ TESTS = Path(__file__).resolve().parent
 
 RUNBOOK_BASE = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
 COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "gpu", "self"}
-# Reasons of an exit that no rule on exits may read: a person or the scheduler asked for it, it follows from
-# another exit, or (node_failure) the sidecar that would report it went with the node.
+# Exit reasons that no rule on exits may use: requested by a user or the scheduler, consequences of
+# another exit, or (node_failure) lost together with the sidecar that would report them.
 SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
-LOUD_REASONS = {
+ALERTING_REASONS = {
     "GpuJobWorkerKilled": {"killed_unknown", "crashed_signal"},
     "GpuJobWorkerCrashed": {"app_error", "launch_failed", "nccl_timeout", "gpu_fault", "disk_full"},
     "GpuJobWorkerOutOfMemory": {"host_oom", "cuda_oom"},
@@ -40,7 +40,7 @@ needs_tools = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Assertion:
-    """One statement of a promtool test about one alert."""
+    """One expectation of a promtool test about one alert."""
 
     alert: str
     fires: bool
@@ -73,7 +73,7 @@ def promtool_files() -> list[Path]:
 
 
 def assertions() -> Iterator[Assertion]:
-    """What the promtool tests state of single alerts, in either of their two forms."""
+    """Expectations of the promtool tests about single alerts, in both of their forms."""
     for path in promtool_files():
         for case in load(path)["tests"]:
             series_end = any("stale" in str(series["values"]) for series in case["input_series"])
@@ -88,7 +88,7 @@ def assertions() -> Iterator[Assertion]:
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """The finished command, with its two outputs as one text."""
+    """Run a command, with both outputs as one text."""
     return subprocess.run(
         [str(word) for word in command],
         stdout=subprocess.PIPE,
@@ -140,9 +140,9 @@ def test_amtool_accepts_the_configuration() -> None:
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else value,
 )
 def test_an_alert_reaches_its_receiver(receiver: str, labels: dict[str, str]) -> None:
-    words = [f"{name}={value}" for name, value in labels.items()]
+    matchers = [f"{name}={value}" for name, value in labels.items()]
     routes_test = ("amtool", "config", "routes", "test", f"--config.file={CONFIG}")
-    done = run(*routes_test, f"--verify.receivers={receiver}", *words)
+    done = run(*routes_test, f"--verify.receivers={receiver}", *matchers)
     assert done.returncode == 0, done.stdout
 
 
@@ -177,7 +177,7 @@ def test_an_alert_has_all_its_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_a_description_says_whose_job_it_is_and_where(name: str) -> None:
+def test_a_description_has_job_user_and_node(name: str) -> None:
     description = alerts()[name]["annotations"]["description"]
     for label in ("job_id", "job_name", "user"):
         assert f"$labels.{label} " in description
@@ -185,7 +185,7 @@ def test_a_description_says_whose_job_it_is_and_where(name: str) -> None:
     assert "\n" not in description.strip()
 
 
-def test_summaries_tell_alerts_apart() -> None:
+def test_summaries_are_unique() -> None:
     assert not repeated(rule["annotations"]["summary"] for rule in alerts().values())
 
 
@@ -213,7 +213,7 @@ def test_a_runbook_has_its_four_parts(name: str) -> None:
     assert headings == ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation"]
 
 
-def test_the_readme_lists_every_alert_with_its_severity_and_the_base_of_the_runbooks() -> None:
+def test_the_readme_lists_every_alert_with_its_severity() -> None:
     text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| \[(GpuJob\w+)\]\(runbooks/\1\.md\) \| (\w+) \|", text, re.MULTILINE))
     assert rows == {name: rule["labels"]["severity"] for name, rule in alerts().items()}
@@ -221,11 +221,11 @@ def test_the_readme_lists_every_alert_with_its_severity_and_the_base_of_the_runb
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_is_tested_both_ways_and_beyond_the_end_of_its_series(name: str) -> None:
-    stated = [assertion for assertion in assertions() if assertion.alert == name]
-    assert any(assertion.fires for assertion in stated)
-    assert any(not assertion.fires for assertion in stated)
-    assert any(not assertion.fires and assertion.series_end for assertion in stated)
+def test_an_alert_is_tested_firing_silent_and_after_its_series_end(name: str) -> None:
+    expectations = [assertion for assertion in assertions() if assertion.alert == name]
+    assert any(assertion.fires for assertion in expectations)
+    assert any(not assertion.fires for assertion in expectations)
+    assert any(not assertion.fires and assertion.series_end for assertion in expectations)
 
 
 def test_promtool_tests_name_only_alerts_that_exist() -> None:
@@ -233,8 +233,8 @@ def test_promtool_tests_name_only_alerts_that_exist() -> None:
 
 
 @pytest.mark.parametrize("path", promtool_files(), ids=lambda path: path.name)
-def test_a_test_file_fixes_the_order_of_all_groups(path: Path) -> None:
-    """promtool evaluates groups that are not listed in any order, and alerts read recorded series."""
+def test_a_promtool_file_sets_the_order_of_all_groups(path: Path) -> None:
+    """promtool evaluates unlisted groups in any order, but alerts read recorded series."""
     document = load(path)
     assert document["rule_files"] == ["../../alertmanager/rules/*.yml"]
     assert document["group_eval_order"][0] == "gpujob-recording"
@@ -242,35 +242,35 @@ def test_a_test_file_fixes_the_order_of_all_groups(path: Path) -> None:
     assert not repeated(case["name"] for case in document["tests"])
 
 
-def test_every_reason_of_an_exit_is_either_paged_once_or_silent() -> None:
+def test_every_exit_reason_has_one_alert_or_is_silent() -> None:
     read: dict[str, set[str]] = {}
     for name, rule in alerts().items():
         if "gpujob_worker_last_exit_timestamp_seconds{" in rule["expr"]:
             (pattern,) = re.findall(r'reason=~"([^"]*)"', rule["expr"])
             read[name] = set(pattern.split("|"))
-    assert read == LOUD_REASONS
+    assert read == ALERTING_REASONS
     assert not set().union(*read.values()) & SILENT_REASONS
 
 
-def test_deaths_fire_at_once_and_outlive_the_job() -> None:
-    for name in LOUD_REASONS:
+def test_worker_failures_alert_immediately_and_outlive_the_job() -> None:
+    for name in ALERTING_REASONS:
         assert alerts()[name]["for"] == "0s"
         assert alerts()[name]["keep_firing_for"] == "15m"
 
 
-def test_faults_of_gpus_fire_at_once_and_outlive_the_job() -> None:
+def test_gpu_faults_alert_immediately_and_outlive_the_job() -> None:
     for name in ("GpuJobGpuLost", "GpuJobGpuXidCritical"):
         assert alerts()[name]["for"] == "0s"
         assert alerts()[name]["keep_firing_for"] == "15m"
 
 
-def test_the_errors_of_gpus_that_page_are_those_of_the_table() -> None:
+def test_critical_xids_equal_those_of_the_table() -> None:
     expr = alerts()["GpuJobGpuXidCritical"]["expr"]
     (codes,) = re.findall(r'xid=~"([^"]*)"', expr)
     assert codes == "|".join(map(str, PAGING_XIDS))
     page = (RUNBOOKS / "GpuJobGpuXidCritical.md").read_text(encoding="utf-8")
-    told = "\n".join(re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE))
-    assert re.findall(r"\d+", told) == codes.split("|")
+    xids = "\n".join(re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE))
+    assert re.findall(r"\d+", xids) == codes.split("|")
 
 
 def test_recorded_series_are_read() -> None:
@@ -279,20 +279,20 @@ def test_recorded_series_are_read() -> None:
     assert recorded <= used
 
 
-def test_rules_read_only_series_of_jobs_and_up() -> None:
+def test_rules_read_only_gpujob_series_and_up() -> None:
     assert {name for name in rule_metric_names(RULES) if not name.startswith("gpujob_")} == {"up"}
 
 
 def named_by(matcher: str) -> set[str]:
-    """The alerts that a matcher of an inhibition names."""
+    """Alerts in a matcher of an inhibition rule."""
     pattern = re.fullmatch(r'alertname=~?"(.*)"', matcher)
     assert pattern
     prefix, _, rest = pattern[1].partition("(")
     return {prefix + ending for ending in rest.removesuffix(")").split("|")}
 
 
-def test_inhibition_names_alerts_that_exist_and_asks_for_each_label_that_must_be_equal() -> None:
-    """Two alerts without the label would be equal in it, and one would mute the other."""
+def test_inhibition_names_existing_alerts_and_requires_equal_labels() -> None:
+    """Two alerts without the label would be equal in it, so one would inhibit the other."""
     for inhibition in load(CONFIG)["inhibit_rules"]:
         cluster, *labels = inhibition["equal"]
         assert cluster == "cluster"
@@ -306,15 +306,15 @@ def test_inhibition_names_alerts_that_exist_and_asks_for_each_label_that_must_be
                 assert all("by (cluster, job_id, job_name, user, partition, node)" in expr for expr in expressions)
 
 
-def test_no_alert_hides_itself_by_way_of_others() -> None:
-    """Of two alerts that hide each other nobody would hear."""
-    hides: dict[str, set[str]] = {}
+def test_no_alert_inhibits_itself_through_others() -> None:
+    """Two alerts that inhibit each other would both be lost."""
+    inhibits: dict[str, set[str]] = {}
     for inhibition in load(CONFIG)["inhibit_rules"]:
         for source in named_by(inhibition["source_matchers"][0]):
-            hides.setdefault(source, set()).update(named_by(inhibition["target_matchers"][0]))
-    for first in hides:
-        reached = set(hides[first])
-        while more := set().union(*(hides.get(name, set()) for name in reached)) - reached:
+            inhibits.setdefault(source, set()).update(named_by(inhibition["target_matchers"][0]))
+    for first in inhibits:
+        reached = set(inhibits[first])
+        while more := set().union(*(inhibits.get(name, set()) for name in reached)) - reached:
             reached |= more
         assert first not in reached
 
@@ -330,16 +330,16 @@ def test_no_alert_hides_itself_by_way_of_others() -> None:
         ('label_replace(k, "a", "$1", "b", "(.*)") == bool -l', {"k", "l"}),
     ],
 )
-def test_metric_names_are_those_selected(expr: str, names: set[str]) -> None:
+def test_metric_names_of_an_expression(expr: str, names: set[str]) -> None:
     assert metric_names(expr) == names
 
 
 @pytest.mark.parametrize("expr", ["sum(", "", '{__name__=~"a.*"}', '{job="x"}'])
-def test_metric_names_refuse_what_cannot_be_checked(expr: str) -> None:
+def test_metric_names_refuse_unverifiable_expressions(expr: str) -> None:
     with pytest.raises(ValueError, match=r"not PromQL|without a fixed metric name"):
         metric_names(expr)
 
 
-def test_metric_names_in_a_text_are_those_of_its_queries() -> None:
+def test_metric_names_of_a_template() -> None:
     text = "{{ range query (printf `gpujob_worker_up{node=%q} == 0` $labels.node) }}gpujob{{ end }}"
     assert template_metric_names(text) == {"gpujob_worker_up"}

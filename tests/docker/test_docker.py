@@ -1,4 +1,4 @@
-"""What can be said about the images and the compose file without a Docker engine."""
+"""Checks of the images and the compose file that need no Docker engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 
 def is_list(argument: str) -> bool:
-    """Whether this is the exec form, which starts the program itself and not a shell."""
+    """Whether this is the exec form, which starts the program without a shell."""
     try:
         return isinstance(json.loads(argument), list)
     except json.JSONDecodeError:
@@ -44,7 +44,7 @@ def is_list(argument: str) -> bool:
 
 
 def problems(text: str) -> Iterator[str]:
-    """What hadolint and the manual would say against a Dockerfile, as far as this project cares."""
+    """Problems of a Dockerfile according to the subset of hadolint rules that we use."""
     steps = instructions(text)
     stages = {words[2] for words in (rest.split() for word, rest in steps if word == "FROM") if len(words) > 2}
     user = ""
@@ -151,10 +151,10 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-def test_health_check_tells_healthy_from_unhealthy_and_absent() -> None:
+def test_health_check_detects_healthy_unhealthy_and_absent_servers() -> None:
     def status(url: str) -> int:
         environment = {**os.environ, "GPUJOB_HEALTH_URL": url, "http_proxy": "http://127.0.0.1:1"}
         return subprocess.run(health_command(), env=environment, capture_output=True, timeout=30).returncode
@@ -168,14 +168,14 @@ def test_health_check_tells_healthy_from_unhealthy_and_absent() -> None:
     assert status(f"{base}/-/healthy") != 0
 
 
-def test_health_check_asks_the_port_that_is_listened_on() -> None:
+def test_health_check_uses_the_listen_port() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     assert "GPUJOB_HEALTH_URL=http://127.0.0.1:9410/-/healthy" in text
     assert '"--web.listen-address", ":9410"' in text
     assert "EXPOSE 9410" in text
 
 
-def test_build_sees_only_what_the_wheel_needs() -> None:
+def test_the_build_context_contains_only_files_of_the_wheel() -> None:
     lines = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     patterns = [line for line in lines if line and not line.startswith("#")]
     assert patterns[0] == "*", "everything is left out first"
@@ -229,8 +229,8 @@ def test_containers_are_hardened(services: dict[str, Json]) -> None:
         assert "healthcheck" in service, name
 
 
-def test_only_loopback_is_listened_on(services: dict[str, Json]) -> None:
-    """With the network of the machine each program has to be told so itself."""
+def test_services_listen_only_on_loopback(services: dict[str, Json]) -> None:
+    """With the host network, each program must be configured to listen on loopback."""
     for name, service in services.items():
         assert service["network_mode"] == "host", name
         assert "ports" not in service, name
@@ -241,7 +241,7 @@ def test_only_loopback_is_listened_on(services: dict[str, Json]) -> None:
     assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
 
 
-def test_bind_mounts_are_read_only_and_there(services: dict[str, Json]) -> None:
+def test_bind_mounts_are_read_only_and_exist(services: dict[str, Json]) -> None:
     for name, service in services.items():
         for volume in binds(service):
             assert volume["read_only"] is True, (name, volume["source"])
@@ -296,7 +296,7 @@ def test_prometheus_configuration(services: dict[str, Json]) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_prometheus_configuration(services: dict[str, Json], tmp_path: Path) -> None:
-    """With the paths of the container replaced by those of the repository."""
+    """Container paths are replaced by those of the repository."""
     text = (DOCKER / "prometheus.yml").read_text(encoding="utf-8")
     for volume in binds(services["prometheus"]):
         source = volume["source"]
@@ -312,7 +312,7 @@ def test_promtool_accepts_the_prometheus_configuration(services: dict[str, Json]
     assert " 0 rule files" not in done.stdout
 
 
-def test_grafana_finds_what_is_provisioned(services: dict[str, Json]) -> None:
+def test_provisioned_grafana_files_are_mounted(services: dict[str, Json]) -> None:
     folder = ROOT / "grafana/provisioning"
     mounted = {volume["target"]: DOCKER / volume["source"] for volume in binds(services["grafana"])}
     assert mounted["/etc/grafana/provisioning"].resolve() == folder
@@ -334,7 +334,7 @@ def test_grafana_finds_what_is_provisioned(services: dict[str, Json]) -> None:
 
 
 def compose_client() -> list[str] | None:
-    """The command of an installed Docker Compose 2, which needs no engine to check a file."""
+    """The command of an installed Docker Compose 2. It checks files without an engine."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue

@@ -1,4 +1,4 @@
-"""Every block of the documentation is what it says: files are valid, commands and their options exist."""
+"""Code blocks of the documentation: files are valid, commands and options exist."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ from launcher.jobfile.jobfile import parse_cluster, parse_job
 from tests.docs.pages import JOB, Fence, all_fences, pages, read
 
 TAGS = ("yaml job", "yaml job-part", "yaml cluster", "yaml", "toml pack", "python", "console", "text")
-MOST_LINES = 150  # of the README: everything else has a page of its own
+MOST_LINES = 150  # of the README: other topics have their own pages
 PROGRAMS = ("gpujob", "gpujob-exporter")
 ENDS_A_COMMAND = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "<<<")
 
@@ -34,7 +34,7 @@ def tagged(*tags: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _no_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Examples do not depend on whose machine this is; a plan switches the garbage collector off."""
+    """Examples do not depend on the machine. A plan disables the garbage collector, so enable it again."""
     for name in ("GPUJOB_CONFIG", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -49,7 +49,7 @@ def test_every_block_has_a_known_tag() -> None:
 
 
 @pytest.mark.parametrize("fence", tagged("yaml job"))
-def test_a_whole_job_can_be_planned(fence: Fence) -> None:
+def test_a_complete_job_can_be_planned(fence: Fence) -> None:
     Path("job.yaml").write_text(fence.text, encoding="utf-8")
     result = CliRunner().invoke(commands, ["plan", "--local", "job.yaml"])
     assert result.exit_code == 0, result.exception or result.output
@@ -83,40 +83,40 @@ def test_python_compiles(fence: Fence) -> None:
     compile(fence.text, str(fence), "exec")
 
 
-def typed(text: str) -> list[str]:
+def command_lines(text: str) -> list[str]:
     """The command lines of a console, continued ones joined."""
     joined = re.sub(r"\\\n", " ", text)
     return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
 
 
-def split(line: str) -> list[list[str]]:
-    """The simple commands of a command line, without redirections and the files of these."""
+def simple_commands(line: str) -> list[list[str]]:
+    """The simple commands of a command line, without redirections and their files."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: list[list[str]] = [[]]
-    for word in lexer:
-        if word in ENDS_A_COMMAND:
-            found.append(["", word] if ">" in word or "<" in word else [])
+    for part in lexer:
+        if part in ENDS_A_COMMAND:
+            found.append(["", part] if ">" in part or "<" in part else [])
         else:
-            found[-1].append(word)
-    return [words for words in found if words and words[0]]
+            found[-1].append(part)
+    return [argv for argv in found if argv and argv[0]]
 
 
-def wrong_command(words: list[str]) -> str | None:
-    """What is wrong with one command, or None; commands of others are not ours to judge."""
-    while words and (words[0] in ("sudo", "exec", "srun") or re.match(r"[A-Za-z_]\w*=", words[0])):
-        words = words[1:]
-    name = Path(words[0]).name if words else ""
+def command_problem(argv: list[str]) -> str | None:
+    """Problem of one command, or None. Commands of other programs are not checked."""
+    while argv and (argv[0] in ("sudo", "exec", "srun") or re.match(r"[A-Za-z_]\w*=", argv[0])):
+        argv = argv[1:]
+    name = Path(argv[0]).name if argv else ""
     if name not in PROGRAMS:
         return None
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
             if name == "gpujob":
-                _parse_click(words[1:])
+                _parse_click(argv[1:])
             else:
                 parser: argparse.ArgumentParser = exporter_cli._parser()
-                parser.parse_args(words[1:])
+                parser.parse_args(argv[1:])
     except click.UsageError as error:
         return error.format_message()
     except SystemExit as end:
@@ -124,24 +124,26 @@ def wrong_command(words: list[str]) -> str | None:
     return None
 
 
-def _parse_click(words: list[str]) -> None:
-    """Raise unless click takes the words; nothing is carried out."""
+def _parse_click(argv: list[str]) -> None:
+    """Raise unless click accepts the arguments. Nothing is executed."""
     command: click.Command = commands
-    if words and not words[0].startswith("-"):
-        name, *words = words
+    if argv and not argv[0].startswith("-"):
+        name, *argv = argv
         if name not in commands.commands:
             raise click.UsageError(f"No such command {name!r}.")
         command = commands.commands[name]
     with contextlib.suppress(click.exceptions.Exit):  # --help
-        command.make_context(command.name, words)
+        command.make_context(command.name, argv)
 
 
 @pytest.mark.parametrize("fence", tagged("console"))
 def test_commands_and_options_exist(fence: Fence) -> None:
-    lines = typed(fence.text)
+    lines = command_lines(fence.text)
     assert lines, "a console begins its commands with `$ `"
     assert fence.text.startswith("$ "), "output before any command"
-    wrong = [f"{line}: {problem}" for line in lines for words in split(line) if (problem := wrong_command(words))]
+    wrong = [
+        f"{line}: {problem}" for line in lines for argv in simple_commands(line) if (problem := command_problem(argv))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -159,8 +161,8 @@ def test_commands_and_options_exist(fence: Fence) -> None:
         ("ls --whatever", None),
     ],
 )
-def test_a_command_that_does_not_exist_is_found(line: str, problem: str | None) -> None:
-    found = [wrong for words in split(line) if (wrong := wrong_command(words))]
+def test_an_unknown_command_is_found(line: str, problem: str | None) -> None:
+    found = [wrong for argv in simple_commands(line) if (wrong := command_problem(argv))]
     assert bool(found) == bool(problem), found
     assert not problem or problem in found[0]
 

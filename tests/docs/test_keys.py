@@ -14,18 +14,18 @@ from launcher.jobfile.jobfile import ClusterSpec, JobSpec, parse_cluster, parse_
 from launcher.jobfile.keys import Key, as_yaml, cluster_keys, described_keys, find_keys, job_keys, nested, schema_keys
 from tests.docs.pages import JOB
 
-BESIDE: dict[str, dict[str, Any]] = {
+REQUIRED_KEYS: dict[str, dict[str, Any]] = {
     "errors": {"errors": [{"pattern": "broken"}]},
     "model": {"model": {"path": "/models/a"}},
     "container": {"container": {"image": "a.sif"}},
     "frontend": {"frontend": {"type": "custom", "command": "python3 router.py"}},
     "benchmark": {"benchmark": {"type": "sa-bench", "command": "bench", "isl": 1, "osl": 1, "concurrencies": [1]}},
 }
-"""What a job needs beside an example, by the top-level key of this."""
+"""Keys that a job needs in addition to an example, by the top-level key of the example."""
 
 
 def merged(below: Any, above: Any) -> Any:
-    """Two values of a file, the keys of ``above`` over those of ``below``."""
+    """Two values of a file merged. Keys of ``above`` have precedence."""
     if isinstance(below, dict) and isinstance(above, dict):
         return {**below, **{name: merged(below.get(name), value) for name, value in above.items()}}
     if isinstance(below, list) and isinstance(above, list) and below and above:
@@ -33,12 +33,12 @@ def merged(below: Any, above: Any) -> Any:
     return above
 
 
-def explained(*words: str) -> Result:
-    return CliRunner().invoke(commands, ["explain", *words])
+def explain(*arguments: str) -> Result:
+    return CliRunner().invoke(commands, ["explain", *arguments])
 
 
 @pytest.mark.parametrize(("file", "model"), [("job", JobSpec), ("cluster", ClusterSpec)])
-def test_every_key_is_described_and_no_other(file: str, model: type[JobSpec | ClusterSpec]) -> None:
+def test_exactly_the_existing_keys_are_described(file: str, model: type[JobSpec | ClusterSpec]) -> None:
     described = described_keys()[file]
     assert set(described) == {key.path for key in schema_keys(model.model_json_schema())}
     assert not [path for path, entry in described.items() if set(entry) != {"meaning", "example"}]
@@ -48,7 +48,7 @@ def test_every_key_is_described_and_no_other(file: str, model: type[JobSpec | Cl
 
 @pytest.mark.parametrize("key", job_keys(), ids=lambda key: key.path)
 def test_the_example_is_valid_in_a_job(key: Key) -> None:
-    body = merged({**JOB, **BESIDE.get(key.top_level_key, {})}, nested(key.path, key.example))
+    body = merged({**JOB, **REQUIRED_KEYS.get(key.top_level_key, {})}, nested(key.path, key.example))
     parse_job(as_yaml(body), key.path)
 
 
@@ -58,7 +58,7 @@ def test_the_example_is_valid_in_a_cluster_file(key: Key) -> None:
 
 
 @pytest.mark.parametrize("key", [*job_keys(), *cluster_keys()], ids=lambda key: key.path)
-def test_an_example_is_shown_as_yaml_that_gives_it_back(key: Key) -> None:
+def test_an_example_survives_yaml(key: Key) -> None:
     assert yaml.safe_load(as_yaml(nested(key.path, key.example))) == nested(key.path, key.example)
 
 
@@ -79,23 +79,23 @@ def test_a_key_is_found_by_path_or_last_part(text: str, paths: list[str]) -> Non
     assert [key.path for key in find_keys(text, job_keys())] == paths
 
 
-@pytest.mark.parametrize("words", ["name", "workers[].restart", "progress.pack", "max"])
-def test_explain_prints_all_of_a_key(words: str, golden: Callable[[str, str], Path]) -> None:
-    result = explained(words)
+@pytest.mark.parametrize("arguments", ["name", "workers[].restart", "progress.pack", "max"])
+def test_explain_matches_the_golden_page(arguments: str, golden: Callable[[str, str], Path]) -> None:
+    result = explain(arguments)
     assert result.exit_code == 0
-    golden(f"docs/explain-{words.replace('[]', '')}.txt", result.output)
+    golden(f"docs/explain-{arguments.replace('[]', '')}.txt", result.output)
 
 
 def test_explain_lists_every_key() -> None:
-    lines = explained().output.splitlines()
+    lines = explain().output.splitlines()
     assert [line.split()[0] for line in lines] == [key.path for key in job_keys()]
     assert lines[0].endswith("Name of the job in labels, in Slurm and in the name of the run directory.")
-    lines = explained("--cluster").output.splitlines()
+    lines = explain("--cluster").output.splitlines()
     assert [line.split()[0] for line in lines] == [key.path for key in cluster_keys()]
 
 
 def test_explain_gives_json() -> None:
-    assert json.loads(explained("--json", "workdir").output) == {
+    assert json.loads(explain("--json", "workdir").output) == {
         "schema": 1,
         "keys": [
             {
@@ -108,11 +108,11 @@ def test_explain_gives_json() -> None:
             }
         ],
     }
-    assert len(json.loads(explained("--json").output)["keys"]) == len(job_keys())
+    assert len(json.loads(explain("--json").output)["keys"]) == len(job_keys())
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         (["paralel"], 'unknown key "paralel"; did you mean max_parallel or preamble?'),
         (["worker.restart.max"], 'unknown key "worker.restart.max"; did you mean workers[].restart.max'),
@@ -124,7 +124,7 @@ def test_explain_gives_json() -> None:
         (["--cluster", "resources"], '"resources" is a key of the job file; try `gpujob explain resources`'),
     ],
 )
-def test_an_unknown_key_is_an_error_with_the_nearest_names(words: list[str], error: str) -> None:
-    result = explained(*words)
+def test_an_unknown_key_is_an_error_with_the_nearest_names(arguments: list[str], error: str) -> None:
+    result = explain(*arguments)
     assert result.exit_code == 2
     assert result.output.startswith(f"gpujob: {error}")

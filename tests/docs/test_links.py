@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere."""
+"""Links of the documentation."""
 
 from pathlib import Path
 from urllib.parse import unquote
@@ -8,8 +8,8 @@ import pytest
 from tests.docs.pages import ROOT, anchors, links, pages
 
 
-def broken(page: Path, link: str) -> str | None:
-    """What is wrong with a link of a page, or None."""
+def link_problem(page: Path, link: str) -> str | None:
+    """Problem of a link on a page, or None."""
     if link.startswith(("http://", "https://", "mailto:")):
         return None
     path, _, anchor = link.partition("#")
@@ -24,8 +24,8 @@ def broken(page: Path, link: str) -> str | None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    wrong = [problem for link in links(page) if (problem := broken(page, link))]
+def test_every_link_has_an_existing_target(page: Path) -> None:
+    wrong = [problem for link in links(page) if (problem := link_problem(page, link))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -37,11 +37,11 @@ def test_every_page_of_docs_is_in_the_index() -> None:
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = ROOT / "README.md"
-    assert broken(page, "https://example.org") is None
-    assert broken(page, "docs/index.md") is None
-    assert broken(page, "docs/indecks.md") == "docs/indecks.md: no such file"
-    assert broken(page, "docs/index.md#nowhere") == "docs/index.md#nowhere: no such heading"
-    assert broken(page, "../elsewhere") == "../elsewhere: outside of the repository"
+    assert link_problem(page, "https://example.org") is None
+    assert link_problem(page, "docs/index.md") is None
+    assert link_problem(page, "docs/indecks.md") == "docs/indecks.md: no such file"
+    assert link_problem(page, "docs/index.md#nowhere") == "docs/index.md#nowhere: no such heading"
+    assert link_problem(page, "../elsewhere") == "../elsewhere: outside of the repository"
     page = tmp_path / "page.md"
     page.write_text("# A `key`, or two\n## Twice\n## Twice\n[a](#x) `[b](c)`\n```text\n[d](e)\n```\n", encoding="utf-8")
     assert anchors(page) == {"a-key-or-two", "twice", "twice-1"}

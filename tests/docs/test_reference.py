@@ -1,4 +1,4 @@
-"""The pages that are made from the code. ``--update-golden`` writes them; otherwise they are compared."""
+"""Pages generated from the code. ``--update-golden`` writes them; otherwise they are compared."""
 
 import argparse
 import ast
@@ -40,7 +40,7 @@ A job file is a YAML file that describes one job. Only `name` and the workers ar
 - `[]` in a key stands for each entry of a list.
 - Sections have no default of their own: each of their keys has one.
 - Each example is a part of a job file.
-- Relative paths count from the directory in which you give the command, or from `workdir`.
+- Relative paths are relative to the directory in which you give the command, or from `workdir`.
 - Defaults for all jobs of a site belong in the [cluster file](cluster-file.md).
 
 """
@@ -208,9 +208,9 @@ def argparse_command(parser: argparse.ArgumentParser) -> str:
             if isinstance(action, argparse._SubParsersAction):
                 commands_below = True
             elif action.option_strings:
-                words = ", ".join(action.option_strings) + (f" {value}" if (value := _value_of(action)) else "")
+                names_text = ", ".join(action.option_strings) + (f" {value}" if (value := _value_of(action)) else "")
                 title = group.title if group.title not in ("options", None) else ""
-                groups.setdefault(str(title), []).append((words, action.help or ""))
+                groups.setdefault(str(title), []).append((names_text, action.help or ""))
             else:
                 arguments.append(str(action.metavar or action.dest))
     usage = f"{parser.prog} [OPTIONS] {' '.join([*arguments, *(['COMMAND ...'] if commands_below else [])])}".rstrip()
@@ -243,7 +243,9 @@ def section(
     for title, records in options.items():
         if title:
             parts.append(f"Options for {title}:")
-        parts.append(table(("Option", "Meaning"), [(f"`{words}`", sentence(text)) for words, text in records]).rstrip())
+        parts.append(
+            table(("Option", "Meaning"), [(f"`{names_text}`", sentence(text)) for names_text, text in records]).rstrip()
+        )
     lines = re.sub(r"^examples?: ", "", " ".join(examples.split())).split("; ") if examples else []
     if lines:
         parts.append("\n".join(["```console", *(f"$ {line}" for line in lines), "```"]))
@@ -288,7 +290,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_the_code_does(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_page_matches_the_code(name: str, request: pytest.FixtureRequest) -> None:
     page = REFERENCE / name
     text = PAGES[name]()
     if request.config.getoption("--update-golden"):
@@ -298,7 +300,7 @@ def test_a_page_says_what_the_code_does(name: str, request: pytest.FixtureReques
 
 
 def missing(page: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that a page does not have as code or as the text of a link."""
+    """Names that are neither code nor link text on a page."""
     named = set(re.findall(r"`([^`\n]+)`|\[(\w+)\]\(", (REFERENCE / page).read_text(encoding="utf-8")))
     return sorted(set(names) - {name for both in named for name in both})
 
@@ -326,7 +328,7 @@ def test_every_launch_check_is_described() -> None:
 
 
 def finding_codes(folder: Path) -> Iterator[str]:
-    """The codes that findings are made with, as far as the source says them in the call."""
+    """Codes of findings that are literals in the calls."""
     names = {name for name, value in vars(finding).items() if dataclasses.is_dataclass(value)}
     for path in sorted(folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

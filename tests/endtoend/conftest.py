@@ -1,4 +1,4 @@
-"""A real Slurm cluster and a real Prometheus for the whole paths."""
+"""A real Slurm cluster and a real Prometheus for the end-to-end tests."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from tests.realstack.stack import Stack, prometheus_unavailable
 
 @pytest.fixture(scope="session")
 def space_dir() -> Iterator[Path]:
-    """A directory that every user can enter; pytest's own are for one user alone."""
+    """A directory for all users. Those of pytest are private."""
     directory = Path(tempfile.mkdtemp(prefix="gpujob-e2e-", dir="/tmp"))
     directory.chmod(0o755)
     yield directory
@@ -31,8 +31,8 @@ def cluster(space_dir: Path) -> Iterator[Cluster]:
     """Four nodes with accounting."""
     if reason := slurm_unavailable():
         pytest.skip(reason)
-    with Cluster(space_dir / "cluster", prefix="node") as made:
-        yield made
+    with Cluster(space_dir / "cluster", prefix="node") as instance:
+        yield instance
 
 
 @pytest.fixture(scope="session")
@@ -43,13 +43,13 @@ def stack(space_dir: Path, cluster: Cluster) -> Iterator[Stack]:
     targets = space_dir / "targets"
     targets.mkdir()
     targets.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
-    with Stack(space_dir / "stack", cluster, targets_dir=targets) as made:
-        yield made
+    with Stack(space_dir / "stack", cluster, targets_dir=targets) as instance:
+        yield instance
 
 
 @pytest.fixture
 def jobs(space_dir: Path, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[JobSpace]:
-    """A working directory of its own for the jobs of one test; what still runs at the end is cancelled."""
+    """A working directory for the jobs of one test. Jobs that still run at its end are cancelled."""
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=space_dir))
     space = JobSpace(cluster, directory, user_for(cluster), space_dir / "targets")
     yield space
@@ -58,24 +58,24 @@ def jobs(space_dir: Path, cluster: Cluster, request: pytest.FixtureRequest) -> I
 
 @pytest.fixture
 def fake_gpus(jobs: JobSpace, cluster: Cluster) -> dict[str, str]:
-    """Four GPUs for each node, and the environment by which its processes find them.
+    """The environment with which processes find four fake GPUs per node.
 
-    The library shows those whose device file may be opened, as NVIDIA's driver does: Slurm denies a step the others.
+    As NVIDIA's driver does, the library shows only GPUs whose device file can be opened. Slurm denies the others.
     """
     if compiler() is None:
         pytest.skip("no C compiler")
-    place = jobs.directory / "gpus"
-    place.mkdir()
+    directory = jobs.directory / "gpus"
+    directory.mkdir()
     for index, name in enumerate(cluster.node_names):
         scenario = profiles.h200(GPUS)
         for number, gpu in enumerate(scenario.gpus):
             gpu.uuid = uuid_of(index, number)
-        scenario.write(place / f"{name}.scenario")
-        (place / f"{name}.processes").mkdir(mode=0o777)
-    jobs.own(place)
+        scenario.write(directory / f"{name}.scenario")
+        (directory / f"{name}.processes").mkdir(mode=0o777)
+    jobs.own(directory)
     return {
         "LD_LIBRARY_PATH": str(library(Scenario().without)),
-        "FAKENVML_SCENARIO": f"{place}/%h.scenario",
-        "FAKENVML_PROCESSES": f"{place}/%h.processes",
+        "FAKENVML_SCENARIO": f"{directory}/%h.scenario",
+        "FAKENVML_PROCESSES": f"{directory}/%h.processes",
         "FAKENVML_VISIBLE": str(cluster.directory / "dev"),
     }

@@ -1,4 +1,4 @@
-"""Submitting and looking at jobs of the tests."""
+"""Submits jobs of the tests and reads their results."""
 
 import json
 import os
@@ -19,17 +19,17 @@ EMBED = ROOT_DIR / "examples" / "embed" / "embed.py"
 
 def user_for(cluster: Cluster) -> str:
     """The unprivileged test user where it can run gpujob out of this checkout, else root."""
-    runs = cluster.run([GPUJOB, "--version"], cwd=Path("/"))
-    return cluster.user if runs.returncode == 0 else ROOT
+    version = cluster.run([GPUJOB, "--version"], cwd=Path("/"))
+    return cluster.user if version.returncode == 0 else ROOT
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
-    """The course of a job, oldest event first."""
+    """Events of a job, oldest first."""
     return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
 
 
 def diagnosis(run_dir: Path, worker: str) -> dict[str, Any]:
-    """What the job has put together about a worker that failed, for programs; the same is there for people."""
+    """The JSON diagnosis of a failed worker. The text one must exist, too."""
     folder = run_dir / "diagnostics"
     assert (folder / f"{worker}.json").is_file(), f"no diagnosis of {worker} in {sorted(folder.glob('*'))}"
     assert worker in (folder / f"{worker}.txt").read_text()
@@ -39,7 +39,7 @@ def diagnosis(run_dir: Path, worker: str) -> dict[str, Any]:
 
 
 def was_asked(report: dict[str, Any], end: dict[str, Any]) -> bool:
-    """Whether a worker that ran was asked to end; killed is only what has not ended in the time that it was given."""
+    """Whether a worker was asked to end: it ended by SIGTERM, or was killed only after the grace time."""
     return end["signal"] == "SIGTERM" or bool(end["time"] >= report["stopped"]["time"] + OWN_TEARDOWN_S)
 
 
@@ -55,7 +55,7 @@ def embed_job(
     linger: float = 8,
     **over: Any,
 ) -> dict[str, Any]:
-    """A job file of the embedding example. A Prometheus that scrapes the job cuts its ``linger`` short."""
+    """A job file of the embedding example. A scrape by Prometheus shortens its ``linger``."""
     command = f"python3 embed.py --items {items} --rate {rate} --log-every 20 --checkpoint-every 100 {options}"
     return {
         "name": name,
@@ -78,7 +78,7 @@ class Job:
         self.run_dir = run_dir
 
     def wait(self, timeout: float = 180) -> str:
-        """Slurm's final state of the job."""
+        """Wait for the final state of the job in Slurm."""
         return self.space.cluster.wait_for_job(int(self.job_id), timeout)
 
     def wait_for_phase(self, phase: str, timeout: float = 120) -> None:
@@ -86,7 +86,7 @@ class Job:
         self.space.cluster.wait_for(lambda: self.json("state.json").get("phase") == phase, timeout, f"phase {phase}")
 
     def json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run directory; empty when it is not there (yet)."""
+        """A JSON file of the run directory, empty while it does not exist."""
         try:
             return json.loads((self.run_dir / name).read_text())  # type: ignore[no-any-return]
         except (FileNotFoundError, ValueError):
@@ -107,7 +107,7 @@ class Job:
         return self.json(f"workers/worker_w{rank}_rank{rank}_a0_r0.start.json")
 
     def watch(self, *options: str) -> dict[str, Any]:
-        """One look by `gpujob watch --once --json`."""
+        """The view of `gpujob watch --once --json`."""
         done = self.space.gpujob("watch", str(self.run_dir), "--once", "--json", *options)
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
@@ -134,7 +134,7 @@ class JobSpace:
         self.own(directory)
 
     def own(self, *paths: Path) -> None:
-        """Give paths and what is in them to the user."""
+        """Make the user the owner of these paths and their contents."""
         for path in paths:
             shutil.chown(path, self.user)
             for inner in path.rglob("*"):
@@ -156,7 +156,7 @@ class JobSpace:
         )
 
     def submit(self, spec: dict[str, Any], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Job:
-        """Write the job file and submit it; Slurm gives the job this environment too."""
+        """Write the job file and submit it, with these variables in addition."""
         path = (cwd or self.directory) / "job.yaml"
         path.write_text(yaml.safe_dump(spec, allow_unicode=True))
         done = self.gpujob("submit", str(path), "--json", cwd=cwd, env=env)
@@ -167,7 +167,7 @@ class JobSpace:
         return job
 
     def close(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel jobs that still run, and wait for their end."""
         for job in self.submitted:
             if self.cluster.job_state(int(job.job_id)) not in FINAL_STATES:
                 self.cluster.run(["scancel", job.job_id], user=ROOT)
@@ -175,7 +175,7 @@ class JobSpace:
 
 
 def kill_worker(cluster: Cluster, job: Job, rank: int) -> str:
-    """kill -9 of the worker's process on its node; the node."""
+    """Send SIGKILL to the process of a worker; return its node."""
     cluster.wait_for(lambda: "pid" in job.start_record(rank), 60, f"start of rank {rank}")
     record = job.start_record(rank)
     done = cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT)

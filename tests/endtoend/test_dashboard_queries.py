@@ -15,30 +15,30 @@ from tests.realstack.stack import Stack
 pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
 
 
-def answer(stack: Stack, expr: str, since: float) -> Any:
-    """What a query says of the job so far: some of an event, others of what lasts."""
+def query_job(stack: Stack, expr: str, since: float) -> Any:
+    """Result of a query over the time of the job."""
     return stack.query_range(expr, since, time.time(), 1)
 
 
 def test_every_query_of_the_dashboard_returns_data_for_a_running_job(
     jobs: JobSpace, stack: Stack, cluster: Cluster, fake_gpus: dict[str, str]
 ) -> None:
-    # longer than anybody waits: it is cancelled once all queries are answered
+    # longer than the test; the job is cancelled after all queries
     spec = embed_job("panels", items=48_000)
     spec["workers"][0]["critical"] = False
-    begun = time.time()
+    started_at = time.time()
     job = jobs.submit(spec, env=fake_gpus)
     values = variables(cluster="test", job_id=job.job_id, scrape=1, span=60)
 
-    # an exit is a rise of a counter, which has to have been seen at 0
+    # an exit is an increase of a counter, which must be scraped at 0 before
     exits = f'count(gpujob_worker_exits_total{{job_id="{job.job_id}",rank="7"}} == 0) > 0'
     stack.wait_for(lambda: stack.query(exits), 120, "a worker without an exit")
     kill_worker(cluster, job, 7)
-    # this job has an exit, a limit, progress and GPUs, and serves nothing, so all but these must say something
+    # this job has an exit, a limit, progress and GPUs, but no services; all other queries must return data
     may_be_empty = {"worker_rss", "log_errors", "memory_pressure", "slowdown", "lag", "xids", "gpu_conditions"}
     may_be_empty |= {"ready_workers", "ready_expected"}
     assert may_be_empty <= set(MAY_BE_EMPTY)
     for query in all_queries():
         if query.name not in may_be_empty:
             expr = substitute(query.expr, values)
-            stack.wait_for(functools.partial(answer, stack, expr, begun), 180, f"an answer to {query.name}")
+            stack.wait_for(functools.partial(query_job, stack, expr, started_at), 180, f"an answer to {query.name}")

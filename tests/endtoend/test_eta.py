@@ -1,4 +1,4 @@
-"""A job on a real Slurm that pauses, has one slow worker and is resumed: what was promised, against what came."""
+"""The ETA of a job with pauses, a slow worker and a resume, compared with its real end."""
 
 import json
 import os
@@ -12,31 +12,31 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exporter.progress.eta import RunPrior
+from exporter.progress.eta.prior import RunPrior
 from exporter.progress.history_reader import read_run_history
 from tests.endtoend.jobs import EMBED, GPUJOB, JobSpace, embed_job
 from tests.realstack.cluster import ROOT, Cluster
 from tests.realstack.waiting import wait_for
 
 ITEMS, WORKERS, RATE = 6400, 8, 20.0
-PAUSE_S, LOG_S = 2.0, 1.0  # how long a worker saves, and the longest that it says nothing otherwise
+PAUSE_S, LOG_S = 2.0, 1.0  # time of a checkpoint, and longest other time without a log line
 SLOW, FACTOR = 5, 1.6
 WITHIN = {0.25: 0.35, 0.5: 0.2, 0.75: 0.2}
-"""Of the time left: at a quarter one pause has been seen, and the work since the resume is a few seconds old."""
+"""Tolerance as a share of the ETA. At a quarter only one pause and little work since the resume are known."""
 
 
 def idle(log: Sequence[str], since: float, end: float) -> float:
-    """Seconds from then on in which a worker did nothing that it was to do, by its own log."""
-    said = [(time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")), line) for line in log]
+    """Seconds since then in which a worker unexpectedly did nothing, from its own log."""
+    times = [(time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")), line) for line in log]
     found = 0.0
-    for (before, line), (after, _) in pairwise([*said, (end, "")]):
+    for (before, line), (after, _) in pairwise([*times, (end, "")]):
         usual = PAUSE_S if "Saving a checkpoint" in line else LOG_S
-        found += max(0.0, after - max(before, since) - usual - 1.0)  # they tell whole seconds
+        found += max(0.0, after - max(before, since) - usual - 1.0)  # log times are whole seconds
     return found
 
 
 @pytest.mark.slurm
-def test_the_end_of_a_job_with_pauses_a_slow_worker_and_a_resume_is_foreseen(jobs: JobSpace, cluster: Cluster) -> None:
+def test_the_eta_of_a_job_with_pauses_and_a_resumed_slow_worker_is_accurate(jobs: JobSpace, cluster: Cluster) -> None:
     options = f"--checkpoint-seconds {PAUSE_S:g} --only-rank {SLOW} --slow-down {FACTOR}"
     spec = embed_job("eta", items=ITEMS, rate=RATE, options=options)
     spec["workers"][0]["restart"] = {"max": 1, "backoff": 1}
@@ -48,11 +48,11 @@ def test_the_end_of_a_job_with_pauses_a_slow_worker_and_a_resume_is_foreseen(job
         for status in (job.json(f"status/{name}.json") for name in cluster.node_names):
             for worker in status.get("workers", ()):
                 if worker["rank"] == SLOW and worker.get("eta") and not status["final"]:
-                    moment, met = float(status["time"]), status["job"]["time_limit_met_probability"]
-                    if not seen or seen[-1][0] != moment:
-                        seen.append((moment, worker["items"] / share, worker["eta"], met))
+                    time_of_status, met = float(status["time"]), status["job"]["time_limit_met_probability"]
+                    if not seen or seen[-1][0] != time_of_status:
+                        seen.append((time_of_status, worker["items"] / share, worker["eta"], met))
         if not killed and seen and seen[-1][1] >= 0.15:
-            # a slow worker of which the node loses the process: it goes on from its last checkpoint
+            # the slow worker is killed and resumes from its last checkpoint
             record = job.start_record(SLOW)
             assert cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT).returncode == 0
             killed = True
@@ -63,21 +63,21 @@ def test_the_end_of_a_job_with_pauses_a_slow_worker_and_a_resume_is_foreseen(job
     assert slow["restarts"] == 1
     assert report["items"] == ITEMS
     end = slow["exit"]["time"]
-    told = {}
+    results = {}
     log = [
         line for path in sorted(job.run_dir.glob(f"*_worker_w{SLOW}*.out")) for line in path.read_text().splitlines()
     ]
     for share_done, within in WITHIN.items():
-        moment, _, eta, met = min(seen, key=lambda entry: abs(entry[1] - share_done))
-        left = end - moment - idle(log, moment, end)  # nobody foresees that the machine has no time for it
-        told[share_done] = (round(eta["seconds"], 1), round(left, 1), met)
-        assert abs(eta["seconds"] - left) <= within * left + 2.0, told
+        time_of_status, _, eta, met = min(seen, key=lambda entry: abs(entry[1] - share_done))
+        left = end - time_of_status - idle(log, time_of_status, end)  # without delays of a busy machine
+        results[share_done] = (round(eta["seconds"], 1), round(left, 1), met)
+        assert abs(eta["seconds"] - left) <= within * left + 2.0, results
         assert eta["low"] <= eta["seconds"] <= eta["high"]
-        assert met is None or met > 0.5, "there is time enough"
-    print(json.dumps({"eta, truly left, probability": told}))
+        assert met is None or met > 0.5, "there is enough time"
+    print(json.dumps({"eta, truly left, probability": results}))
 
 
-def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_path: Path) -> None:
+def test_a_completed_run_gives_the_next_run_its_first_eta(tmp_path: Path) -> None:
     share, rate, first_line = 400, 40, 20
     shutil.copy(EMBED, tmp_path)
     environ = {**os.environ, "GPUJOB_HISTORY_DIR": str(tmp_path / "history")}
@@ -102,24 +102,24 @@ def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_pa
     prior = RunPrior.from_json(run.prior["worker"])
     before = set((tmp_path / "logs").glob("*"))
 
-    def words() -> list[dict[str, float]]:
+    def etas() -> list[dict[str, float]]:
         folders = set((tmp_path / "logs").glob("*")) - before
         statuses = [json.loads(path.read_text()) for folder in folders for path in folder.glob("status/*.json")]
         workers = [worker for status in statuses for worker in status["workers"] if worker.get("eta")]
         return [{**worker["eta"], "items": worker["items"]} for worker in workers]
 
-    # it does nothing after its first line: what is known of its end is what the first run has told
+    # it stalls after its first line, so its ETA comes from the first run
     command = start(f"--stall --at {first_line}")
     try:
-        told, *_ = wait_for(words, 60, "a word on its end")
+        eta, *_ = wait_for(etas, 60, "a word on its end")
         command.terminate()
         command.communicate(timeout=60)
     finally:
         command.kill()
         command.wait()
-    assert told["items"] <= first_line
-    left = prior.work_left(told["items"], share)
-    assert 0.9 * (share - told["items"]) / rate <= left <= report["duration_s"]
-    # what the next line may be late is not taken for work that is done
-    assert abs(told["seconds"] - left) <= 0.35 * left + 1.0 + 1.2 * prior.warm_up_seconds, (told, left, prior)
-    assert len(read_run_history("again", environ)) == 1, "only what has completed tells the next one"
+    assert eta["items"] <= first_line
+    left = prior.work_left(eta["items"], share)
+    assert 0.9 * (share - eta["items"]) / rate <= left <= report["duration_s"]
+    # a late next line does not count as work
+    assert abs(eta["seconds"] - left) <= 0.35 * left + 1.0 + 1.2 * prior.warm_up_seconds, (eta, left, prior)
+    assert len(read_run_history("again", environ)) == 1, "only completed runs are in the history"

@@ -1,7 +1,7 @@
-"""Each reason why a worker ends, made for real: local jobs, and jobs of a Slurm whose nodes lose power.
+"""Each exit reason, produced by real local jobs and by jobs on a Slurm whose nodes lose power.
 
-Each scenario is one job, played once. Those that the collected tests need are played side by side, on
-the cluster each on nodes of its own, while the tests look at the ones that have ended.
+Each scenario is one job, run once. The scenarios of the collected tests run in parallel, on the cluster
+each on its own nodes, while tests check those that have ended.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ FILLS_THE_DISK = """
 import glob, os, sys, time
 print("Processed 5/900 items", flush=True)
 folder = os.environ["GPUJOB_RUN_DIR"]
-while not glob.glob(os.path.join(folder, "workers", "worker_*.start.json")):  # nobody else writes on a full disk
+while not glob.glob(os.path.join(folder, "workers", "worker_*.start.json")):  # before the disk is full
     time.sleep(0.1)
 with open(os.path.join(folder, "big"), "wb", buffering=0) as out:
     while True:
@@ -68,7 +68,7 @@ with open(os.path.join(folder, "big"), "wb", buffering=0) as out:
 
 @dataclass
 class Ended:
-    """A job that has been played: exit status of `gpujob run`, or Slurm's word for how the job ended."""
+    """A finished job. Its outcome is the exit status of `gpujob run` or the state in Slurm."""
 
     run_dir: Path
     outcome: int | str
@@ -81,7 +81,7 @@ class Ended:
         return found
 
     def worker(self, name: str) -> dict[str, Any]:
-        """A worker's part of the report."""
+        """The entry of a worker in the report."""
         (found,) = [worker for worker in self.report["workers"] if worker["worker"] == name]
         return dict(found)
 
@@ -89,11 +89,11 @@ class Ended:
         return [worker["exit"]["reason"] for worker in self.report["workers"]]
 
     def events(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
-        """Events of a kind that have these facts."""
+        """Events with this name and these facts."""
         return [event for event in events(self.run_dir) if event["event"] == kind and facts.items() <= event.items()]
 
     def has_run(self, worker: str) -> bool:
-        """Whether a worker of one process has left a start record."""
+        """Whether a worker has a start record."""
         return any((self.run_dir / "workers").glob(f"{worker}_rank*.start.json"))
 
     def records(self) -> set[str]:
@@ -101,12 +101,12 @@ class Ended:
         return {path.name.removesuffix(".exit.json") for path in (self.run_dir / "workers").glob("*.exit.json")}
 
 
-def told(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]:
-    """The end of a worker, which report and events tell alike, and a diagnosis if it has failed."""
+def check_end(done: Ended, worker: str, reason: str, *texts: str) -> dict[str, Any]:
+    """Check the end of a worker in report, events and, if it failed, its diagnosis. Return its exit."""
     end = done.worker(worker)["exit"]
     assert end["reason"] == reason, end["evidence"]
     evidence = "; ".join(end["evidence"])
-    assert [word for word in words if word not in evidence] == [], evidence
+    assert [text for text in texts if text not in evidence] == [], evidence
     assert done.events("worker ended", worker=worker)[-1]["reason"] == reason
     assert done.events("worker started", worker=worker)
     for kind in ("job started", "phase", "job ended"):
@@ -116,8 +116,8 @@ def told(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]:
     return dict(end)
 
 
-def failed(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]:
-    """The job failed because of this worker, and its peers were asked to end for that reason."""
+def check_failure(done: Ended, worker: str, reason: str, *texts: str) -> dict[str, Any]:
+    """Check that the job failed because of this worker, and that its peers were asked to end."""
     report = done.report
     assert (report["state"], report["exit_status"]) == ("FAILED", 1)
     assert (report["cause"]["worker"], report["cause"]["reason"]) == (worker, reason)
@@ -127,26 +127,28 @@ def failed(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]
         assert f"{worker} rank {report['cause']['rank']}" in "; ".join(end["evidence"])
         assert f"ended by {reason}" in "; ".join(end["evidence"])
         if not done.has_run(peer):
-            continue  # the other was faster: what was asked to end was not yet the wrapper
+            continue  # the failure came before the wrapper of this peer had started
         assert was_asked(report, end)
         assert done.events("worker signalled", worker=peer, signal="SIGTERM") or end["signal"] is None
-    return told(done, worker, reason, *words)
+    return check_end(done, worker, reason, *texts)
 
 
-# How scenarios are played
+# Running scenarios
 
-Play = Callable[[Path], Ended]
-SlurmPlay = Callable[[JobSpace], Ended]
-LOCAL: dict[str, Play] = {}
-SLURM: dict[str, SlurmPlay] = {}
+Scenario = Callable[[Path], Ended]
+SlurmScenario = Callable[[JobSpace], Ended]
+LOCAL: dict[str, Scenario] = {}
+SLURM: dict[str, SlurmScenario] = {}
 
 
 class Stage:
-    """Plays scenarios side by side; each is a function without arguments."""
+    """Runs scenarios in parallel. Each is a function without arguments."""
 
     def __init__(self, plays: Mapping[str, Callable[[], Ended]], at_once: int) -> None:
         self._pool = ThreadPoolExecutor(max(1, at_once))
-        self._played: dict[str, Future[Ended]] = {name: self._pool.submit(play) for name, play in plays.items()}
+        self._played: dict[str, Future[Ended]] = {
+            name: self._pool.submit(run_scenario) for name, run_scenario in plays.items()
+        }
 
     def result(self, name: str) -> Ended:
         return self._played[name].result(600)
@@ -155,8 +157,8 @@ class Stage:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def needed(request: pytest.FixtureRequest, scenarios: Mapping[str, object]) -> list[str]:
-    """Those scenarios that a collected test asks for, in the order in which they stand here."""
+def needed_scenarios(request: pytest.FixtureRequest, scenarios: Mapping[str, object]) -> list[str]:
+    """Scenarios that collected tests need, in the order of this file."""
     ours = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     names = {name for item in ours for name in getattr(item, "fixturenames", ())}
     return [name for name in scenarios if name in names]
@@ -165,19 +167,19 @@ def needed(request: pytest.FixtureRequest, scenarios: Mapping[str, object]) -> l
 @pytest.fixture(scope="module")
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("jobs")
-    made = Stage({name: partial(LOCAL[name], folder / name) for name in needed(request, LOCAL)}, AT_ONCE)
-    yield made
+    stage = Stage({name: partial(LOCAL[name], folder / name) for name in needed_scenarios(request, LOCAL)}, AT_ONCE)
+    yield stage
     launcher.kill_all_with(folder)
-    made.close()
+    stage.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, space_dir: Path) -> Iterator[Cluster]:
-    """Two nodes for each scenario: those that lose power or are taken by others are nobody else's."""
+    """Two nodes for each scenario, so that a power cut or preemption affects no other."""
     if reason := slurm_unavailable():
         pytest.skip(reason)
-    with Cluster(space_dir / "exits", nodes=2 * len(needed(request, SLURM)), prefix="exits") as made:
-        yield made
+    with Cluster(space_dir / "exits", nodes=2 * len(needed_scenarios(request, SLURM)), prefix="exits") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -187,47 +189,47 @@ def slurm_stage(request: pytest.FixtureRequest, space_dir: Path, cluster: Cluste
     targets.mkdir()
     targets.chmod(0o777)
 
-    def play(name: str) -> Ended:
+    def run_scenario(name: str) -> Ended:
         directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=space_dir))
         space = JobSpace(cluster, directory, user, targets)
         spaces.append(space)
         return SLURM[name](space)
 
-    names = needed(request, SLURM)
-    made = Stage({name: partial(play, name) for name in names}, len(names))
-    yield made
+    names = needed_scenarios(request, SLURM)
+    stage = Stage({name: partial(run_scenario, name) for name in names}, len(names))
+    yield stage
     for space in spaces:
         space.close()
-    made.close()
+    stage.close()
 
 
-def scenario(play: Play) -> Any:
-    """A fixture that is what came of a local job."""
-    LOCAL[play.__name__] = play
+def scenario(run_scenario: Scenario) -> Any:
+    """A fixture with the result of a local job."""
+    LOCAL[run_scenario.__name__] = run_scenario
 
-    @pytest.fixture(scope="module", name=play.__name__)
-    def played(stage: Stage) -> Ended:
-        return stage.result(play.__name__)
+    @pytest.fixture(scope="module", name=run_scenario.__name__)
+    def run_local(stage: Stage) -> Ended:
+        return stage.result(run_scenario.__name__)
 
-    return played
-
-
-def slurm_scenario(play: SlurmPlay) -> Any:
-    """A fixture that is what came of a job of the cluster."""
-    SLURM[play.__name__] = play
-
-    @pytest.fixture(scope="module", name=play.__name__)
-    def played(slurm_stage: Stage) -> Ended:
-        return slurm_stage.result(play.__name__)
-
-    return played
+    return run_local
 
 
-# Jobs of the cluster. Each plays on its own; the slowest tests stand at the end of this file.
+def slurm_scenario(run_scenario: SlurmScenario) -> Any:
+    """A fixture with the result of a job of the cluster."""
+    SLURM[run_scenario.__name__] = run_scenario
+
+    @pytest.fixture(scope="module", name=run_scenario.__name__)
+    def run_local(slurm_stage: Stage) -> Ended:
+        return slurm_stage.result(run_scenario.__name__)
+
+    return run_local
+
+
+# Jobs of the cluster. The slowest tests are at the end of this file.
 
 
 def cluster_job(options: str = "", *, partition: str = "gpu", time_limit: str = "00:10:00", **over: Any) -> Any:
-    """Four workers on two nodes that are theirs alone; Slurm's own options are those in ``directives``."""
+    """Four workers on two exclusive nodes. ``directives`` are further Slurm options."""
     directives = {"exclusive": True, **over.pop("directives", {})}
     slurm = {"partition": partition, "time_limit": time_limit, "directives": directives}
     sizes = {"nodes": 2, "count": 4, "gpus_per_node": 2, "rate": 10, "items": 40000}
@@ -235,12 +237,12 @@ def cluster_job(options: str = "", *, partition: str = "gpu", time_limit: str = 
 
 
 def attempt_is_up(job: Job, attempt: int = 0) -> bool:
-    """Whether all workers of the attempt have been seen to run."""
+    """Whether all workers of the attempt are running."""
     return job.json("orchestrator.json").get("attempt") == attempt and job.json("state.json").get("phase") == "running"
 
 
 def started(space: JobSpace, spec: dict[str, Any]) -> Job:
-    """A job whose workers run, and have logged that they do."""
+    """Submit a job and wait until all workers run and have logged a line."""
     job = space.submit(spec)
     space.cluster.wait_for(lambda: attempt_is_up(job), 120, f"workers of job {job.job_id}")
     logs = ("w0", "w1", "w2", "w3")
@@ -253,7 +255,7 @@ def started(space: JobSpace, spec: dict[str, Any]) -> Job:
 
 
 def waiting_for_its_end(space: JobSpace, **over: Any) -> Job:
-    """A job of which each worker of the first attempt has done some work and does no more, until it is ended."""
+    """A job whose workers stop after some work and wait for their end in the first attempt."""
     job = started(space, cluster_job("--stall --once --at 20", items=200, **over))
 
     def all_wait() -> bool:
@@ -263,19 +265,19 @@ def waiting_for_its_end(space: JobSpace, **over: Any) -> Job:
     return job
 
 
-def over(job: Job, timeout: float = 180, **seen: Any) -> Ended:
-    """Wait for the end, looking seldom: many do at once."""
+def wait_for_end(job: Job, timeout: float = 180, **seen: Any) -> Ended:
+    """Wait for the end with rare polls, since many scenarios wait at the same time."""
     state = job.space.cluster.wait_for_job(int(job.job_id), timeout, interval=1.0)
     return Ended(job.run_dir, state, seen)
 
 
 def queue_of(job: Job) -> str:
-    """State and reason of the job in Slurm's queue."""
+    """State and reason of the job in the Slurm queue."""
     return job.space.cluster.run(["squeue", "-h", "-j", job.job_id, "-o", "%T|%r"]).stdout
 
 
 def runs_again(job: Job) -> None:
-    """Wait for the second attempt. What it does belongs to nobody's test: a short job ends by itself."""
+    """Wait for the second attempt, which ends by itself."""
     attempt = partial(job.json, "orchestrator.json")
     job.space.cluster.wait_for(lambda: attempt().get("attempt", 0) >= 1, 150, "the second attempt")
 
@@ -285,7 +287,7 @@ def hosts(job: Job) -> list[str]:
 
 
 def take_nodes(job: Job, seconds: float = 1) -> None:
-    """A job of a partition that comes first wants the very nodes."""
+    """Submit a job with a higher priority for the same nodes."""
     nodes = ",".join(hosts(job))
     wanted = ["--partition=gpu", "--nodes=2", "--exclusive", f"--nodelist={nodes}", "--output=/dev/null"]
     argv = ["sbatch", *wanted, f"--wrap=sleep {seconds:g}"]
@@ -294,28 +296,28 @@ def take_nodes(job: Job, seconds: float = 1) -> None:
 
 @slurm_scenario
 def at_the_time_limit(space: JobSpace) -> Ended:
-    return over(space.submit(cluster_job(time_limit="00:01:00")), 240)
+    return wait_for_end(space.submit(cluster_job(time_limit="00:01:00")), 240)
 
 
 @slurm_scenario
 def time_limit_shortened(space: JobSpace) -> Ended:
     job = started(space, cluster_job())
     space.cluster.run(["scontrol", "update", f"JobId={job.job_id}", "TimeLimit=1"], user=ROOT, check=True)
-    return over(job, 240)
+    return wait_for_end(job, 240)
 
 
 @slurm_scenario
 def power_cut(space: JobSpace) -> Ended:
     job = started(space, cluster_job(directives={"no-requeue": True}))
     space.cluster.kill_node(hosts(job)[1])
-    return over(job, nodes=hosts(job))
+    return wait_for_end(job, nodes=hosts(job))
 
 
 @slurm_scenario
 def power_cut_of_the_batch_node(space: JobSpace) -> Ended:
     job = started(space, cluster_job(directives={"no-requeue": True}))
     space.cluster.kill_node(hosts(job)[0])
-    done = over(job, nodes=hosts(job))
+    done = wait_for_end(job, nodes=hosts(job))
     done.seen["report"] = space.gpujob("report", str(job.run_dir), "--json")
     return done
 
@@ -323,13 +325,13 @@ def power_cut_of_the_batch_node(space: JobSpace) -> Ended:
 @slurm_scenario
 def requeued(space: JobSpace) -> Ended:
     job = waiting_for_its_end(space)
-    # held, so that it waits there until somebody has looked
+    # held, so that it stays in the queue until it was read
     space.cluster.run(["scontrol", "requeuehold", job.job_id], user=ROOT, check=True)
     space.cluster.wait_for(lambda: queue_of(job).startswith("PENDING"), 60, "the job in the queue")
     queued = job.watch()
     space.cluster.run(["scontrol", "release", job.job_id], user=ROOT, check=True)
     runs_again(job)
-    return over(job, queued=queued)
+    return wait_for_end(job, queued=queued)
 
 
 @slurm_scenario
@@ -337,46 +339,46 @@ def preempted_with_a_warning(space: JobSpace) -> Ended:
     job = waiting_for_its_end(space, partition="scavenge-requeue-grace")
     take_nodes(job)
     runs_again(job)
-    return over(job)
+    return wait_for_end(job)
 
 
 @slurm_scenario
 def preempted(space: JobSpace) -> Ended:
     job = started(space, cluster_job(partition="scavenge"))
     take_nodes(job)
-    return over(job)
+    return wait_for_end(job)
 
 
 @slurm_scenario
 def out_of_memory(space: JobSpace) -> Ended:
     options = "--leak 300 --at 20 --only-rank 3"
     resources = {"nodes": 2, "gpus_per_node": 2, "memory_per_node": "400M"}
-    return over(space.submit(cluster_job(options, resources=resources)))
+    return wait_for_end(space.submit(cluster_job(options, resources=resources)))
 
 
 @slurm_scenario
 def cancelled(space: JobSpace) -> Ended:
     job = started(space, cluster_job())
     space.cluster.run(["scancel", job.job_id], user=space.user, check=True)
-    return over(job)
+    return wait_for_end(job)
 
 
 @slurm_scenario
-def cancelled_in_vain(space: JobSpace) -> Ended:
+def cancelled_with_sigterm_ignored(space: JobSpace) -> Ended:
     job = started(space, cluster_job("--ignore-sigterm"))
     space.cluster.run(["scancel", job.job_id], user=space.user, check=True)
-    done = over(job)
+    done = wait_for_end(job)
     done.seen["report"] = space.gpujob("report", str(job.run_dir), "--json")
     return done
 
 
 @pytest.mark.slurm
-def test_scancel_is_a_cancellation_of_every_worker(cancelled: Ended) -> None:
+def test_scancel_cancels_every_worker(cancelled: Ended) -> None:
     report = cancelled.report
     assert (cancelled.outcome, report["state"], report["exit_status"]) == ("CANCELLED", "CANCELLED", 5)
     assert report["cause"] is None
     for worker in report["workers"]:
-        end = told(cancelled, worker["worker"], "cancelled", "killed by SIGTERM", "cancelled")
+        end = check_end(cancelled, worker["worker"], "cancelled", "killed by SIGTERM", "cancelled")
         assert end["signal"] == "SIGTERM"
         assert cancelled.events("worker signalled", worker=worker["worker"], signal="SIGTERM")
     stop = cancelled.events("job stopping")[-1]
@@ -384,34 +386,38 @@ def test_scancel_is_a_cancellation_of_every_worker(cancelled: Ended) -> None:
 
 
 @pytest.mark.slurm
-def test_workers_that_do_not_listen_do_not_cost_the_report(cancelled_in_vain: Ended) -> None:
-    told = cancelled_in_vain.seen["report"]
-    report = json.loads(told.stdout)
-    assert (cancelled_in_vain.outcome, report["state"], told.returncode) == ("CANCELLED", "CANCELLED", 5), told.stderr
+def test_workers_that_ignore_sigterm_do_not_prevent_the_report(cancelled_with_sigterm_ignored: Ended) -> None:
+    result = cancelled_with_sigterm_ignored.seen["report"]
+    report = json.loads(result.stdout)
+    assert (cancelled_with_sigterm_ignored.outcome, report["state"], result.returncode) == (
+        "CANCELLED",
+        "CANCELLED",
+        5,
+    ), result.stderr
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["cancelled"] * 4
 
 
 @pytest.mark.slurm
-def test_a_worker_that_takes_too_much_memory_is_named(out_of_memory: Ended) -> None:
+def test_a_worker_that_uses_too_much_memory_is_the_cause(out_of_memory: Ended) -> None:
     report = out_of_memory.report
     assert (report["state"], report["exit_status"]) == ("OUT_OF_MEMORY", 4)
     assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w3", "host_oom")
-    told(out_of_memory, "worker_w3", "host_oom", "killed by SIGKILL", "oom_kill")
+    check_end(out_of_memory, "worker_w3", "host_oom", "killed by SIGKILL", "oom_kill")
     assert out_of_memory.reasons() == ["terminated_peer"] * 3 + ["host_oom"]
 
 
 @pytest.mark.slurm
-def test_a_job_that_others_push_aside_was_preempted(preempted: Ended) -> None:
+def test_a_job_preempted_by_another_one_is_preempted(preempted: Ended) -> None:
     report = preempted.report
     assert (preempted.outcome, report["state"], report["exit_status"]) == ("PREEMPTED", "PREEMPTED", 7)
     for worker in report["workers"]:
-        told(preempted, worker["worker"], "preempted", "killed by SIGTERM", "preempted by another job")
+        check_end(preempted, worker["worker"], "preempted", "killed by SIGTERM", "preempted by another job")
     stop = preempted.events("job stopping")[-1]
     assert stop["reason"] == "preempted"
 
 
 def assert_ran_again(done: Ended, *, attempts: int = 2) -> None:
-    """The first attempt was ended, the second took up its work and completed it; later ones had nothing left to do."""
+    """Check that the second attempt resumed and completed the work. Later ones had nothing to do."""
     report, runs = done.report, range(attempts)
     assert (done.outcome, report["state"], report["attempt"]) == ("COMPLETED", "COMPLETED", attempts - 1)
     assert report["items"] == 200
@@ -421,7 +427,7 @@ def assert_ran_again(done: Ended, *, attempts: int = 2) -> None:
 
 
 @pytest.mark.slurm
-def test_a_requeued_job_keeps_what_is_known_of_its_first_attempt(requeued: Ended) -> None:
+def test_a_requeued_job_keeps_the_records_of_its_first_attempt(requeued: Ended) -> None:
     assert_ran_again(requeued)
     stop = requeued.events("job stopping")[-1]
     assert (stop["reason"], "requeued" in stop["cause"]) == ("cancelled", True)
@@ -433,8 +439,8 @@ def test_a_requeued_job_keeps_what_is_known_of_its_first_attempt(requeued: Ended
 
 
 @pytest.mark.slurm
-def test_a_job_that_is_warned_of_its_preemption_is_preempted_and_runs_again(preempted_with_a_warning: Ended) -> None:
-    # Slurm 24.11 queues a job that it has requeued at the end of a grace time once more when that job completes
+def test_a_job_preempted_with_a_grace_time_runs_again(preempted_with_a_warning: Ended) -> None:
+    # Slurm 24.11 may queue a job requeued at the end of a grace time once more when that job completes
     attempts = preempted_with_a_warning.report["attempt"] + 1
     assert attempts in (2, 3)
     assert_ran_again(preempted_with_a_warning, attempts=attempts)
@@ -447,26 +453,26 @@ def test_a_job_that_is_warned_of_its_preemption_is_preempted_and_runs_again(pree
 # On this machine
 
 
-def gang(options: str, **over: Any) -> dict[str, Any]:
-    """Two workers with work for a long time, of which one is to fail."""
+def two_workers(options: str, **over: Any) -> dict[str, Any]:
+    """Two workers with long work, one of which fails with these options."""
     return launcher.embed_job(options, items=9000, **over)
 
 
 def two_roles(program: str, **keys: Any) -> dict[str, Any]:
-    """A worker that runs a Python program, and one beside it that has work for a long time."""
-    spec = gang("", count=1)
+    """A worker that runs a Python program, and one with long work."""
+    spec = two_workers("", count=1)
     return {**spec, "workers": [{"role": "odd", "command": ["python3", "-c", program], **keys}, *spec["workers"]]}
 
 
-def played(folder: Path, spec: Mapping[str, Any], act: Callable[[LocalJob], object] = lambda job: None) -> Ended:
-    """Run a local job to its end, once something has been done to it."""
+def run_local(folder: Path, spec: Mapping[str, Any], act: Callable[[LocalJob], object] = lambda job: None) -> Ended:
+    """Run a local job to its end, after this action."""
     with LocalJob(folder, spec, "--quiet") as job:
         act(job)
         return Ended(job.run_dir, job.wait(120))
 
 
 def send(number: int, key: str = "pid") -> Callable[[LocalJob], None]:
-    """A signal to a process of the second worker, once it has been at work for a while."""
+    """Send a signal to a process of the second worker after some work."""
 
     def act(job: LocalJob) -> None:
         job.phase("running", 60)
@@ -478,37 +484,37 @@ def send(number: int, key: str = "pid") -> Callable[[LocalJob], None]:
 
 @scenario
 def completed(folder: Path) -> Ended:
-    return played(folder, launcher.embed_job(items=60))
+    return run_local(folder, launcher.embed_job(items=60))
 
 
 @scenario
 def raised(folder: Path) -> Ended:
-    return played(folder, gang("--only-rank 1 --at 5 --raise"))
+    return run_local(folder, two_workers("--only-rank 1 --at 5 --raise"))
 
 
 @scenario
 def exit_status_3(folder: Path) -> Ended:
-    return played(folder, gang("--only-rank 1 --at 5 --exit-code 3", count=3))
+    return run_local(folder, two_workers("--only-rank 1 --at 5 --exit-code 3", count=3))
 
 
 @scenario
 def segmentation_fault(folder: Path) -> Ended:
-    return played(folder, gang("--only-rank 1 --at 5 --signal SEGV"))
+    return run_local(folder, two_workers("--only-rank 1 --at 5 --signal SEGV"))
 
 
 @scenario
 def killed(folder: Path) -> Ended:
-    return played(folder, gang(""), send(signal.SIGKILL))
+    return run_local(folder, two_workers(""), send(signal.SIGKILL))
 
 
 @scenario
 def wrapper_killed(folder: Path) -> Ended:
-    return played(folder, gang(""), send(signal.SIGKILL, "wrapper_pid"))
+    return run_local(folder, two_workers(""), send(signal.SIGKILL, "wrapper_pid"))
 
 
 @scenario
 def terminated_alone(folder: Path) -> Ended:
-    return played(folder, gang(""), send(signal.SIGTERM, "wrapper_pid"))
+    return run_local(folder, two_workers(""), send(signal.SIGTERM, "wrapper_pid"))
 
 
 @scenario
@@ -516,8 +522,8 @@ def no_interpreter(folder: Path) -> Ended:
     folder.mkdir()
     (folder / "program").write_text("#!/no/such/interpreter\n")
     (folder / "program").chmod(0o755)
-    spec = gang("", count=1)
-    return played(folder, {**spec, "workers": [{"role": "odd", "command": "./program"}, *spec["workers"]]})
+    spec = two_workers("", count=1)
+    return run_local(folder, {**spec, "workers": [{"role": "odd", "command": "./program"}, *spec["workers"]]})
 
 
 @scenario
@@ -532,9 +538,9 @@ def disk_full(folder: Path) -> Ended:
     kept = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         spec = two_roles(FILLS_THE_DISK)
-        spec["workers"][1]["command"] = "sleep 600"  # writes nothing: the disk fails one worker alone
-        ended = played(folder, spec)
-        # the disk goes with the mount
+        spec["workers"][1]["command"] = "sleep 600"  # writes nothing, so that only one worker fails
+        ended = run_local(folder, spec)
+        # the files disappear with the mount
         subprocess.run(["cp", "-r", f"{ended.run_dir}/.", kept], check=True)
         return Ended(kept, ended.outcome)
     finally:
@@ -543,25 +549,30 @@ def disk_full(folder: Path) -> Ended:
 
 @scenario
 def cuda_memory(folder: Path) -> Ended:
-    return played(folder, gang("--only-rank 1 --at 5 --cuda-oom"))
+    return run_local(folder, two_workers("--only-rank 1 --at 5 --cuda-oom"))
 
 
 @scenario
 def nccl_timeout(folder: Path) -> Ended:
-    return played(folder, two_roles(NCCL_TIMEOUT))
+    return run_local(folder, two_roles(NCCL_TIMEOUT))
 
 
 @scenario
 def ctrl_c(folder: Path) -> Ended:
-    ours, theirs = os.openpty()
+    terminal, child_terminal = os.openpty()
     with LocalJob(
-        folder, gang(""), "--quiet", prefix=["setsid", "--ctty", "--wait"], stdin=theirs, stdout=theirs
+        folder,
+        two_workers(""),
+        "--quiet",
+        prefix=["setsid", "--ctty", "--wait"],
+        stdin=child_terminal,
+        stdout=child_terminal,
     ) as job:
-        os.close(theirs)
+        os.close(child_terminal)
         job.phase("running", 60)
-        os.write(ours, b"\x03")
+        os.write(terminal, b"\x03")
         done = Ended(job.run_dir, job.wait(120))
-        os.close(ours)
+        os.close(terminal)
         return done
 
 
@@ -582,7 +593,7 @@ def third_time_lucky(folder: Path) -> Ended:
         def ended() -> bool:
             for position in items_processed(address):
                 positions.append(position)
-                if position:  # each run goes on once a value of its own has been seen
+                if position:  # each run continues when one of its values has been read
                     (job.run_dir / f"seen_{run_of(position)}").touch()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.process.wait(0.1)
@@ -593,12 +604,12 @@ def third_time_lucky(folder: Path) -> Ended:
 
 
 def run_of(position: float) -> int:
-    """Which of the runs has done this item."""
+    """The run that processed this item."""
     return int(position - 1) // 20
 
 
 def items_processed(address: str) -> list[float]:
-    """The counter of the only worker, while the sidecar answers."""
+    """Item counter of the only worker, empty if the sidecar does not answer."""
     try:
         page = requests.get(f"http://{address}/metrics", timeout=2).text
     except requests.RequestException:
@@ -613,21 +624,21 @@ def items_processed(address: str) -> list[float]:
 
 @scenario
 def dispensable(folder: Path) -> Ended:
-    spec = launcher.embed_job("--shards 2", items=300)  # the helper has no share of the work
-    work, begin = spec["workers"][0], folder / "begin"
-    work |= {"command": f"until [ -e {shlex.quote(str(begin))} ]; do sleep 0.1; done; exec {work['command']}"}
+    spec = launcher.embed_job("--shards 2", items=300)  # the helper has no items
+    work, start_file = spec["workers"][0], folder / "begin"
+    work |= {"command": f"until [ -e {shlex.quote(str(start_file))} ]; do sleep 0.1; done; exec {work['command']}"}
     work["shell"] = True
     helper = {"role": "helper", "critical": False, "command": ["python3", "-c", "raise SystemExit(3)"]}
 
     def act(job: LocalJob) -> None:
         job.phase("running", 60)
         poll(lambda: [event for event in events(job.run_dir) if event["event"] == "worker ended"], "its end", 60)
-        begin.touch()
+        start_file.touch()
 
-    return played(folder, {**spec, "workers": [work, helper]}, act)
+    return run_local(folder, {**spec, "workers": [work, helper]}, act)
 
 
-def test_a_worker_that_does_its_work_has_completed(completed: Ended) -> None:
+def test_a_worker_that_finishes_its_work_is_completed(completed: Ended) -> None:
     assert (completed.outcome, completed.report["state"]) == (0, "COMPLETED")
     for worker in completed.report["workers"]:
         assert (worker["exit"]["reason"], worker["exit"]["evidence"]) == ("completed", ["exit status 0"])
@@ -635,72 +646,74 @@ def test_a_worker_that_does_its_work_has_completed(completed: Ended) -> None:
     assert [event["phase"] for event in completed.events("phase")][-1] == "finished"
 
 
-def test_an_exception_is_an_error_of_the_program(raised: Ended) -> None:
+def test_an_exception_is_an_app_error(raised: Ended) -> None:
     assert raised.outcome == 1
-    end = failed(raised, "worker_w1", "app_error", "exit status 1", "simulated failure of worker 1 at item 5", ".err")
+    end = check_failure(
+        raised, "worker_w1", "app_error", "exit status 1", "simulated failure of worker 1 at item 5", ".err"
+    )
     assert (end["code"], end["signal"]) == (1, None)
 
 
 def test_an_exit_status_is_kept(exit_status_3: Ended) -> None:
     assert exit_status_3.outcome == 1
-    assert failed(exit_status_3, "worker_w1", "app_error", "exit status 3")["code"] == 3
+    assert check_failure(exit_status_3, "worker_w1", "app_error", "exit status 3")["code"] == 3
     assert exit_status_3.reasons() == ["terminated_peer", "app_error", "terminated_peer"]
 
 
 def test_a_segmentation_fault_is_a_crash(segmentation_fault: Ended) -> None:
     assert segmentation_fault.outcome == 1
-    end = failed(segmentation_fault, "worker_w1", "crashed_signal", "killed by SIGSEGV")
+    end = check_failure(segmentation_fault, "worker_w1", "crashed_signal", "killed by SIGSEGV")
     assert (end["code"], end["signal"]) == (None, "SIGSEGV")
 
 
-def test_nobody_is_blamed_for_a_kill_without_a_trace(killed: Ended) -> None:
+def test_the_sender_of_an_unexplained_kill_is_unknown(killed: Ended) -> None:
     assert killed.outcome == 1
-    end = failed(killed, "worker_w1", "killed_unknown", "killed by SIGKILL", "sender unknown")
+    end = check_failure(killed, "worker_w1", "killed_unknown", "killed by SIGKILL", "sender unknown")
     assert end["signal"] == "SIGKILL"
 
 
-def test_a_worker_that_loses_its_wrapper_is_told_apart(wrapper_killed: Ended) -> None:
+def test_a_worker_without_its_wrapper_is_reported_as_such(wrapper_killed: Ended) -> None:
     assert wrapper_killed.outcome == 1
-    failed(wrapper_killed, "worker_w1", "killed_unknown", "its wrapper", "left no record")
+    check_failure(wrapper_killed, "worker_w1", "killed_unknown", "its wrapper", "left no record")
 
 
-def test_a_worker_that_somebody_terminates_was_cancelled(terminated_alone: Ended) -> None:
+def test_a_worker_terminated_from_outside_is_cancelled(terminated_alone: Ended) -> None:
     assert terminated_alone.outcome == 5
-    told(terminated_alone, "worker_w1", "cancelled", "killed by SIGTERM", "SIGTERM came from outside")
+    check_end(terminated_alone, "worker_w1", "cancelled", "killed by SIGTERM", "SIGTERM sent by another process")
     assert terminated_alone.events("worker signalled", worker="worker_w1", signal="SIGTERM")
     assert terminated_alone.report["state"] == "CANCELLED"
 
 
-def test_a_program_without_its_interpreter_was_never_launched(no_interpreter: Ended) -> None:
+def test_a_program_without_its_interpreter_fails_to_launch(no_interpreter: Ended) -> None:
     assert no_interpreter.outcome == 1
     assert (no_interpreter.report["state"], no_interpreter.report["cause"]["worker"]) == ("FAILED", "odd_w0")
-    # the other may be ended before its own program has begun
+    # the other worker may end before its own program has started
     assert no_interpreter.reasons() == ["launch_failed", "terminated_peer"]
-    end = told(no_interpreter, "odd_w0", "launch_failed", "cannot start './program'", "No such file or directory")
+    end = check_end(no_interpreter, "odd_w0", "launch_failed", "cannot start './program'", "No such file or directory")
     assert end["code"] == 127
 
 
-def test_a_disk_that_a_worker_fills_is_the_reason(disk_full: Ended) -> None:
+def test_a_full_disk_is_the_exit_reason(disk_full: Ended) -> None:
     assert disk_full.outcome == 1
-    assert failed(disk_full, "odd_w0", "disk_full", "exit status 1")["code"] == 1
+    assert check_failure(disk_full, "odd_w0", "disk_full", "exit status 1")["code"] == 1
 
 
-def test_gpu_memory_that_runs_out_is_read_from_the_log(cuda_memory: Ended) -> None:
+def test_exhausted_gpu_memory_is_found_in_the_log(cuda_memory: Ended) -> None:
     assert cuda_memory.outcome == 1
-    end = failed(cuda_memory, "worker_w1", "cuda_oom", "exit status 1", "CUDA out of memory. Tried to allocate")
+    end = check_failure(cuda_memory, "worker_w1", "cuda_oom", "exit status 1", "CUDA out of memory. Tried to allocate")
     assert end["code"] == 1
 
 
-def test_a_collective_that_hangs_is_read_from_the_log(nccl_timeout: Ended) -> None:
+def test_a_hanging_collective_is_found_in_the_log(nccl_timeout: Ended) -> None:
     assert nccl_timeout.outcome == 1
-    end = failed(nccl_timeout, "odd_w0", "nccl_timeout", "killed by SIGABRT")
+    end = check_failure(nccl_timeout, "odd_w0", "nccl_timeout", "killed by SIGABRT")
     assert end["signal"] == "SIGABRT"
 
 
-def test_ctrl_c_in_a_terminal_is_a_cancellation(ctrl_c: Ended) -> None:
+def test_ctrl_c_in_a_terminal_cancels_the_job(ctrl_c: Ended) -> None:
     assert (ctrl_c.outcome, ctrl_c.report["state"], ctrl_c.report["exit_status"]) == (130, "CANCELLED", 5)
     assert ctrl_c.reasons() == ["cancelled", "cancelled"]
-    told(ctrl_c, "worker_w0", "cancelled", "the job was being stopped")
+    check_end(ctrl_c, "worker_w0", "cancelled", "the job was being stopped")
     assert ctrl_c.events("signal")
 
 
@@ -721,30 +734,30 @@ def test_a_worker_that_fails_twice_completes_in_its_third_run(third_time_lucky: 
     assert {run_of(position) for position in positions if position} == {0, 1, 2}
 
 
-def test_the_job_goes_on_without_a_worker_that_is_not_critical(dispensable: Ended) -> None:
+def test_the_job_continues_without_a_worker_that_is_not_critical(dispensable: Ended) -> None:
     assert (dispensable.outcome, dispensable.report["state"]) == (0, "COMPLETED")
-    told(dispensable, "helper_w0", "app_error", "exit status 3")
+    check_end(dispensable, "helper_w0", "app_error", "exit status 3")
     assert dispensable.reasons() == ["completed", "completed", "app_error"]
     assert dispensable.report["cause"] is None
     assert not dispensable.events("job stopping")
 
 
-# What takes Slurm a while
+# Slow scenarios of Slurm
 
 
 @pytest.mark.slurm
-def test_workers_of_a_node_without_power_failed_with_it(power_cut: Ended) -> None:
+def test_workers_of_a_node_without_power_fail_with_it(power_cut: Ended) -> None:
     report, lost = power_cut.report, power_cut.seen["nodes"][1]
     assert (power_cut.outcome, report["state"], report["exit_status"]) == ("NODE_FAIL", "NODE_FAIL", 6)
     assert (report["cause"]["node"], report["cause"]["reason"]) == (lost, "node_failure")
     assert power_cut.reasons() == ["terminated_peer", "terminated_peer", "node_failure", "node_failure"]
     for worker in ("worker_w2", "worker_w3"):
-        told(power_cut, worker, "node_failure", lost)
+        check_end(power_cut, worker, "node_failure", lost)
     assert lost in "; ".join(power_cut.worker("worker_w0")["exit"]["evidence"])
 
 
 @pytest.mark.slurm
-def test_a_job_whose_first_node_loses_power_is_not_taken_for_running(power_cut_of_the_batch_node: Ended) -> None:
+def test_a_job_whose_first_node_loses_power_is_not_shown_as_running(power_cut_of_the_batch_node: Ended) -> None:
     done, lost = power_cut_of_the_batch_node, power_cut_of_the_batch_node.seen["nodes"][0]
     assert done.outcome == "NODE_FAIL"
     report = json.loads(done.seen["report"].stdout)
@@ -752,7 +765,7 @@ def test_a_job_whose_first_node_loses_power_is_not_taken_for_running(power_cut_o
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["node_failure"] * 2 + ["terminated_peer"] * 2
     assert (report["cause"]["worker"], report["cause"]["node"]) == ("worker_w0", lost)
     assert lost in "; ".join(report["cause"]["evidence"])
-    # nobody was left to write a report, but those of the other node have told how they ended
+    # no process was left to write a report, but the other node has exit records
     assert not done.events("job ended")
     assert done.records() == {"worker_w2_rank2_a0_r0", "worker_w3_rank3_a0_r0"}
 
@@ -766,7 +779,7 @@ def test_every_worker_ends_at_the_time_limit(slurm_stage: Stage, name: str) -> N
     assert (done.outcome, report["state"], report["exit_status"]) == ("TIMEOUT", "TIMEOUT", 3)
     assert report["cause"] is None
     for worker in report["workers"]:
-        told(done, worker["worker"], "time_limit", "killed by SIGTERM", "time limit")
+        check_end(done, worker["worker"], "time_limit", "killed by SIGTERM", "time limit")
         assert done.events("worker signalled", worker=worker["worker"], signal="SIGTERM")
     stop = done.events("job stopping")[-1]
     assert stop["reason"] == "time_limit"

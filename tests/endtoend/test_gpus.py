@@ -1,4 +1,4 @@
-"""GPUs of a real Slurm job: their numbers begin anew within it, and each worker's is known by UUID all the same."""
+"""GPUs of a real Slurm job: indices restart at 0 inside the job, so workers are matched by UUID."""
 
 import re
 import shlex
@@ -15,19 +15,19 @@ from tests.realstack.cluster import Cluster
 NODES, TAKEN = 4, 2
 EACH = GPUS - TAKEN
 WORKERS = NODES * EACH
-ASTRAY = 5  # rank of the worker whose command takes the other GPU of its node
+ASTRAY = 5  # rank of the worker that uses the other GPU of its node
 USE = Path(__file__).parents[1] / "fakenvml" / "use_gpu.py"
 
 pytestmark = pytest.mark.slurm
 
 
 def status(job: Job, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """What the sidecars have written last, by node."""
+    """Last status of each sidecar, by node."""
     return {name: found for name in cluster.node_names if (found := job.json(f"status/{name}.json"))}
 
 
 def uses(found: dict[str, dict[str, Any]]) -> dict[int, list[str]]:
-    """UUIDs that each worker was seen on, by rank."""
+    """UUIDs of the GPUs that each worker uses, by rank."""
     return {
         entry["rank"]: [use["uuid"] for use in entry["gpu_use"]]
         for node in found.values()
@@ -36,12 +36,12 @@ def uses(found: dict[str, dict[str, Any]]) -> dict[int, list[str]]:
     }
 
 
-def test_every_worker_is_seen_on_its_own_gpu_although_numbers_begin_anew(
+def test_each_worker_is_matched_to_its_gpu_although_indices_restart_at_0(
     jobs: JobSpace, cluster: Cluster, fake_gpus: dict[str, str]
 ) -> None:
     if "ConstrainDevices=yes" not in (cluster.directory / "etc" / "cgroup.conf").read_text():
         pytest.skip("no device control groups here")
-    # another job has the first two GPUs of every node
+    # another job uses the first two GPUs of every node
     taken = ["sbatch", "--parsable", f"--nodes={NODES}", f"--gres=gpu:{TAKEN}", "--mem=100", "-o", "/dev/null"]
     other = cluster.run([*taken, "--wrap", "sleep 300"], user=jobs.user, cwd=jobs.directory, check=True).stdout.strip()
     try:
@@ -91,8 +91,8 @@ def test_every_worker_is_seen_on_its_own_gpu_although_numbers_begin_anew(
     misplaced = re.findall(r"^gpujob_worker_gpu_misplaced\{.*worker=\"(\w+)\".*\} (\d)$", page, re.MULTILINE)
     assert dict(misplaced) == {f"worker_w{rank}": str(int(rank == ASTRAY)) for rank in (ASTRAY - 1, ASTRAY)}
     assert job.wait() == "COMPLETED"
-    told = [event for event in events(job.run_dir) if event["event"] == "GPU misplaced"]
-    assert [(event["worker"], event["rank"]) for event in told] == [(f"worker_w{ASTRAY}", ASTRAY)]
+    misplaced_events = [event for event in events(job.run_dir) if event["event"] == "GPU misplaced"]
+    assert [(event["worker"], event["rank"]) for event in misplaced_events] == [(f"worker_w{ASTRAY}", ASTRAY)]
     report = job.report()
     assert report["gpus"]["count"] == WORKERS
     for worker in report["workers"]:

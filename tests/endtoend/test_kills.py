@@ -1,6 +1,6 @@
-"""Everything that can be killed of a serving job on a real Slurm: what is left, what is told, and how soon.
+"""Each part of a serving job on a real Slurm is killed: leftover processes, reported cause and time.
 
-Each case is one job on two nodes of its own; they are played side by side. ``pytest -s`` shows the table.
+Each case is one job on its own two nodes. The cases run in parallel. ``pytest -s`` shows the table.
 """
 
 import json
@@ -23,53 +23,53 @@ pytestmark = pytest.mark.slurm
 
 AT_ONCE = 5
 GONE_S = 150.0
-GOES_ON = f"sh -c 'until [ -e {ENOUGH} ]; do sleep 0.2; done'"
+WAIT_FOR_FILE = f"sh -c 'until [ -e {ENOUGH} ]; do sleep 0.2; done'"
 
 
 @dataclass
 class Row:
-    """What came of one job: a line of the table."""
+    """The result of one job: a row of the table."""
 
     case: str
-    slurm: str  # Slurm's last word on the job
+    slurm: str  # final state in Slurm
     report: Mapping[str, Any]
-    seconds: float  # from the kill until Slurm is done with the job and no process of it is there
-    left: list[str] = field(default_factory=list)  # processes that were there after all
+    seconds: float  # from the kill to the final state in Slurm and the end of all processes
+    left: list[str] = field(default_factory=list)  # leftover processes
 
     @property
     def cause(self) -> str:
-        """Who has failed and why; else why the job was stopped."""
+        """Worker, node and reason of the cause, or else the cause of the stop."""
         failed, stopped = self.report.get("cause") or {}, self.report.get("stopped") or {}
-        told = f"{failed.get('worker')} on {failed.get('node')}: {failed.get('reason')}" if failed else ""
-        return told or str(stopped.get("cause", ""))
+        text = f"{failed.get('worker')} on {failed.get('node')}: {failed.get('reason')}" if failed else ""
+        return text or str(stopped.get("cause", ""))
 
     def evidence(self) -> str:
-        """Of the failure."""
+        """Evidence of the cause."""
         return "; ".join((self.report.get("cause") or {}).get("evidence") or ())
 
     def reasons(self) -> dict[str, str]:
-        """Why each worker ended."""
+        """Exit reason of each worker."""
         return {worker["worker"]: (worker["exit"] or {}).get("reason", "") for worker in self.report["workers"]}
 
     def line(self) -> str:
-        """A line of the table."""
+        """The row as text."""
         left = f"{len(self.left)} left" if self.left else "nothing left"
-        told = f"{self.report.get('state')}, {self.cause}"
-        return f"{self.case:22} {self.slurm:10} {self.seconds:5.1f} s  {left:13} {told}"
+        result = f"{self.report.get('state')}, {self.cause}"
+        return f"{self.case:22} {self.slurm:10} {self.seconds:5.1f} s  {left:13} {result}"
 
 
-class Life:
-    """A job with its two nodes, from the moment when all of it is up."""
+class RunningJob:
+    """A running serving job on its two nodes."""
 
     def __init__(self, space: JobSpace, before: Mapping[str, set[int]]) -> None:
-        """``before`` are the processes of the nodes, which are this job's alone."""
+        """``before`` has the processes of the two nodes before the job."""
         self.cluster, self.before = space.cluster, before
         place_stand_ins(space.directory)
         space.own(space.directory)
         spec = serving_job(space.directory, prefill=1, decode=1)
         spec["frontend"]["count"] = 1
-        spec["benchmark"] = {"type": "custom", "command": GOES_ON}
-        # a job that may be requeued would begin again when its node fails
+        spec["benchmark"] = {"type": "custom", "command": WAIT_FOR_FILE}
+        # a job that may be requeued would restart after a node failure
         limits = {"time_limit": "00:10:00", "directives": {"no-requeue": True, "nodelist": ",".join(before)}}
         self.job = space.submit(spec | {"slurm": {"partition": "gpu", **limits}})
         self.job.wait_for_phase("running", 120)
@@ -77,17 +77,17 @@ class Life:
         self.space, self.killed_at = space, 0.0
 
     def record(self, worker: str, rank: int) -> dict[str, Any]:
-        """Of the first run of a worker."""
+        """Start record of the first run of a worker."""
         return self.job.json(f"workers/{worker}_rank{rank}_a0_r0.start.json")
 
-    def find(self, host: str, words: str) -> int:
-        """Pid on its node of the process of the job with these words."""
-        found = [pid for pid, command in self.cluster.node_processes(host) if words in command]
-        assert found, (words, self.cluster.node_processes(host))
+    def find(self, host: str, text: str) -> int:
+        """Pid of the process with this text in its command line."""
+        found = [pid for pid, command in self.cluster.node_processes(host) if text in command]
+        assert found, (text, self.cluster.node_processes(host))
         return min(found)
 
     def kill(self, host: str, pid: int) -> None:
-        """kill -9."""
+        """Send SIGKILL."""
         self.killed_at = time.time()
         self.cluster.on(host, ["kill", "-9", str(pid)], user=ROOT, check=True)
 
@@ -101,7 +101,7 @@ class Life:
         ]
 
     def row(self, case: str) -> Row:
-        """Wait for the end of everything."""
+        """Wait for the end of the job and all its processes."""
 
         def gone() -> bool:
             return self.cluster.job_state(int(self.job.job_id)) in FINAL_STATES and not self.left()
@@ -109,160 +109,160 @@ class Life:
         try:
             self.cluster.wait_for(gone, GONE_S, f"the end of {self.job.run_dir}", interval=0.3)
         except TimeoutError:
-            pass  # the row says so
+            pass  # the row has the leftover processes
         seconds, left = time.time() - self.killed_at, self.left()
-        told = self.space.gpujob("report", str(self.job.run_dir), "--json")
+        report = self.space.gpujob("report", str(self.job.run_dir), "--json")
         state = self.cluster.job_state(int(self.job.job_id))
-        return Row(case, state, json.loads(told.stdout or "{}"), seconds, left)
+        return Row(case, state, json.loads(report.stdout or "{}"), seconds, left)
 
 
-Case = Callable[[Life], Row]
+Case = Callable[[RunningJob], Row]
 CASES: dict[str, Case] = {}
 
 
 def case(name: str) -> Callable[[Case], Case]:
-    """Adds a case; those that take long stand first."""
+    """Registers a case. The slowest are first."""
 
-    def add(play: Case) -> Case:
-        CASES[name] = play
-        return play
+    def add(run_case: Case) -> Case:
+        CASES[name] = run_case
+        return run_case
 
     return add
 
 
 @case("time limit")
-def _(life: Life) -> Row:
-    run_dir = life.job.run_dir
-    # all of it is up by now, so that the least limit of a minute need not pass
+def _(job: RunningJob) -> Row:
+    run_dir = job.job.run_dir
+    # the job runs by now, so the end time may be sooner than the smallest limit of a minute
     soon = time.strftime("%FT%T", time.localtime(time.time() + 20))
-    life.cluster.run(["scontrol", "update", f"JobId={life.job.job_id}", f"EndTime={soon}"], user=ROOT, check=True)
+    job.cluster.run(["scontrol", "update", f"JobId={job.job.job_id}", f"EndTime={soon}"], user=ROOT, check=True)
 
-    # Slurm tells the workers and the batch step at the same moment: the end of a worker may be seen first
+    # Slurm signals workers and batch step together, so the end of a worker may be seen first
     def stopping() -> list[dict[str, Any]]:
         return events(run_dir, "signal", "job stopping")
 
-    told = life.cluster.wait_for(stopping, 150, f"the time limit of {run_dir}")
-    life.killed_at = told[0]["time"]
-    return life.row("time limit")
+    found = job.cluster.wait_for(stopping, 150, f"the time limit of {run_dir}")
+    job.killed_at = found[0]["time"]
+    return job.row("time limit")
 
 
 @case("slurmd")
-def _(life: Life) -> Row:
-    life.killed_at = time.time()
-    life.cluster.stop_slurmd(life.hosts[1])
-    return life.row("slurmd")
+def _(job: RunningJob) -> Row:
+    job.killed_at = time.time()
+    job.cluster.stop_slurmd(job.hosts[1])
+    return job.row("slurmd")
 
 
 @case("slurmd of first node")
-def _(life: Life) -> Row:
-    life.killed_at = time.time()
-    life.cluster.stop_slurmd(life.hosts[0])
-    return life.row("slurmd of first node")
+def _(job: RunningJob) -> Row:
+    job.killed_at = time.time()
+    job.cluster.stop_slurmd(job.hosts[0])
+    return job.row("slurmd of first node")
 
 
 @case("power cut")
-def _(life: Life) -> Row:
-    life.killed_at = time.time()
-    life.cluster.kill_node(life.hosts[1])
-    return life.row("power cut")
+def _(job: RunningJob) -> Row:
+    job.killed_at = time.time()
+    job.cluster.kill_node(job.hosts[1])
+    return job.row("power cut")
 
 
 @case("power cut, first node")
-def _(life: Life) -> Row:
-    life.killed_at = time.time()
-    life.cluster.kill_node(life.hosts[0])
-    return life.row("power cut, first node")
+def _(job: RunningJob) -> Row:
+    job.killed_at = time.time()
+    job.cluster.kill_node(job.hosts[0])
+    return job.row("power cut, first node")
 
 
 @case("worker")
-def _(life: Life) -> Row:
-    record = life.record("decode_w0", 1)
-    life.kill(record["node"], record["pid"])
-    return life.row("worker")
+def _(job: RunningJob) -> Row:
+    record = job.record("decode_w0", 1)
+    job.kill(record["node"], record["pid"])
+    return job.row("worker")
 
 
 @case("wrapper")
-def _(life: Life) -> Row:
-    record = life.record("decode_w0", 1)
-    life.kill(record["node"], record["wrapper_pid"])
-    return life.row("wrapper")
+def _(job: RunningJob) -> Row:
+    record = job.record("decode_w0", 1)
+    job.kill(record["node"], record["wrapper_pid"])
+    return job.row("wrapper")
 
 
 @case("sidecar")
-def _(life: Life) -> Row:
-    host = life.hosts[1]
+def _(job: RunningJob) -> Row:
+    host = job.hosts[1]
     sidecar = "-m exporter sidecar --run-dir"
-    before = {pid for pid, command in life.cluster.node_processes(host) if sidecar in command}
+    before = {pid for pid, command in job.cluster.node_processes(host) if sidecar in command}
     (pid,) = [
         pid
-        for pid, command in life.cluster.node_processes(host)
+        for pid, command in job.cluster.node_processes(host)
         if sidecar in command and "launcher.programs.supervisor" not in command
     ]
-    life.kill(host, pid)
+    job.kill(host, pid)
 
-    def back() -> bool:
-        return any(sidecar in command and pid not in before for pid, command in life.cluster.node_processes(host))
+    def is_restarted() -> bool:
+        return any(sidecar in command and pid not in before for pid, command in job.cluster.node_processes(host))
 
-    life.cluster.wait_for(back, 60, "another sidecar")
-    seconds = time.time() - life.killed_at
-    (life.space.directory / ENOUGH).touch()
-    row = life.row("sidecar")
-    row.seconds = seconds  # until it is back: the job goes on
+    job.cluster.wait_for(is_restarted, 60, "another sidecar")
+    seconds = time.time() - job.killed_at
+    (job.space.directory / ENOUGH).touch()
+    row = job.row("sidecar")
+    row.seconds = seconds  # until it is restarted; the job continues
     return row
 
 
 @case("orchestrator")
-def _(life: Life) -> Row:
-    life.kill(life.hosts[0], life.find(life.hosts[0], "-m launcher.run.orchestrator "))
-    return life.row("orchestrator")
+def _(job: RunningJob) -> Row:
+    job.kill(job.hosts[0], job.find(job.hosts[0], "-m launcher.run.orchestrator "))
+    return job.row("orchestrator")
 
 
 @case("guard")
-def _(life: Life) -> Row:
-    life.kill(life.hosts[0], life.find(life.hosts[0], "-m launcher.guard "))
-    return life.row("guard")
+def _(job: RunningJob) -> Row:
+    job.kill(job.hosts[0], job.find(job.hosts[0], "-m launcher.guard "))
+    return job.row("guard")
 
 
 @case("scancel")
-def _(life: Life) -> Row:
-    life.killed_at = time.time()
-    life.cluster.run(["scancel", life.job.job_id], user=life.space.user, check=True)
-    return life.row("scancel")
+def _(job: RunningJob) -> Row:
+    job.killed_at = time.time()
+    job.cluster.run(["scancel", job.job.job_id], user=job.space.user, check=True)
+    return job.row("scancel")
 
 
 @pytest.fixture(scope="module")
-def asked(request: pytest.FixtureRequest) -> list[str]:
-    """Cases that collected tests are about, in the order in which they stand here."""
+def selected_cases(request: pytest.FixtureRequest) -> list[str]:
+    """Cases of the collected tests, in the order of this file."""
     ours = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     names = {item.callspec.params["name"] for item in ours if hasattr(item, "callspec")}
     return [name for name in CASES if name in names]
 
 
 @pytest.fixture(scope="module")
-def cluster(asked: list[str], space_dir: Path) -> Iterator[Cluster]:
-    """Two nodes for each case: those that lose power are nobody else's."""
+def cluster(selected_cases: list[str], space_dir: Path) -> Iterator[Cluster]:
+    """Two nodes for each case, so that a power cut affects no other."""
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
-    with Cluster(space_dir / "kills", nodes=2 * len(asked), accounting=False, prefix="kills") as made:
-        yield made
+    with Cluster(space_dir / "kills", nodes=2 * len(selected_cases), accounting=False, prefix="kills") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def played(asked: list[str], cluster: Cluster, space_dir: Path) -> Iterator[dict[str, Future[Row]]]:
-    """The rows of the table, as soon as they are there."""
+def rows(selected_cases: list[str], cluster: Cluster, space_dir: Path) -> Iterator[dict[str, Future[Row]]]:
+    """Rows of the table, as futures."""
     user, spaces = user_for(cluster), list[JobSpace]()
 
-    def play(name: str) -> Row:
+    def run_case(name: str) -> Row:
         space = JobSpace(cluster, Path(tempfile.mkdtemp(prefix="kill-", dir=space_dir)), user, space_dir / "nowhere")
-        (space.directory / "gpujob.yaml").unlink()  # nobody scrapes these jobs: no sidecar waits for that
+        (space.directory / "gpujob.yaml").unlink()  # no Prometheus scrapes these jobs, so no sidecar lingers
         spaces.append(space)
-        first = 2 * asked.index(name)
+        first = 2 * selected_cases.index(name)
         nodes = cluster.node_names[first : first + 2]
         before = {host: {pid for pid, _ in cluster.node_processes(host)} for host in nodes}
-        return CASES[name](Life(space, before))
+        return CASES[name](RunningJob(space, before))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = {name: pool.submit(play, name) for name in asked}
+        rows = {name: pool.submit(run_case, name) for name in selected_cases}
         yield rows
         for row in rows.values():
             row.cancel()
@@ -272,7 +272,7 @@ def played(asked: list[str], cluster: Cluster, space_dir: Path) -> Iterator[dict
 
 FAILED, NODE_FAIL = ("FAILED", "FAILED"), ("NODE_FAIL", "NODE_FAIL")
 KILLED = r"decode_w0 on \S+: killed_unknown"
-SLURM_S, OWN_S = 120.0, 45.0  # Slurm's time to miss a node, and ours: SIGTERM, its time, SIGKILL, the report
+SLURM_S, OWN_S = 120.0, 45.0  # time for Slurm to detect a lost node, and for our own teardown and report
 EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "time limit": (("TIMEOUT", "TIMEOUT"), "Slurm: the time limit was reached.*", OWN_S),
     "slurmd": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
@@ -285,12 +285,12 @@ EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "orchestrator": (FAILED, r"orchestrator on \S+: killed_unknown", OWN_S),
     "guard": (FAILED, r"guard on \S+: killed_unknown|Slurm: FAILED; the batch step has ended.*", OWN_S),
     "scancel": (("CANCELLED", "CANCELLED"), "Slurm: cancelled.*", OWN_S),
-}  # Slurm's state and the report's, the cause, and seconds that it may take at most
+}  # states in Slurm and report, cause, and time limit in seconds
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_left_of_a_job_and_it_is_told_why(name: str, played: dict[str, Future[Row]]) -> None:
-    row, (states, cause, seconds) = played[name].result(600), EXPECTED[name]
+def test_a_killed_job_leaves_no_process_and_reports_the_cause(name: str, rows: dict[str, Future[Row]]) -> None:
+    row, (states, cause, seconds) = rows[name].result(600), EXPECTED[name]
     print("\n" + row.line(), end="")
     assert row.left == []
     assert (row.slurm, row.report["state"]) == states

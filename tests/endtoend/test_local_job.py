@@ -1,4 +1,4 @@
-"""A job on this machine alone, with a real Prometheus and Alertmanager beside it."""
+"""A local job with a real Prometheus and Alertmanager."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.prometheus
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[tuple[Path, Stack]]:
-    """A working directory whose jobs are announced to a Prometheus on loopback."""
+    """A working directory whose jobs are targets of a local Prometheus."""
     if reason := prometheus_unavailable():
         pytest.skip(reason)
     targets = tmp_path / "targets"
@@ -37,7 +37,7 @@ def workspace(tmp_path: Path) -> Iterator[tuple[Path, Stack]]:
 
 def test_a_killed_worker_pages_and_a_finished_job_leaves_no_target(workspace: tuple[Path, Stack]) -> None:
     directory, stack = workspace
-    # lingering ends with the scrape that has the exit
+    # lingering ends with the scrape that contains the exit
     spec = embed_job("here", items=8000, nodes=1, count=4, gpus_per_node=0, linger=60)
     spec["workers"][0]["gpus"] = 0
     (directory / "job.yaml").write_text(yaml.safe_dump(spec))
@@ -50,13 +50,13 @@ def test_a_killed_worker_pages_and_a_finished_job_leaves_no_target(workspace: tu
         )
         (record,) = directory.glob("logs/*/workers/worker_w2_rank2_a0_r0.start.json")
         os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-        died = time.time()
+        killed_at = time.time()
 
         def page() -> list[dict[str, Any]]:
             return [alert for alert in stack.alerts() if alert["labels"]["alertname"] == "GpuJobWorkerKilled"]
 
         found = stack.wait_for(page, 60, "the page")[0]
-        print(f"\npaged {found['received'] - died:.1f} s after the death")
+        print(f"\npaged {found['received'] - killed_at:.1f} s after the kill")
         labels = found["labels"]
         assert (labels["worker"], labels["reason"], labels["cluster"]) == ("worker_w2", "killed_unknown", "here")
         out, err = command.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""Parts of a job on a real Slurm that are killed, signals that reach it, and a job that goes back into the queue."""
+"""Jobs on a real Slurm with killed parts, signals and requeues."""
 
 import json
 import time
@@ -12,12 +12,12 @@ from tests.realstack.cluster import ROOT, Cluster
 pytestmark = pytest.mark.slurm
 
 SECONDS = 60.0
-"""A job has ended within this, as a rule in 5: SIGTERM, its time, SIGKILL, the report and Slurm's own end of it."""
-WAITS = "trap 'echo told; exit 7' TERM; trap 'echo saving' USR1; echo up; while :; do sleep 0.1; done"
+"""Limit for the end of a job, usually 5 s: SIGTERM, grace time, SIGKILL, report and the end in Slurm."""
+WAIT_FOR_SIGNALS = "trap 'echo told; exit 7' TERM; trap 'echo saving' USR1; echo up; while :; do sleep 0.1; done"
 
 
-def job_file(name: str, command: str = WAITS, **over: Any) -> dict[str, Any]:
-    """A job of four workers on two nodes."""
+def job_file(name: str, command: str = WAIT_FOR_SIGNALS, **over: Any) -> dict[str, Any]:
+    """A job with four workers on two nodes."""
     return {
         "name": name,
         "resources": {"nodes": 2},
@@ -29,38 +29,38 @@ def job_file(name: str, command: str = WAITS, **over: Any) -> dict[str, Any]:
 
 
 def outputs(job: Job, run: str = "") -> list[str]:
-    """What each worker has printed."""
+    """Output of each worker."""
     found = [next(job.run_dir.glob(f"*_worker_w{index}{run}.out"), None) for index in range(4)]
     return [path.read_text() if path is not None else "" for path in found]
 
 
 def started(jobs: JobSpace, spec: dict[str, Any]) -> Job:
-    """A job whose workers listen."""
+    """Submit a job and wait until its workers handle signals."""
     job = jobs.submit(spec)
     job.wait_for_phase("running")
     jobs.cluster.wait_for(lambda: all("up" in text for text in outputs(job)), 60, "the workers")
     return job
 
 
-def ours(job: Job) -> list[str]:
+def job_processes(job: Job) -> list[str]:
     """Processes of the job on any node."""
     return [line for line in job.our_processes() if "sleep" not in line or str(job.run_dir) in line]
 
 
-def kill(cluster: Cluster, job: Job, what: str) -> float:
-    """kill -9 of the process of the batch step whose command line has these words; when."""
+def kill(cluster: Cluster, job: Job, text: str) -> float:
+    """Send SIGKILL to the process of the batch step with this text in its command line; return the time."""
     node = job.json("orchestrator.json")["hosts"][0]
-    (pid,) = [pid for pid, command in cluster.node_processes(node) if what in command and str(job.run_dir) in command]
+    (pid,) = [pid for pid, command in cluster.node_processes(node) if text in command and str(job.run_dir) in command]
     cluster.on(node, ["kill", "-9", str(pid)], user=ROOT, check=True)
     return time.monotonic()
 
 
-def test_a_job_whose_orchestrator_is_killed_ends_and_says_so(jobs: JobSpace, cluster: Cluster) -> None:
+def test_a_killed_orchestrator_ends_the_job_with_a_report(jobs: JobSpace, cluster: Cluster) -> None:
     job = started(jobs, job_file("lost"))
-    began = kill(cluster, job, "-m launcher.run.orchestrator ")
+    killed_at = kill(cluster, job, "-m launcher.run.orchestrator ")
     assert job.wait() == "FAILED"
-    cluster.wait_for(lambda: not ours(job), SECONDS, "no process left")
-    assert time.monotonic() - began < SECONDS
+    cluster.wait_for(lambda: not job_processes(job), SECONDS, "no process left")
+    assert time.monotonic() - killed_at < SECONDS
     report = job.report()
     assert (report["state"], report["cause"]["worker"], report["cause"]["signal"]) == (
         *("FAILED", "orchestrator", "SIGKILL"),
@@ -71,15 +71,15 @@ def test_a_job_whose_orchestrator_is_killed_ends_and_says_so(jobs: JobSpace, clu
     assert not (job.run_dir / "targets.json").exists()
 
 
-def test_a_job_whose_guard_is_killed_ends(jobs: JobSpace, cluster: Cluster) -> None:
+def test_a_killed_guard_ends_the_job(jobs: JobSpace, cluster: Cluster) -> None:
     job = started(jobs, job_file("guardless"))
-    began = kill(cluster, job, "-m launcher.guard ")
+    killed_at = kill(cluster, job, "-m launcher.guard ")
     assert job.wait() == "FAILED"
-    cluster.wait_for(lambda: not ours(job), SECONDS, "no process left")
-    assert time.monotonic() - began < SECONDS
-    told = json.loads(jobs.gpujob("report", job.job_id, "--json").stdout)
-    assert told["state"] != "RUNNING"
-    assert told["state"] != "COMPLETED"
+    cluster.wait_for(lambda: not job_processes(job), SECONDS, "no process left")
+    assert time.monotonic() - killed_at < SECONDS
+    report = json.loads(jobs.gpujob("report", job.job_id, "--json").stdout)
+    assert report["state"] != "RUNNING"
+    assert report["state"] != "COMPLETED"
 
 
 def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) -> None:
@@ -87,21 +87,21 @@ def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) 
     cluster.run(["scancel", "--batch", "--signal=USR1", job.job_id], user=jobs.user, check=True)
     cluster.wait_for(lambda: all("saving" in text for text in outputs(job)), 60, "the workers' answer")
 
-    def told(kind: str) -> list[dict[str, Any]]:
+    def events_named(kind: str) -> list[dict[str, Any]]:
         return [event for event in events(job.run_dir) if event["event"] == kind]
 
-    cluster.wait_for(lambda: told("checkpoint signal"), 60, "the word that they were warned")
+    cluster.wait_for(lambda: events_named("checkpoint signal"), 60, "the word that they were warned")
     cluster.run(["scancel", job.job_id], user=jobs.user, check=True)
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
     assert outputs(job) == ["up\nsaving\ntold\n"] * 4
-    assert [event["processes"] for event in told("checkpoint signal")] == [4]
-    assert told("job stopping")[-1]["reason"] == "cancelled"
-    assert len(told("signal")) <= 1, "it may have learned that before its own signal came"
+    assert [event["processes"] for event in events_named("checkpoint signal")] == [4]
+    assert events_named("job stopping")[-1]["reason"] == "cancelled"
+    assert len(events_named("signal")) <= 1, "Slurm may report the cancellation before the signal arrives"
 
 
-def test_the_ranks_of_one_step_are_told_apart(jobs: JobSpace) -> None:
-    """Two workers of MPI on whole nodes, with a process for each GPU."""
+def test_the_ranks_of_one_step_are_distinct(jobs: JobSpace) -> None:
+    """Two MPI workers on whole nodes, with one task per GPU."""
     command = 'echo "$SLURM_PROCID $SLURM_NTASKS $GPUJOB_RANK $GPUJOB_LOCAL_RANK $GPUJOB_NODE $SLURMD_NODENAME"'
     spec = {
         "name": "ranks",
@@ -116,19 +116,19 @@ def test_the_ranks_of_one_step_are_told_apart(jobs: JobSpace) -> None:
     assert state == "COMPLETED", (job.run_dir / "log.out").read_text() + (job.run_dir / "log.err").read_text()
     hosts = job.json("orchestrator.json")["hosts"]
     for worker in range(2):
-        told = [
+        outputs_of_ranks = [
             (job.run_dir / f"{hosts[2 * worker + place // 2]}_solver_w{worker}_p{place}.out").read_text().split()
             for place in range(4)
         ]
         nodes = [hosts[2 * worker + place // 2] for place in range(4)]
         expected = [[str(at), "4", str(4 * worker + at), str(at), node, node] for at, node in enumerate(nodes)]
-        assert told == expected
+        assert outputs_of_ranks == expected
     assert {worker["exit"]["reason"] for worker in job.report()["workers"]} == {"completed"}
     assert (job.run_dir / "log.err").read_text() == ""
 
 
-def test_a_job_goes_back_into_the_queue_before_its_time_is_over(jobs: JobSpace, cluster: Cluster) -> None:
-    command = 'if [ -n "$GPUJOB_RESUME" ]; then echo resumed; exit 0; fi; ' + WAITS
+def test_a_job_is_requeued_before_its_time_limit(jobs: JobSpace, cluster: Cluster) -> None:
+    command = 'if [ -n "$GPUJOB_RESUME" ]; then echo resumed; exit 0; fi; ' + WAIT_FOR_SIGNALS
     limit = {"time_limit": "00:01:00", "requeue": {"time_limit": True, "max": 1}}
     job = jobs.submit(job_file("again", command, slurm=limit))
     cluster.wait_for(lambda: job.json("orchestrator.json").get("attempt") == 1, 240, "the second attempt")

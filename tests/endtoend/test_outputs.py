@@ -1,4 +1,4 @@
-"""A job on a real Slurm that ends well and whose work is not all there: what is said while it runs, and at its end."""
+"""A job on a real Slurm that ends with status 0 and incomplete output: sidecar pages, events and report."""
 
 import json
 import time
@@ -13,11 +13,11 @@ from tests.realstack.cluster import Cluster
 ITEMS, WORKERS, NODES, RATE = 1600, 4, 2, 10.0
 BROKEN, AT = 2, 100
 STALL_S = 15
-"""Half of the time in which the broken one writes nothing; on a machine that is slow the others may pause as long."""
+"""Half of the time without output of the broken worker. On a busy machine the others may pause, too."""
 
 
 def samples(cluster: Cluster, address: str) -> dict[tuple[str, ...], float]:
-    """Samples of a sidecar's page by name, group and rank; none where it does not listen any more."""
+    """Samples of a sidecar page by name, group and rank, empty after its end."""
     page = cluster.run(["curl", "-sS", "--max-time", "5", f"http://{address}/metrics"]).stdout
     return {
         (sample.name.removeprefix("gpujob_"), *filter(None, (sample.labels.get("group"), sample.labels.get("rank")))): (
@@ -29,9 +29,7 @@ def samples(cluster: Cluster, address: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.slurm
-def test_output_that_stalls_a_checkpoint_that_is_cut_and_a_total_that_is_short(
-    jobs: JobSpace, cluster: Cluster
-) -> None:
+def test_stalled_output_and_a_truncated_checkpoint_are_reported(jobs: JobSpace, cluster: Cluster) -> None:
     options = f"--no-output --cut-checkpoint --only-rank {BROKEN} --at {AT}"
     spec = embed_job("short", items=ITEMS, rate=RATE, nodes=NODES, count=WORKERS, options=options)
     spec["workers"][0]["command"] = spec["workers"][0]["command"].replace(
@@ -50,7 +48,7 @@ def test_output_that_stalls_a_checkpoint_that_is_cut_and_a_total_that_is_short(
                         seen[key] = max(seen.get(key, 0), value) if "stalled" in key[0] else value
             checkpoints = job.json(f"status/{name}.json").get("checkpoints") or checkpoints
         time.sleep(0.5)
-    # Slurm knows a job whose script ends with another status than 0 as failed
+    # in Slurm a job whose script does not end with 0 is FAILED
     assert job.wait() == "FAILED"
     stalled = {key[2]: value for key, value in seen.items() if key[:2] == ("worker_output_stalled", "output")}
     assert stalled == {str(rank): float(rank == BROKEN) for rank in range(WORKERS)}
@@ -65,10 +63,10 @@ def test_output_that_stalls_a_checkpoint_that_is_cut_and_a_total_that_is_short(
     assert str(ITEMS - missing) in checks["records"]["detail"]
     assert checks["checkpoint"]["passed"] is False
     assert f"checkpoint_worker_{BROKEN}_step_400.json" in checks["checkpoint"]["detail"]
-    course = events(job.run_dir)
-    assert [event["rank"] for event in course if event["event"] == "output stalled"] == [BROKEN]
-    told = {event["event"] for event in course}
-    assert {"checkpoint saved", "first output", "milestone"} <= told, told
+    job_events = events(job.run_dir)
+    assert [event["rank"] for event in job_events if event["event"] == "output stalled"] == [BROKEN]
+    event_names = {event["event"] for event in job_events}
+    assert {"checkpoint saved", "first output", "milestone"} <= event_names, event_names
     print(json.dumps({name: [check["passed"], check["detail"]] for name, check in checks.items()}))
     done = jobs.gpujob("report", str(job.run_dir), "--verify")
     assert done.returncode == 8, done.stdout + done.stderr

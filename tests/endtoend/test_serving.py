@@ -1,4 +1,4 @@
-"""Serving jobs on a real Slurm: engines that answer and log as the real ones, routers, a real nginx, a benchmark."""
+"""Serving jobs on a real Slurm: stand-in engines, routers, a real nginx and a benchmark."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from tests.endtoend.jobs import EMBED, Job, JobSpace
 from tests.endtoend.serving import (
     BACK,
     ENOUGH,
-    RECORDS,
+    RECORD_START,
     RESULTS,
-    WAITS,
+    WAIT_FOR_FILE,
     events,
     place_stand_ins,
     readiness_lines,
@@ -34,26 +34,26 @@ Serve = Callable[..., Job]
 EXAMPLE = EMBED.parents[1] / "serve"
 
 GANG_KILL_S = 10.0
-"""From the moment that the job is given up for one worker to the end of all others: SIGKILL comes after 8 s."""
+"""From the stop of the job to the end of all workers. SIGKILL is sent after 8 s."""
 
 
 @pytest.fixture(scope="module")
 def cluster(space_dir: Path) -> Iterator[Cluster]:
-    """Nodes as in the examples of which serving jobs are made."""
+    """Nodes with 8 GPUs, as in the examples of serving jobs."""
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
-    with Cluster(space_dir / "serving", nodes=5, cpus=16, gpus=8, accounting=False, prefix="serve") as made:
-        yield made
+    with Cluster(space_dir / "serving", nodes=5, cpus=16, gpus=8, accounting=False, prefix="serve") as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def serve(jobs: JobSpace, cluster: Cluster) -> Serve:
-    """Starts a serving job in the working directory."""
+    """Starts serving jobs in the working directory."""
     if cluster.on(cluster.node_names[0], ["nginx", "-v"]).returncode != 0:
         pytest.skip("nginx is not installed")
     place_stand_ins(jobs.directory)
     jobs.own(jobs.directory)
-    (jobs.directory / "gpujob.yaml").unlink()  # no Prometheus looks for these jobs
+    (jobs.directory / "gpujob.yaml").unlink()  # no Prometheus scrapes these jobs
 
     def start(*, decode: int = 2, **over: Any) -> Job:
         spec = serving_job(jobs.directory, prefill=4 - decode, decode=decode, **over)
@@ -63,32 +63,32 @@ def serve(jobs: JobSpace, cluster: Cluster) -> Serve:
 
 
 def log_of(job: Job) -> str:
-    """What the orchestrator and Slurm have said."""
+    """Logs of the orchestrator and of Slurm."""
     return "".join((job.run_dir / name).read_text() for name in ("log.out", "log.err"))
 
 
 def await_event(job: Job, name: str, count: int = 1) -> dict[str, Any]:
-    """An event, once it has been written so often."""
+    """Wait for the `count`-th event with this name."""
 
-    def look() -> dict[str, Any] | None:
+    def find_event() -> dict[str, Any] | None:
         found = events(job.run_dir, name)
         return found[count - 1] if len(found) >= count else None
 
-    return job.space.cluster.wait_for(look, 90, f"event {name!r} of {job.run_dir}")
+    return job.space.cluster.wait_for(find_event, 90, f"event {name!r} of {job.run_dir}")
 
 
 def await_line(job: Job, line: str) -> None:
-    """Wait until the benchmark's log says this of readiness."""
+    """Wait for a readiness line in the log of the benchmark."""
     job.space.cluster.wait_for(lambda: line in readiness_lines(job.run_dir), 90, f"{line!r} in {job.run_dir}")
 
 
-def ends(job: Job) -> dict[str, str]:
-    """Why the last run of each worker ended."""
+def exit_reasons(job: Job) -> dict[str, str]:
+    """Exit reason of the last run of each worker."""
     return {worker["worker"]: worker["exit"]["reason"] for worker in job.report()["workers"]}
 
 
 def page(job: Job) -> dict[tuple[str, str], float]:
-    """Readiness as the first node's sidecar shows it."""
+    """Readiness series of the sidecar on the first node."""
     host = job.json("orchestrator.json")["hosts"][0]
     address = job.json(f"sidecars/{host}.json").get("address")
     shown = job.space.cluster.run(["curl", "-sf", f"http://{address}/metrics"])
@@ -96,18 +96,18 @@ def page(job: Job) -> dict[tuple[str, str], float]:
 
 
 def ready_values(job: Job) -> tuple[float | None, float | None]:
-    """Whether the job is ready, and how many decode workers are."""
+    """Readiness of the job and number of ready decode workers."""
     found = page(job)
     return found.get(("gpujob_ready", "")), found.get(("gpujob_ready_workers", "decode"))
 
 
-def used_by_the_benchmark(job: Job) -> bool:
-    """Whether a first round of the benchmark has its results."""
+def has_benchmark_results(job: Job) -> bool:
+    """Whether the first round of the benchmark has results."""
     return len(results(job.run_dir)) == 2
 
 
 def kill_engine(job: Job, worker: str, rank: int) -> float:
-    """kill -9 of the engine of a worker on its node; the moment."""
+    """Send SIGKILL to the engine of a worker; return the time."""
     record = job.json(f"workers/{worker}_rank{rank}_a0_r0.start.json")
     job.space.cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT, check=True)
     return time.time()
@@ -116,18 +116,18 @@ def kill_engine(job: Job, worker: str, rank: int) -> float:
 def await_service(job: Job) -> None:
     """Wait until the benchmark uses the engines."""
     job.wait_for_phase("running", 90)
-    job.space.cluster.wait_for(lambda: used_by_the_benchmark(job), 90, f"a round of the benchmark of {job.run_dir}")
+    job.space.cluster.wait_for(lambda: has_benchmark_results(job), 90, f"a round of the benchmark of {job.run_dir}")
 
 
-def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serve: Serve) -> None:
+def test_a_benchmark_runs_on_four_nodes_with_prefill_decode_routers_and_nginx(serve: Serve) -> None:
     job = serve()
     assert job.wait(150) == "COMPLETED", log_of(job)
     report, hosts = job.report(), job.json("orchestrator.json")["hosts"]
     assert (report["state"], report["stopped"]["cause"]) == ("COMPLETED", "the benchmark has completed")
-    assert set(ends(job).values()) == {"completed"}
-    *said, last = readiness_lines(job.run_dir)
+    assert set(exit_reasons(job).values()) == {"completed"}
+    *lines, last = readiness_lines(job.run_dir)
     waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [012] decodes(?: and \w+)* to spin up\.")
-    assert all(waiting.fullmatch(line) for line in said[1:]), said
+    assert all(waiting.fullmatch(line) for line in lines[1:]), lines
     assert last == "Model is ready. Have 2 prefills and 2 decodes."
     names = [f"isl_32_osl_16_concurrency_{count}_req_rate_inf.json" for count in (2, 4)]
     assert results(job.run_dir) == dict(zip(names, (8, 16), strict=True))
@@ -152,7 +152,7 @@ def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serv
     assert job.our_processes() == []
 
 
-def test_the_example_of_a_serving_job_runs_on_a_cluster_as_it_is(jobs: JobSpace) -> None:
+def test_the_serving_example_runs_unchanged_on_a_cluster(jobs: JobSpace) -> None:
     folder = jobs.directory / "serve"
     shutil.copytree(EXAMPLE, folder)
     jobs.own(folder)
@@ -161,12 +161,12 @@ def test_the_example_of_a_serving_job_runs_on_a_cluster_as_it_is(jobs: JobSpace)
     report = job.report()
     assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
     assert [(entry["concurrency"], entry["requests"]) for entry in report["benchmark"]] == [(2, 16), (4, 32)]
-    assert set(ends(job).values()) == {"completed"}
+    assert set(exit_reasons(job).values()) == {"completed"}
     assert job.our_processes() == []
 
 
-def test_a_critical_decode_that_is_killed_ends_the_whole_job_within_seconds(serve: Serve, cluster: Cluster) -> None:
-    job = serve(until_told=True)
+def test_a_killed_critical_decode_worker_ends_the_job_within_seconds(serve: Serve, cluster: Cluster) -> None:
+    job = serve(repeat=True)
     await_service(job)
     killed = kill_engine(job, "decode_w1", 3)
     assert job.wait(60) == "FAILED"
@@ -182,14 +182,16 @@ def test_a_critical_decode_that_is_killed_ends_the_whole_job_within_seconds(serv
     )
     assert "SIGKILL" in "; ".join(report["cause"]["evidence"])
     assert "decode_w1 rank 3" in report["stopped"]["cause"]
-    others = {worker: reason for worker, reason in ends(job).items() if worker != "decode_w1"}
+    others = {worker: reason for worker, reason in exit_reasons(job).items() if worker != "decode_w1"}
     assert others.pop("benchmark") == "terminated_peer"
     assert set(others.values()) <= {"completed", "terminated_peer"}
     assert json.loads((job.run_dir / "diagnostics" / "decode_w1.json").read_text())["worker"] == "decode_w1"
 
 
-def test_a_job_goes_on_without_a_decode_that_is_tolerated(serve: Serve, cluster: Cluster, jobs: JobSpace) -> None:
-    job = serve(until_told=True, workers=[{"role": "decode", "critical": False}])
+def test_a_job_continues_without_a_decode_worker_that_is_not_critical(
+    serve: Serve, cluster: Cluster, jobs: JobSpace
+) -> None:
+    job = serve(repeat=True, workers=[{"role": "decode", "critical": False}])
     await_service(job)
     kill_engine(job, "decode_w1", 3)
     await_line(job, "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.")
@@ -202,17 +204,15 @@ def test_a_job_goes_on_without_a_decode_that_is_tolerated(serve: Serve, cluster:
     cluster.wait_for(another_round, 90, "rounds with the other decode worker")
     (jobs.directory / ENOUGH).touch()
     assert job.wait() == "COMPLETED", log_of(job)
-    assert (job.report()["state"], ends(job)["decode_w1"], ends(job)["decode_w0"]) == (
+    assert (job.report()["state"], exit_reasons(job)["decode_w1"], exit_reasons(job)["decode_w0"]) == (
         *("COMPLETED", "killed_unknown", "completed"),
     )
-    assert "decode_w1 is not critical: the job goes on without it" in log_of(job)
+    assert "decode_w1 is not critical: the job continues without it" in log_of(job)
 
 
-def test_a_decode_that_is_started_again_makes_the_job_ready_again(
-    serve: Serve, cluster: Cluster, jobs: JobSpace
-) -> None:
-    (jobs.directory / "engines" / "sitecustomize.py").write_text(WAITS)
-    job = serve(until_told=True, workers=[{"role": "decode", "restart": {"max": 1, "backoff": 1}}])
+def test_a_restarted_decode_worker_makes_the_job_ready_again(serve: Serve, cluster: Cluster, jobs: JobSpace) -> None:
+    (jobs.directory / "engines" / "sitecustomize.py").write_text(WAIT_FOR_FILE)
+    job = serve(repeat=True, workers=[{"role": "decode", "restart": {"max": 1, "backoff": 1}}])
     await_service(job)
     cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 60, "series of a job that is ready")
     kill_engine(job, "decode_w1", 3)
@@ -243,30 +243,30 @@ TWO_ON_A_NODE = {
     "backend": {"type": "command"},
     "frontend": None,
 }
-WHOLE = "0,1,2,3,4,5,6,7"
+ALL_GPUS = "0,1,2,3,4,5,6,7"
 
 
 def with_ports(word: str, ports: dict[int, int]) -> str:
-    """A word with the ports of the plan as they are in the job."""
+    """An argument with the ports of the plan replaced by those of the job."""
     return re.sub(r"\b\d+\b", lambda match: str(ports.get(int(match[0]), match[0])), word)
 
 
 def without_time(text: str) -> str:
-    """A text without the moment in the name of the run directory."""
+    """A text without the time in the name of the run directory."""
     return re.sub(r"_\d{8}_\d{6}\b", "", text)
 
 
 @pytest.mark.parametrize(
     ("parts", "visible"),
     [
-        pytest.param(FOUR_AND_ONE, [WHOLE] * 5, id="4 prefill and 1 decode on nodes of 8 GPUs"),
+        pytest.param(FOUR_AND_ONE, [ALL_GPUS] * 5, id="4 prefill and 1 decode on nodes of 8 GPUs"),
         pytest.param(TWO_ON_A_NODE, ["0,1,2,3", "4,5,6,7"], id="2 decode of 4 GPUs on one node"),
     ],
 )
-def test_each_process_finds_what_the_plan_says(
+def test_each_task_has_the_environment_and_command_of_the_plan(
     parts: dict[str, Any], visible: list[str], jobs: JobSpace, serve: Serve
 ) -> None:
-    (jobs.directory / "engines" / "sitecustomize.py").write_text(RECORDS)
+    (jobs.directory / "engines" / "sitecustomize.py").write_text(RECORD_START)
     job = serve(benchmark={"type": "custom", "command": "python3 -c pass"}, **parts)
     assert job.wait(150) == "COMPLETED", log_of(job)
     facts = job.json("orchestrator.json")
@@ -292,7 +292,7 @@ def test_each_process_finds_what_the_plan_says(
             "GPUJOB_GPUS": ",".join(map(str, process["gpus"])),
             "SLURMD_NODENAME": hosts[process["node_index"]],
         }
-        # without a part of its own it sees what Slurm has given the step
+        # otherwise it sees the GPUs that Slurm gave to the step
         if process["cuda_visible_devices"] is not None:
             expected["CUDA_VISIBLE_DEVICES"] = process["cuda_visible_devices"]
         assert {variable: environment.get(variable) for variable in expected} == {

@@ -1,4 +1,4 @@
-"""Whole jobs on a real Slurm, scraped by a real Prometheus, paged by a real Alertmanager."""
+"""Jobs on a real Slurm with a real Prometheus and Alertmanager."""
 
 import json
 import time
@@ -15,8 +15,8 @@ from tests.realstack.stack import Stack
 pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
 
 PAGED_WITHIN_S = 45.0
-"""5 s as a rule. Anything that a page goes through may stall; an alert that has to wait is later still."""
-SOON_S = 30.0  # what takes 5 s as a rule
+"""Usually 5 s. Every stage on the way to the receiver may be slow on a busy machine."""
+SOON_S = 30.0  # limit for steps that usually take 5 s
 LINGER_S = 30.0  # how long a scrape may be late
 
 
@@ -28,7 +28,7 @@ def known_targets(stack: Stack, job: Job) -> int:
     return sum(target["labels"].get("job_id") == job.job_id for target in stack.targets())
 
 
-def page(stack: Stack, job: Job, name: str) -> dict[str, Any] | None:
+def firing_alert(stack: Stack, job: Job, name: str) -> dict[str, Any] | None:
     for alert in stack.alerts():
         labels = alert["labels"]
         if labels.get("job_id") == job.job_id and labels["alertname"] == name and alert["status"] == "firing":
@@ -37,19 +37,19 @@ def page(stack: Stack, job: Job, name: str) -> dict[str, Any] | None:
 
 
 def last_items(stack: Stack, job: Job) -> float:
-    """The last sample of each worker's items, summed, also after the series have ended."""
+    """Sum of the last item counts of all workers, also after the end of the series."""
     series = stack.query(f'last_over_time(gpujob_worker_items_processed_total{{job_id="{job.job_id}"}}[10m])')
-    return sum(float(one["value"][1]) for one in series)
+    return sum(float(entry["value"][1]) for entry in series)
 
 
-def waiting(cluster: Cluster, condition: Callable[[], object], timeout: float, what: str) -> float:
-    """Seconds until the condition held."""
+def seconds_until(cluster: Cluster, condition: Callable[[], object], timeout: float, what: str) -> float:
+    """Seconds until the condition is true."""
     start = time.monotonic()
     cluster.wait_for(condition, timeout, what)
     return time.monotonic() - start
 
 
-def test_a_job_of_eight_workers_is_scraped_from_start_to_end_and_its_numbers_agree(
+def test_a_job_is_scraped_from_start_to_end_with_consistent_numbers(
     jobs: JobSpace, stack: Stack, cluster: Cluster
 ) -> None:
     job = jobs.submit(embed_job("embed", linger=LINGER_S))
@@ -76,7 +76,7 @@ def test_a_job_of_eight_workers_is_scraped_from_start_to_end_and_its_numbers_agr
 
 
 @pytest.mark.parametrize(
-    ("options", "alert", "reason", "ours"),
+    ("options", "alert", "reason", "sent_by_test"),
     [
         pytest.param("", "GpuJobWorkerKilled", "killed_unknown", True, id="kill -9"),
         pytest.param("--exit-code 3 --at 60 --only-rank 5", "GpuJobWorkerCrashed", "app_error", False, id="exit 3"),
@@ -86,21 +86,23 @@ def test_a_job_of_eight_workers_is_scraped_from_start_to_end_and_its_numbers_agr
         pytest.param("--crash-after-ms 50 --only-rank 5", "GpuJobWorkerCrashed", "app_error", False, id="50 ms crash"),
     ],
 )
-def test_the_death_of_one_worker_pages_with_worker_node_job_and_reason(
-    jobs: JobSpace, stack: Stack, cluster: Cluster, options: str, alert: str, reason: str, ours: bool
+def test_a_failed_worker_alerts_with_worker_node_job_and_reason(
+    jobs: JobSpace, stack: Stack, cluster: Cluster, options: str, alert: str, reason: str, sent_by_test: bool
 ) -> None:
     job = jobs.submit(embed_job("death", options=options, items=16000, linger=LINGER_S))
     node = cluster.node_names[2]
-    if ours:
+    if sent_by_test:
         cluster.wait_for(lambda: up_targets(stack, job) == 4, 60, "four targets up")
         assert kill_worker(cluster, job, 5) == node
-        died = time.time()
-        found = stack.wait_for(lambda: page(stack, job, alert), 90, f"the page {alert}")
-        assert found["received"] - died <= PAGED_WITHIN_S
+        killed_at = time.time()
+        found = stack.wait_for(lambda: firing_alert(stack, job, alert), 90, f"the page {alert}")
+        assert found["received"] - killed_at <= PAGED_WITHIN_S
     else:
-        found = stack.wait_for(lambda: page(stack, job, alert), 90, f"the page {alert}")
+        found = stack.wait_for(lambda: firing_alert(stack, job, alert), 90, f"the page {alert}")
         exits = json.loads((job.run_dir / "workers" / "worker_w5_rank5_a0_r0.exit.json").read_text())
-        assert found["received"] - exits["end"] <= PAGED_WITHIN_S + 5.0  # a job that dies at once is discovered first
+        assert (
+            found["received"] - exits["end"] <= PAGED_WITHIN_S + 5.0
+        )  # a job that fails immediately is first discovered by Prometheus
 
     labels = found["labels"]
     assert (labels["worker"], labels["node"], labels["job_name"]) == ("worker_w5", node, "death")
@@ -116,7 +118,7 @@ def test_the_death_of_one_worker_pages_with_worker_node_job_and_reason(
     assert job.our_processes() == []
 
 
-def test_a_killed_sidecar_is_back_soon_and_the_job_is_unharmed(jobs: JobSpace, stack: Stack, cluster: Cluster) -> None:
+def test_a_killed_sidecar_is_restarted_without_harm_to_the_job(jobs: JobSpace, stack: Stack, cluster: Cluster) -> None:
     job = jobs.submit(embed_job("sidecar", linger=LINGER_S))
     job.wait_for_phase("running")
     node = cluster.node_names[1]
@@ -132,7 +134,7 @@ def test_a_killed_sidecar_is_back_soon_and_the_job_is_unharmed(jobs: JobSpace, s
     (before,) = sidecars()
     address = job.json(f"sidecars/{node}.json")["address"]
     cluster.on(node, ["kill", "-9", str(before)], user=ROOT, check=True)
-    assert waiting(cluster, lambda: [pid for pid in sidecars() if pid != before], 60, "a new sidecar") <= SOON_S
+    assert seconds_until(cluster, lambda: [pid for pid in sidecars() if pid != before], 60, "a new sidecar") <= SOON_S
     cluster.wait_for(lambda: up_targets(stack, job) == 4, 60, "four targets up again")
 
     assert job.json(f"sidecars/{node}.json")["address"] == address
@@ -141,7 +143,7 @@ def test_a_killed_sidecar_is_back_soon_and_the_job_is_unharmed(jobs: JobSpace, s
     assert last_items(stack, job) == 4000
 
 
-def test_scancel_leaves_no_process_and_a_report_that_says_cancelled(jobs: JobSpace, cluster: Cluster) -> None:
+def test_scancel_leaves_no_process_and_a_cancelled_report(jobs: JobSpace, cluster: Cluster) -> None:
     job = jobs.submit(embed_job("cancelled", items=16000))
     job.wait_for_phase("running")
     cluster.run(["scancel", job.job_id], user=jobs.user, check=True)
@@ -158,7 +160,7 @@ def test_scancel_leaves_no_process_and_a_report_that_says_cancelled(jobs: JobSpa
     assert list(job.run_dir.rglob(".*.tmp")) == []
 
 
-def test_stop_ends_a_job_in_order(jobs: JobSpace, cluster: Cluster) -> None:
+def test_stop_cancels_a_job(jobs: JobSpace, cluster: Cluster) -> None:
     job = jobs.submit(embed_job("stopped", items=16000))
     job.wait_for_phase("running")
     done = jobs.gpujob("stop", job.job_id)
@@ -168,17 +170,17 @@ def test_stop_ends_a_job_in_order(jobs: JobSpace, cluster: Cluster) -> None:
     assert job.report()["state"] == "CANCELLED"
 
 
-def test_a_job_whose_sidecars_cannot_start_runs_and_says_so(jobs: JobSpace, cluster: Cluster) -> None:
+def test_a_job_runs_without_monitoring_if_sidecars_cannot_start(jobs: JobSpace, cluster: Cluster) -> None:
     spec = embed_job("unwatched", items=800)
-    spec["monitoring"]["listen_address"] = "192.0.2.1:9410"  # nobody's address (RFC 5737)
+    spec["monitoring"]["listen_address"] = "192.0.2.1:9410"  # an address of no machine (RFC 5737)
     job = jobs.submit(spec)
 
     assert job.wait() == "COMPLETED"
     assert job.report()["items"] == 800
-    assert "unwatched" in (job.run_dir / "log.out").read_text()
+    assert "runs without monitoring" in (job.run_dir / "log.out").read_text()
 
 
-def test_names_and_paths_of_any_kind_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:
+def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:
     hard = "a 'b' \"c\" $(touch pwned) `touch pwned` ü %j"
     directory = jobs.directory / hard
     directory.mkdir()
@@ -197,7 +199,7 @@ def test_names_and_paths_of_any_kind_are_data(jobs: JobSpace, cluster: Cluster, 
     assert list(Path(jobs.directory).rglob("pwned")) == []
 
 
-def test_what_sbatch_refuses_is_passed_on_and_leaves_nothing(jobs: JobSpace) -> None:
+def test_an_sbatch_refusal_is_reported_and_leaves_no_files(jobs: JobSpace) -> None:
     spec = embed_job("refused")
     spec["slurm"]["partition"] = "nowhere"
     path = jobs.directory / "job.yaml"
@@ -210,7 +212,7 @@ def test_what_sbatch_refuses_is_passed_on_and_leaves_nothing(jobs: JobSpace) -> 
     assert [entry.name for entry in (jobs.directory / "logs").iterdir()] == []
 
 
-def test_two_nodes_without_accounting_page_and_report_too(space_dir: Path) -> None:
+def test_a_cluster_without_accounting_has_alerts_and_reports(space_dir: Path) -> None:
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
     targets = space_dir / "targets-2"
@@ -225,9 +227,9 @@ def test_two_nodes_without_accounting_page_and_report_too(space_dir: Path) -> No
             job = jobs.submit(embed_job("two", nodes=2, count=4, items=8000, linger=LINGER_S))
             cluster.wait_for(lambda: up_targets(stack, job) == 2, 60, "two targets up")
             node = kill_worker(cluster, job, 3)
-            died = time.time()
-            found = stack.wait_for(lambda: page(stack, job, "GpuJobWorkerKilled"), 90, "the page")
-            assert found["received"] - died <= PAGED_WITHIN_S
+            killed_at = time.time()
+            found = stack.wait_for(lambda: firing_alert(stack, job, "GpuJobWorkerKilled"), 90, "the page")
+            assert found["received"] - killed_at <= PAGED_WITHIN_S
             assert (found["labels"]["worker"], found["labels"]["node"]) == ("worker_w3", node)
             assert job.wait() == "FAILED"
             assert job.report()["cause"]["reason"] == "killed_unknown"

@@ -1,4 +1,4 @@
-"""What a job asks of a real Slurm beyond its resources, as its processes see it."""
+"""Slurm options of a job beyond its resources, as seen by its processes."""
 
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ def text(run_dir: Path, *names: str) -> str:
     return "".join((run_dir / name).read_text() for name in names)
 
 
-def test_prefill_and_decode_are_two_components_of_one_job(jobs: JobSpace) -> None:
+def test_prefill_and_decode_run_in_two_components_of_one_job(jobs: JobSpace) -> None:
     """Each worker runs in its own component, the sidecars in both."""
-    told = 'echo "$GPUJOB_WORKER $GPUJOB_NODE $GPUJOB_NODES $CUDA_VISIBLE_DEVICES"'
+    command = 'echo "$GPUJOB_WORKER $GPUJOB_NODE $GPUJOB_NODES $CUDA_VISIBLE_DEVICES"'
     job = jobs.submit(
         {
             "name": "apart",
             "resources": {"gpus_per_node": 2, "prefill_workers": 2, "decode_workers": 1, "gpus_per_prefill": 1}
             | {"gpus_per_decode": 4},
-            "workers": [{"role": role, "command": told, "shell": True} for role in ("prefill", "decode")],
+            "workers": [{"role": role, "command": command, "shell": True} for role in ("prefill", "decode")],
             "slurm": {"partition": "gpu", "time_limit": "00:05:00", "het": True},
             **QUIET,
         }
@@ -35,13 +35,13 @@ def test_prefill_and_decode_are_two_components_of_one_job(jobs: JobSpace) -> Non
     assert state == "COMPLETED", log
     first, *others = hosts = job.json("orchestrator.json")["hosts"]
     assert len(set(hosts)) == 3, log
-    said = {
+    outputs = {
         path.name.removesuffix(".out"): path.read_text().split()
         for path in job.run_dir.glob("*.out")
         if path.name.startswith("node")
     }
     nodes = ",".join(hosts)
-    assert said == {
+    assert outputs == {
         f"{first}_prefill_w0": ["prefill_w0", first, nodes, "0"],
         f"{first}_prefill_w1": ["prefill_w1", first, nodes, "1"],
         f"{others[0]}_decode_w0": ["decode_w0", others[0], nodes, "0,1"],
@@ -56,10 +56,10 @@ def test_prefill_and_decode_are_two_components_of_one_job(jobs: JobSpace) -> Non
 def test_modules_script_secrets_and_signal_reach_the_workers(jobs: JobSpace) -> None:
     (jobs.directory / "env.sh").write_text("export FROM_SCRIPT=script\n")
     jobs.own(jobs.directory)
-    seen = 'test "$FROM_SCRIPT$FROM_PREAMBLE" = "scriptlines 1" && test "${#HF_TOKEN}" = 8 && echo "$ORDER"'
+    command = 'test "$FROM_SCRIPT$FROM_PREAMBLE" = "scriptlines 1" && test "${#HF_TOKEN}" = 8 && echo "$ORDER"'
     spec = {
         "name": "prepared",
-        "workers": [{"command": seen, "shell": True}],
+        "workers": [{"command": command, "shell": True}],
         "setup": {
             "script": "env.sh",
             "preamble": 'export FROM_PREAMBLE="lines $(ls env.sh | wc -l)"\nexport ORDER=$FROM_SCRIPT,$FROM_PREAMBLE',
@@ -68,19 +68,21 @@ def test_modules_script_secrets_and_signal_reach_the_workers(jobs: JobSpace) -> 
         "slurm": {"partition": "gpu", "time_limit": "00:05:00", "signal": "USR1@60", "requeue": {}},
         **QUIET,
     }
-    # as in the batch step of a heterogeneous job, from which this one is submitted
+    # as if submitted from the batch step of a heterogeneous job
     outer = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": "elsewhere"}
     job = jobs.submit(spec, env={"HF_TOKEN": "a secret", **outer})
     state = job.wait()
     assert state == "COMPLETED", text(job.run_dir, "log.out", "log.err")
     (out,) = job.run_dir.glob("*_worker_w0.out")
     assert out.read_text() == "script,lines 1\n"
-    held = [path.name for path in job.run_dir.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
-    assert held == ["secrets.json"]
+    files_with_secret = [
+        path.name for path in job.run_dir.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()
+    ]
+    assert files_with_secret == ["secrets.json"]
     assert "Requeue=0" in jobs.cluster.run(["scontrol", "show", "job", job.job_id]).stdout
 
 
-def test_a_module_that_is_not_there_ends_the_job_before_it_starts(jobs: JobSpace) -> None:
+def test_a_missing_module_ends_the_job_before_it_starts(jobs: JobSpace) -> None:
     job = jobs.submit(
         {
             "name": "unprepared",
@@ -96,7 +98,7 @@ def test_a_module_that_is_not_there_ends_the_job_before_it_starts(jobs: JobSpace
     assert not list((job.run_dir / "workers").iterdir())
 
 
-def test_a_job_waits_for_another_one(jobs: JobSpace) -> None:
+def test_a_job_with_a_dependency_waits_for_the_other_job(jobs: JobSpace) -> None:
     spec = {
         "name": "first",
         "workers": [{"command": "sleep 3"}],
@@ -110,8 +112,8 @@ def test_a_job_waits_for_another_one(jobs: JobSpace) -> None:
     assert second.report()["start"] >= ended
 
 
-def test_both_components_of_a_job_are_asked_to_end(jobs: JobSpace) -> None:
-    """A worker of the first has failed: that of the second hears of it, and has the time to save its work."""
+def test_workers_in_both_components_are_asked_to_end(jobs: JobSpace) -> None:
+    """A failure in the first component ends the worker of the second, with time to save its work."""
     save = 'trap "echo saved; exit 0" TERM; touch up; while :; do sleep 0.1; done'
     fail = "until [ -e up ]; do sleep 0.2; done; exit 3"
     job = jobs.submit(
@@ -133,7 +135,9 @@ def test_both_components_of_a_job_are_asked_to_end(jobs: JobSpace) -> None:
     (out,) = job.run_dir.glob("*_decode_w0.out")
     assert out.read_text() == "saved\n", log
     hosts = job.json("orchestrator.json")["hosts"]
-    left = [words for host in hosts for _, words in jobs.cluster.node_processes(host) if str(job.run_dir) in words]
+    left = [
+        command for host in hosts for _, command in jobs.cluster.node_processes(host) if str(job.run_dir) in command
+    ]
     assert left == [], log
     ends = {worker["worker"]: worker["exit"] for worker in job.report()["workers"]}
     assert (ends["prefill_w0"]["reason"], ends["prefill_w0"]["code"]) == ("app_error", 3)

@@ -24,9 +24,9 @@ while fails and not glob.glob(os.environ["GPUJOB_RUN_DIR"] + "/workers/*_rank1_*
 time.sleep(300 if fails and os.environ["RANK"] == "1" else float(os.environ.get("SECONDS_EACH", "1")))
 sys.exit(3 if fails else 0)
 """
-"""All wait for the file ``go``.
+"""All points wait for the file ``go``.
 
-One point fails: its first worker ends with 3, once the second one is known, which would go on for long.
+One point fails: its first worker ends with 3 when the second one, which runs for long, has started.
 """
 
 
@@ -43,7 +43,7 @@ def sweep_job(**over: Any) -> dict[str, Any]:
 
 
 class Sweep:
-    """A sweep that was submitted; what still runs of it at the end is cancelled."""
+    """A submitted sweep."""
 
     def __init__(self, jobs: JobSpace, spec: Mapping[str, Any]) -> None:
         self.jobs = jobs
@@ -66,16 +66,16 @@ class Sweep:
             lambda: all([*(run_dir / "workers").glob("*.start.json")] for run_dir in run_dirs), 90, "their start"
         )
 
-    def command(self, *words: str) -> tuple[int, dict[str, Any]]:
-        """Exit status and answer of ``gpujob sweep``."""
-        done = self.jobs.gpujob("sweep", str(self.directory), "--json", *words)
+    def command(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """Exit status and JSON of ``gpujob sweep``."""
+        done = self.jobs.gpujob("sweep", str(self.directory), "--json", *options)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
     def wait(self) -> tuple[int, dict[str, Any]]:
-        """The same once nothing runs or waits."""
+        """The same when no point runs or waits any more."""
         return self.jobs.cluster.wait_for(
-            lambda: told if (told := self.command())[0] != 10 else None, 180, "the end of the sweep", interval=0.5
+            lambda: result if (result := self.command())[0] != 10 else None, 180, "the end of the sweep", interval=0.5
         )
 
     def close(self) -> None:
@@ -85,22 +85,20 @@ class Sweep:
 
 
 def most_at_once(run_dirs: list[Path]) -> int:
-    """Jobs that ran at the same time, by what their orchestrators have written down."""
-    moments = []
+    """Most jobs that ran at the same time, from their records."""
+    changes = []
     for run_dir in run_dirs:
         start = json.loads((run_dir / "orchestrator.json").read_text())["start"]
         end = json.loads((run_dir / "report.json").read_text())["end"]
-        moments += [(start, 1), (end, -1)]
+        changes += [(start, 1), (end, -1)]
     running, most = 0, 0
-    for _, change in sorted(moments):
+    for _, change in sorted(changes):
         running += change
         most = max(most, running)
     return most
 
 
-def test_a_sweep_runs_two_at_a_time_and_the_point_that_failed_is_resumed_alone(
-    jobs: JobSpace, cluster: Cluster
-) -> None:
+def test_two_points_run_at_once_and_only_failed_ones_are_resumed(jobs: JobSpace, cluster: Cluster) -> None:
     sweep = Sweep(jobs, sweep_job())
     array = sweep.answer["job_id"]
     assert [point["job_id"] for point in sweep.answer["points"]] == [f"{array}_{index}" for index in range(6)]
@@ -124,8 +122,8 @@ def test_a_sweep_runs_two_at_a_time_and_the_point_that_failed_is_resumed_alone(
         assert run_dir.name.startswith(f"{point['job_id']}_{point['name']}_")
         (log,) = run_dir.glob("*_worker_w0.out")
         values = point["values"]
-        told = f"{point['job_id']} {values['lr']} ['{values['lr']}', '{values['bs']}']\n"
-        assert log.read_text() == told
+        expected = f"{point['job_id']} {values['lr']} ['{values['lr']}', '{values['bs']}']\n"
+        assert log.read_text() == expected
     reported = jobs.gpujob("report", f"{array}_4", "--json")
     report = json.loads(reported.stdout)
     assert (reported.returncode, report["job_id"], report["job_name"]) == (1, f"{array}_4", names[4])
@@ -149,9 +147,7 @@ def test_a_sweep_runs_two_at_a_time_and_the_point_that_failed_is_resumed_alone(
     assert nothing.stdout == "nothing to resume: all 6 points have completed\n"
 
 
-def test_points_of_other_sizes_are_arrays_one_after_the_other_and_one_is_stopped_alone(
-    jobs: JobSpace, cluster: Cluster
-) -> None:
+def test_points_of_different_sizes_are_consecutive_arrays(jobs: JobSpace, cluster: Cluster) -> None:
     spec = sweep_job(
         env={"SECONDS_EACH": "{seconds}"},
         sweep={"max_parallel": 1, "zip": {"resources.nodes": [1, 2], "seconds": [300, 1]}},

@@ -24,7 +24,7 @@ ASK_S = 2.0
 
 
 class Router:
-    """The workers by what they do, and whose turn it is."""
+    """Workers by mode, used in turn."""
 
     def __init__(self, workers: dict[str, list[str]]) -> None:
         self.workers = workers
@@ -32,7 +32,7 @@ class Router:
         self.lock = threading.Lock()
 
     def alive(self) -> dict[str, list[str]]:
-        """Those that say that they are well."""
+        """Workers whose health check succeeds."""
         every = [(mode, url) for mode, urls in self.workers.items() for url in urls]
         with ThreadPoolExecutor(max(len(every), 1)) as pool:
             well = list(pool.map(lambda entry: request(entry[1], "GET", "/health", b"", ASK_S)[0] == 200, every))
@@ -43,7 +43,7 @@ class Router:
         return found
 
     def complete(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """The answer of the workers to a request."""
+        """Response of the workers to a request."""
         if self.workers["prefill"]:
             asked = json.loads(body)
             status, answer = self.forward("prefill", path, json.dumps({**asked, "max_tokens": 1}).encode())
@@ -52,7 +52,7 @@ class Router:
         return self.forward("decode" if self.workers["decode"] else "regular", path, body)
 
     def forward(self, mode: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The answer of the first worker that gives one, beginning with the one whose turn it is."""
+        """Response of the first worker that answers, starting with the next in turn."""
         urls = self.workers[mode]
         with self.lock:
             self.turn += 1
@@ -66,7 +66,7 @@ class Router:
 
 
 def request(url: str, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-    """Status and body of an answer; status 0 when there is none."""
+    """Status and body of a response, or status 0 without a response."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
@@ -132,13 +132,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, list[str]]]:
     parser.add_argument("--start-after", type=float, default=0.0)
     options, _ = parser.parse_known_args(argv)
 
-    def told(name: str) -> list[str]:
+    def urls(name: str) -> list[str]:
         return [url for url in os.environ.get(f"GPUJOB_{name}_URLS", "").split(",") if url]
 
     if options.prefill or options.decode or options.worker_urls:
         prefill = [entry[0] for entry in options.prefill]
         return options, {"prefill": prefill, "decode": options.decode, "regular": options.worker_urls}
-    return options, {"prefill": told("PREFILL"), "decode": told("DECODE"), "regular": told("WORKER")}
+    return options, {"prefill": urls("PREFILL"), "decode": urls("DECODE"), "regular": urls("WORKER")}
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ RETRY_S = 0.1
 
 
 def one_request(options: argparse.Namespace, number: int) -> tuple[float, int, str]:
-    """Seconds and tokens of one request, and what went wrong the last time."""
+    """Seconds, tokens and last error of one request."""
     body = json.dumps({"model": options.model, "prompt": "word " * options.isl, "max_tokens": options.osl, "n": 1})
     error = ""
     for _ in range(options.tries):
@@ -44,7 +44,7 @@ def one_request(options: argparse.Namespace, number: int) -> tuple[float, int, s
 
 
 def measure(options: argparse.Namespace, concurrency: int, count: int) -> dict[str, object]:
-    """The result of one run, by the names of the file."""
+    """The result of one run, with the keys of the result file."""
     print(f"Traffic request rate: {options.req_rate}\nMaximum request concurrency: {concurrency}", flush=True)
     start, times, tokens = time.perf_counter(), [], 0
     with ThreadPoolExecutor(concurrency) as pool:
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, concurrency: int, count: int) -> dict[s
 
 
 def block(found: dict[str, object]) -> str:
-    """The result as it is printed."""
+    """The result as printed text."""
     lines = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=50, c="=")]
     lines += [f"{label:<40} {found[key]:<10}" for label, key in (("Successful requests:", "completed"),)]
     for label, key in (

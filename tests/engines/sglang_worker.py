@@ -36,7 +36,7 @@ KV_TOKENS = 524288
 
 
 class Engine:
-    """What the worker has done, behind one lock."""
+    """State of the worker, behind one lock."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -46,9 +46,9 @@ class Engine:
         self.requests = 0
         self.tokens = 0
         self.rate = 0.0
-        self.told = 0
+        self.logged_tokens = 0
         self.beat = 0
-        self.lock = threading.RLock()  # the handler of a signal takes it too
+        self.lock = threading.RLock()  # the signal handler acquires it, too
 
     @property
     def prefills(self) -> bool:
@@ -59,7 +59,7 @@ class Engine:
         return not self.hung and time.monotonic() >= self.ready_at
 
     def complete(self, asked: dict[str, object]) -> dict[str, object]:
-        """Answer a request: as many tokens as are asked for, each in its time."""
+        """Answer a request with the requested tokens, each after its time."""
         size = int(str(asked.get("max_tokens", 16)))
         words = len(str(asked.get("prompt", "")).split())
         with self.lock:
@@ -81,16 +81,16 @@ class Engine:
         }
 
     def write_log(self) -> None:
-        """A line of each batch, for ever."""
+        """Log each batch until the process ends."""
         while True:
             time.sleep(self.options.log_interval)
-            self.tell()
+            self.log_batch()
 
-    def tell(self) -> None:
-        """A line of what has been done since the last; nothing while the worker is idle."""
+    def log_batch(self) -> None:
+        """Log the work since the last line, or nothing while idle."""
         with self.lock:
-            done, running = self.tokens - self.told, self.running
-            self.told, self.beat = self.tokens, self.beat + 1
+            done, running = self.tokens - self.logged_tokens, self.running
+            self.logged_tokens, self.beat = self.tokens, self.beat + 1
             if self.options.busy:
                 done, running = 100 + 10 * (self.beat % 7), 4 + self.beat % 3
         self.rate = done / self.options.log_interval
@@ -100,7 +100,7 @@ class Engine:
         log((PREFILL_LINE if self.prefills else DECODE_LINE).format(seqs=max(running, 1), **facts))
 
     def metrics(self) -> str:
-        """What SGLang shows to Prometheus, the part that everybody looks at."""
+        """The most important metrics of SGLang."""
         label = f'{{model_name="{self.options.served_model_name}"}}'
         return (
             f"# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs{label} {self.running}\n"
@@ -182,7 +182,7 @@ def main() -> None:
     engine = Engine(options)
 
     def ends(number: int, frame: object) -> None:
-        engine.tell()
+        engine.log_batch()
         log(f"SIGTERM received. signum={number} frame={frame!r:.20}. Draining requests and shutting down...")
         if options.on_sigterm != "ignore":
             if options.on_sigterm != "exit":

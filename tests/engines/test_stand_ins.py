@@ -1,4 +1,4 @@
-"""The stand-ins speak as the real ones do."""
+"""The stand-in engines answer and log like the real ones."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from launcher.plan.plan import ReadyRule
 from launcher.run.before.readiness import parse_dynamo, parse_models, parse_sglang
-from tests.launcher.planner.backends.serving_jobs import ask, engine, free_port, job, plan_from, running, words_of
+from tests.launcher.planner.backends.serving_jobs import argv_of, ask, engine, free_port, job, plan_from, running
 from tests.support.launcher import poll
 
 FAST = ("--token-seconds", "0.0005", "--log-interval", "0.05")
@@ -24,10 +24,10 @@ def ready(port: int) -> str:
     return url
 
 
-def test_a_worker_is_well_after_a_while_and_says_what_it_does(tmp_path: Path) -> None:
+def test_a_worker_becomes_ready_and_logs_its_batches(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
-    words = engine("sglang_worker", "--port", port, "--ready-after", 0.5, "--served-model-name", "m", *FAST)
-    with running(words, log):
+    argv = engine("sglang_worker", "--port", port, "--ready-after", 0.5, "--served-model-name", "m", *FAST)
+    with running(argv, log):
         url = f"http://127.0.0.1:{port}"
         poll(lambda: ask(f"{url}/health")[0] == 503, "its first answer")
         assert ask(f"{url}/v1/completions", b"{}")[0] == 503
@@ -42,9 +42,9 @@ def test_a_worker_is_well_after_a_while_and_says_what_it_does(tmp_path: Path) ->
     assert "The server is fired up and ready to roll!" in log.read_text()
 
 
-def test_a_busy_worker_says_so_with_changing_rates(tmp_path: Path) -> None:
-    words = engine("sglang_worker", "--port", free_port(), "--busy", "--disaggregation-mode", "prefill", *FAST)
-    with running(words, tmp_path / "log"):
+def test_a_busy_worker_logs_changing_rates(tmp_path: Path) -> None:
+    argv = engine("sglang_worker", "--port", free_port(), "--busy", "--disaggregation-mode", "prefill", *FAST)
+    with running(argv, tmp_path / "log"):
         poll(
             lambda: (
                 len(set(re.findall(r"Prefill batch, .*input throughput \S+ ([\d.]+),", (tmp_path / "log").read_text())))
@@ -55,7 +55,7 @@ def test_a_busy_worker_says_so_with_changing_rates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("query", "code"), [("code=3", 3), ("signal=9", -9)])
-def test_a_worker_fails_when_it_is_asked_to(tmp_path: Path, query: str, code: int) -> None:
+def test_a_worker_fails_on_request(tmp_path: Path, query: str, code: int) -> None:
     port = free_port()
     with running(engine("sglang_worker", "--port", port), tmp_path / "log") as process:
         url = ready(port)
@@ -65,10 +65,10 @@ def test_a_worker_fails_when_it_is_asked_to(tmp_path: Path, query: str, code: in
         assert process.wait(10) == code
 
 
-def test_a_worker_ends_at_sigterm_or_does_not(tmp_path: Path) -> None:
-    for manner, ends in (("exit", True), ("ignore", False)):
+def test_a_worker_ends_at_sigterm_or_ignores_it(tmp_path: Path) -> None:
+    for behaviour, ends in (("exit", True), ("ignore", False)):
         port = free_port()
-        with running(engine("sglang_worker", "--port", port, "--on-sigterm", manner), tmp_path / "log") as process:
+        with running(engine("sglang_worker", "--port", port, "--on-sigterm", behaviour), tmp_path / "log") as process:
             ready(port)
             process.send_signal(signal.SIGTERM)
             if ends:
@@ -78,7 +78,7 @@ def test_a_worker_ends_at_sigterm_or_does_not(tmp_path: Path) -> None:
                 assert process.poll() is None
 
 
-def test_a_router_knows_the_workers_that_are_well_and_passes_over_the_others(tmp_path: Path) -> None:
+def test_a_router_lists_healthy_workers_and_skips_the_others(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(4)]
     modes = ["prefill", "decode", "decode"]
     with ExitStack() as stack:
@@ -89,9 +89,9 @@ def test_a_router_knows_the_workers_that_are_well_and_passes_over_the_others(tmp
             for port, mode in zip(ports, modes, strict=False)
         ]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        words = engine("router", "--port", ports[3], "--pd-disaggregation", "--prefill", urls[0], 7200)
-        words += ["--decode", urls[1], "--decode", urls[2], "--policy", "x"]
-        stack.enter_context(running(words, tmp_path / "router"))
+        argv = engine("router", "--port", ports[3], "--pd-disaggregation", "--prefill", urls[0], 7200)
+        argv += ["--decode", urls[1], "--decode", urls[2], "--policy", "x"]
+        stack.enter_context(running(argv, tmp_path / "router"))
         both = {"prefill": 1, "decode": 2}
         poll(lambda: parse_sglang(ask(f"{urls[3]}/workers")[1]) == both, "both decode workers")
         assert parse_dynamo(ask(f"{urls[3]}/health")[1]) == both
@@ -104,7 +104,7 @@ def test_a_router_knows_the_workers_that_are_well_and_passes_over_the_others(tmp
         poll(lambda: ask(f"{urls[3]}/v1/completions", body)[0] == 503, "no prefill")
 
 
-def test_the_plan_of_a_job_starts_the_stand_ins_and_they_do_its_work(tmp_path: Path) -> None:
+def test_stand_ins_run_with_the_commands_of_a_plan(tmp_path: Path) -> None:
     worker = f"{shlex.join(engine('sglang_worker'))} --port {{http_port}} {shlex.join(FAST)}"
     text = job(
         resources={"gpus_per_node": 0, "nodes": 1},
@@ -124,14 +124,14 @@ def test_the_plan_of_a_job_starts_the_stand_ins_and_they_do_its_work(tmp_path: P
     )
     plan = plan_from(text)
     bases = sorted({port for entry in plan.tasks for port in entry.ports.values()})
-    moved = {str(base): str(free_port()) for base in bases}
+    ports_here = {str(base): str(free_port()) for base in bases}
 
-    def here(words: list[str]) -> list[str]:
-        local = [word.replace("cn00", "127.0.0.1").replace(str(plan.run_dir("4459")), str(tmp_path)) for word in words]
-        return [re.sub(r"\b(?:6100|6132|6164|8000)\b", lambda match: moved[match[0]], word) for word in local]
+    def here(argv: list[str]) -> list[str]:
+        local = [word.replace("cn00", "127.0.0.1").replace(str(plan.run_dir("4459")), str(tmp_path)) for word in argv]
+        return [re.sub(r"\b(?:6100|6132|6164|8000)\b", lambda match: ports_here[match[0]], word) for word in local]
 
-    def rule_holds(rule: ReadyRule) -> bool:
-        url = f"http://127.0.0.1:{moved[str(rule.port)]}"
+    def rule_is_met(rule: ReadyRule) -> bool:
+        url = f"http://127.0.0.1:{ports_here[str(rule.port)]}"
         if rule.kind == "sglang":
             return parse_sglang(ask(f"{url}/workers")[1]) == rule.expected
         return ask(url + rule.path)[0] == 200
@@ -142,14 +142,12 @@ def test_the_plan_of_a_job_starts_the_stand_ins_and_they_do_its_work(tmp_path: P
     }
     with ExitStack() as stack:
         for entry in plan.tasks[:-1]:
-            words = here(words_of(plan, entry.task.worker))
-            stack.enter_context(running(words, tmp_path / f"{entry.task.worker}.log", **urls))
+            argv = here(argv_of(plan, entry.task.worker))
+            stack.enter_context(running(argv, tmp_path / f"{entry.task.worker}.log", **urls))
         assert plan.readiness is not None
         for rule in plan.readiness.rules:
-            poll(lambda rule=rule: rule_holds(rule), f"{rule}")  # type: ignore[misc]
-        done = subprocess.run(
-            here(words_of(plan, "benchmark")), capture_output=True, text=True, timeout=60, check=False
-        )
+            poll(lambda rule=rule: rule_is_met(rule), f"{rule}")  # type: ignore[misc]
+        done = subprocess.run(here(argv_of(plan, "benchmark")), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert (
         "============ Serving Benchmark Result ============\nSuccessful requests:                     8" in done.stdout
@@ -165,8 +163,8 @@ def test_the_plan_of_a_job_starts_the_stand_ins_and_they_do_its_work(tmp_path: P
     assert done.stdout.endswith(f"SA-Bench complete. Results in {folder}\n")
 
 
-def test_a_benchmark_that_reaches_nobody_fails(tmp_path: Path) -> None:
-    words = engine("sa_bench", "--host", "127.0.0.1", "--port", free_port(), "--isl", 1, "--osl", 1, "--tries", 1)
-    words += ["--concurrencies", "1", "--result-dir", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+def test_a_benchmark_without_an_endpoint_fails(tmp_path: Path) -> None:
+    argv = engine("sa_bench", "--host", "127.0.0.1", "--port", free_port(), "--isl", 1, "--osl", 1, "--tries", 1)
+    argv += ["--concurrencies", "1", "--result-dir", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1, done.stderr

@@ -22,7 +22,14 @@ SCRIPT = FOLDER / "embed.py"
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(INFO|WARNING)\] .+")
 POSITION = re.compile(r"Processed (\d+)/(\d+) items")
 RATE = re.compile(r"(\d+\.?\d*) items/s")
-OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GPUJOB_OUTPUT_DIR", "GPUJOB_CHECKPOINT_DIR", "GPUJOB_PROGRESS_FILE")
+JOB_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "GPUJOB_OUTPUT_DIR",
+    "GPUJOB_CHECKPOINT_DIR",
+    "GPUJOB_PROGRESS_FILE",
+)
 HARD = [
     "a space",
     'a"quote',
@@ -39,11 +46,11 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def environment(**values: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in OURS} | values
+    return {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES} | values
 
 
 def run(*options: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A worker from its start to its end, with its files in ``cwd`` unless the options say otherwise."""
+    """Run a worker to its end, with its files in ``cwd`` by default."""
     return subprocess.run(
         [sys.executable, "-u", str(SCRIPT), *map(str, options)],
         cwd=cwd,
@@ -57,10 +64,10 @@ def run(*options: object, cwd: Path, env: dict[str, str] | None = None) -> subpr
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts workers in the test's folder; what is left of them at its end is killed."""
+    """Starts workers in the folder of the test. Leftover workers are killed at its end."""
     children: list[subprocess.Popen[str]] = []
 
-    def begin(*options: object) -> subprocess.Popen[str]:
+    def start_worker(*options: object) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             [sys.executable, "-u", str(SCRIPT), *map(str, options)],
             cwd=tmp_path,
@@ -72,15 +79,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
         children.append(child)
         return child
 
-    yield begin
+    yield start_worker
     for child in children:
         child.kill()
         child.communicate()
 
 
-def eventually(fact: Callable[[], bool], within: float = 10.0) -> None:
-    end = time.monotonic() + within
-    while not fact():
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
         assert time.monotonic() < end, "not within the time"
         time.sleep(0.01)
 
@@ -114,21 +121,21 @@ def embed() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["example_embed"] = module  # dataclasses looks its own module up
+    sys.modules["example_embed"] = module  # dataclasses looks up the module
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
-    """Output and log of 300 items without an interruption."""
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
+    """Output and log of an uninterrupted run of 300 items."""
     folder = tmp_path_factory.mktemp("whole")
     done = run("--items", 300, "--checkpoint-every", 50, cwd=folder)
     assert done.returncode == 0, done.stderr
     return output(folder).read_bytes(), done.stdout
 
 
-# What it computes
+# Results
 
 
 def test_shards_are_disjoint_and_complete(tmp_path: Path) -> None:
@@ -144,8 +151,8 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert sorted(seen) == list(range(100))
 
 
-def test_embeddings_have_length_one_and_the_nearest_is_an_earlier_item(whole_run: tuple[bytes, str]) -> None:
-    lines = [json.loads(line) for line in whole_run[0].splitlines()]
+def test_embeddings_have_length_one_and_the_nearest_is_an_earlier_item(full_run: tuple[bytes, str]) -> None:
+    lines = [json.loads(line) for line in full_run[0].splitlines()]
     assert len(lines) == 300
     assert lines[0]["nearest"] is None
     vectors = {line["id"]: line["embedding"] for line in lines}
@@ -158,12 +165,12 @@ def test_embeddings_have_length_one_and_the_nearest_is_an_earlier_item(whole_run
             assert cosine == pytest.approx(line["similarity"], abs=1e-3)
 
 
-def test_output_is_the_same_each_time_and_depends_on_the_seed(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
+def test_output_is_the_same_each_time_and_depends_on_the_seed(tmp_path: Path, full_run: tuple[bytes, str]) -> None:
     for name, seed in (("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
         assert run("--items", 300, "--seed", seed, cwd=tmp_path / name).returncode == 0
-    assert output(tmp_path / "again").read_bytes() == whole_run[0]
-    assert output(tmp_path / "other").read_bytes() != whole_run[0]
+    assert output(tmp_path / "again").read_bytes() == full_run[0]
+    assert output(tmp_path / "other").read_bytes() != full_run[0]
 
 
 def test_similar_passages_are_closer_than_unrelated_ones(embed: ModuleType) -> None:
@@ -182,7 +189,7 @@ def test_any_text_has_an_embedding_of_length_one(embed: ModuleType, text: str, d
     assert math.hypot(*embed.embed(text, dim, 7)) == pytest.approx(1)
 
 
-def test_more_items_than_passages_start_again_with_ids_of_their_own(tmp_path: Path) -> None:
+def test_passages_repeat_with_new_ids_when_items_exceed_them(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "b.txt").write_text("é" * 40)  # 80 bytes: two passages of 33 bytes, cut inside a character
@@ -208,7 +215,7 @@ def test_a_shard_without_items_completes(tmp_path: Path) -> None:
     assert records(tmp_path, 1) == []
 
 
-def test_it_needs_the_standard_library_alone_and_no_launcher(tmp_path: Path) -> None:
+def test_it_needs_only_the_standard_library(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", str(SCRIPT), "--items", "20"]
     subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=30)
     assert len(records(tmp_path / "embed-out")) == 20
@@ -232,8 +239,8 @@ def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
 # Log
 
 
-def test_log_lines_have_time_level_position_and_rate(whole_run: tuple[bytes, str]) -> None:
-    lines = whole_run[1].splitlines()
+def test_log_lines_have_time_level_position_and_rate(full_run: tuple[bytes, str]) -> None:
+    lines = full_run[1].splitlines()
     assert all(LINE.fullmatch(line) for line in lines)
     progress = [line for line in lines if POSITION.search(line)]
     assert positions("\n".join(progress)) == [100, 200, 300]
@@ -241,7 +248,7 @@ def test_log_lines_have_time_level_position_and_rate(whole_run: tuple[bytes, str
     assert re.search(r" \[INFO\] Processed 300/300 items \(\d+\.\d items/s\)$", lines[-1])
 
 
-def test_slow_work_is_logged_each_second_and_keeps_to_the_rate(tmp_path: Path) -> None:
+def test_slow_work_is_logged_each_second_and_respects_the_rate(tmp_path: Path) -> None:
     before = time.monotonic()
     log = run("--items", 5, "--rate", 3, cwd=tmp_path).stdout
     assert time.monotonic() - before >= 4 / 3
@@ -249,7 +256,7 @@ def test_slow_work_is_logged_each_second_and_keeps_to_the_rate(tmp_path: Path) -
     assert float(RATE.findall(log)[-1]) <= 5 / (4 / 3)
 
 
-def test_output_file_is_never_behind_the_log_nor_far_behind_the_work(tmp_path: Path, start: Start) -> None:
+def test_the_output_file_is_never_behind_the_log(tmp_path: Path, start: Start) -> None:
     child = start("--items", 120, "--rate", 200, "--log-every", 10)
     assert child.stdout is not None
     sizes = []
@@ -263,7 +270,7 @@ def test_output_file_is_never_behind_the_log_nor_far_behind_the_work(tmp_path: P
     assert len(records(tmp_path)) == 120
 
 
-def test_no_log_is_silent(tmp_path: Path) -> None:
+def test_no_log_prints_nothing(tmp_path: Path) -> None:
     done = run("--items", 20, "--no-log", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(records(tmp_path)) == 20
@@ -272,7 +279,7 @@ def test_no_log_is_silent(tmp_path: Path) -> None:
 # Checkpoints and resuming
 
 
-def test_two_checkpoints_are_kept_and_they_name_the_size_of_the_output(tmp_path: Path) -> None:
+def test_two_checkpoints_with_the_output_size_are_kept(tmp_path: Path) -> None:
     assert run("--items", 100, "--checkpoint-every", 30, cwd=tmp_path).returncode == 0
     assert steps(tmp_path) == [90, 100]
     data = output(tmp_path).read_bytes()
@@ -283,22 +290,20 @@ def test_two_checkpoints_are_kept_and_they_name_the_size_of_the_output(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_resume_after_a_kill_inside_a_write_gives_the_same_bytes(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
+def test_resume_after_a_kill_inside_a_write_gives_the_same_bytes(tmp_path: Path, full_run: tuple[bytes, str]) -> None:
     options = ("--items", 300, "--checkpoint-every", 50)
     assert run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path).returncode == -signal.SIGKILL
-    with open(output(tmp_path), "ab") as torn:  # what a write that was cut short leaves
-        torn.write(whole_run[0].splitlines()[130][:77])
+    with open(output(tmp_path), "ab") as torn:  # the rest of an interrupted write
+        torn.write(full_run[0].splitlines()[130][:77])
     (tmp_path / ".checkpoint_worker_0_step_150.json.tmp").write_text("{")
     done = run(*options, cwd=tmp_path)
     assert "[INFO] Resuming at 100/300 items from checkpoint_worker_0_step_100.json" in done.stdout
     assert positions(done.stdout) == [200, 300]
-    assert output(tmp_path).read_bytes() == whole_run[0]
+    assert output(tmp_path).read_bytes() == full_run[0]
     assert not list(tmp_path.glob(".*"))
 
 
-def test_any_number_of_kills_at_any_moment_gives_the_same_bytes(
-    tmp_path: Path, start: Start, whole_run: tuple[bytes, str]
-) -> None:
+def test_kills_at_any_time_give_the_same_bytes(tmp_path: Path, start: Start, full_run: tuple[bytes, str]) -> None:
     for wait in (0.03, 0.17, 0.21, 0.26, 0.31):
         child = start("--items", 300, "--checkpoint-every", 20, "--rate", 600)
         time.sleep(wait)
@@ -306,20 +311,20 @@ def test_any_number_of_kills_at_any_moment_gives_the_same_bytes(
         child.wait()
         if output(tmp_path).exists():
             *whole, last = output(tmp_path).read_bytes().split(b"\n")
-            assert whole == whole_run[0].split(b"\n")[: len(whole)]
-            assert whole_run[0].split(b"\n")[len(whole)].startswith(last)
+            assert whole == full_run[0].split(b"\n")[: len(whole)]
+            assert full_run[0].split(b"\n")[len(whole)].startswith(last)
     assert run("--items", 300, cwd=tmp_path).returncode == 0
-    assert output(tmp_path).read_bytes() == whole_run[0]
+    assert output(tmp_path).read_bytes() == full_run[0]
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path: Path, full_run: tuple[bytes, str]) -> None:
     options = ("--items", 300, "--checkpoint-every", 50)
     run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path)
     (tmp_path / "checkpoint_worker_0_step_100.json").write_bytes(b'{"done": 100\xff')
     done = run(*options, cwd=tmp_path)
     assert "[WARNING] Cannot resume from checkpoint_worker_0_step_100.json: it is damaged" in done.stdout
     assert "Resuming at 50/300 items from checkpoint_worker_0_step_50.json" in done.stdout
-    assert output(tmp_path).read_bytes() == whole_run[0]
+    assert output(tmp_path).read_bytes() == full_run[0]
 
 
 @pytest.mark.parametrize("cut", [0, 1000, None])
@@ -335,7 +340,7 @@ def test_output_shorter_than_its_checkpoint_is_written_again(tmp_path: Path, cut
     assert output(tmp_path).read_bytes() == whole
 
 
-def test_checkpoints_of_other_work_are_not_resumed_and_go(tmp_path: Path) -> None:
+def test_checkpoints_of_other_options_are_not_resumed_and_removed(tmp_path: Path) -> None:
     assert run("--items", 90, cwd=tmp_path).returncode == 0
     done = run("--items", 80, "--checkpoint-every", 30, cwd=tmp_path)
     assert "Cannot resume from checkpoint_worker_0_step_90.json: it is of other options" in done.stdout
@@ -343,7 +348,7 @@ def test_checkpoints_of_other_work_are_not_resumed_and_go(tmp_path: Path) -> Non
     assert steps(tmp_path) == [60, 80]
 
 
-def test_a_completed_shard_completes_again_at_once(tmp_path: Path) -> None:
+def test_a_completed_shard_completes_again_immediately(tmp_path: Path) -> None:
     assert run("--items", 40, cwd=tmp_path).returncode == 0
     before = output(tmp_path).stat().st_mtime_ns, output(tmp_path).read_bytes()
     done = run("--items", 40, "--resume", cwd=tmp_path)
@@ -360,8 +365,8 @@ def test_fresh_starts_with_the_first_item(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_a_checkpoint_and_is_how_the_worker_ends(
-    tmp_path: Path, start: Start, whole_run: tuple[bytes, str], number: signal.Signals
+def test_a_signal_leaves_a_checkpoint_and_ends_the_worker(
+    tmp_path: Path, start: Start, full_run: tuple[bytes, str], number: signal.Signals
 ) -> None:
     child = start("--items", 300, "--rate", 150, "--log-every", 10)
     assert child.stdout is not None
@@ -375,7 +380,7 @@ def test_a_signal_leaves_a_checkpoint_and_is_how_the_worker_ends(
     assert positions(log)[-1] == step == len(records(tmp_path))
     done = run("--items", 300, cwd=tmp_path)
     assert f"Resuming at {step}/300 items" in done.stdout
-    assert output(tmp_path).read_bytes() == whole_run[0]
+    assert output(tmp_path).read_bytes() == full_run[0]
 
 
 # Failures
@@ -402,7 +407,7 @@ def test_a_signal_leaves_a_checkpoint_and_is_how_the_worker_ends(
         (["--signal", "6"], -6, r"^$"),
     ],
 )
-def test_a_failure_takes_place_at_its_item(tmp_path: Path, options: list[str], status: int, stderr: str) -> None:
+def test_a_failure_happens_at_its_item(tmp_path: Path, options: list[str], status: int, stderr: str) -> None:
     done = run("--items", 40, "--at", 25, *options, cwd=tmp_path)
     assert done.returncode == status
     assert re.search(stderr, done.stderr)
@@ -416,22 +421,22 @@ def test_a_failure_at_the_last_item_comes_after_the_output(tmp_path: Path) -> No
     assert "Processed 40/40" not in done.stdout
 
 
-def test_a_failure_may_be_that_of_one_rank(tmp_path: Path) -> None:
+def test_a_failure_may_affect_only_one_rank(tmp_path: Path) -> None:
     options = ("--items", 40, "--shards", 2, "--exit-code", 5, "--only-rank", 1)
     assert run(*options, "--shard", 0, cwd=tmp_path).returncode == 0
     assert run(*options, "--shard", 1, cwd=tmp_path).returncode == 5
 
 
 @pytest.mark.parametrize("options", [["--raise", "--at", "25"], ["--crash-after-ms", "0"]])
-def test_a_failure_may_be_once(tmp_path: Path, options: list[str]) -> None:
+def test_a_failure_may_happen_only_once(tmp_path: Path, options: list[str]) -> None:
     assert run("--items", 40, "--once", *options, cwd=tmp_path).returncode in (1, 3)
     assert run("--items", 40, "--once", *options, cwd=tmp_path).returncode == 0
     assert len(records(tmp_path)) == 40
 
 
-def test_a_stalled_worker_is_alive_silent_and_still_answers_sigterm(tmp_path: Path, start: Start) -> None:
+def test_a_stalled_worker_is_silent_and_ends_on_sigterm(tmp_path: Path, start: Start) -> None:
     child = start("--items", 500, "--stall", "--at", 30, "--log-every", 5)
-    eventually(lambda: output(tmp_path).exists() and output(tmp_path).read_bytes().count(b"\n") == 30)
+    wait_until(lambda: output(tmp_path).exists() and output(tmp_path).read_bytes().count(b"\n") == 30)
     before = sum(map(float, Path(f"/proc/{child.pid}/stat").read_text().split()[13:15]))
     time.sleep(1.2)
     assert child.poll() is None
@@ -450,16 +455,16 @@ def test_a_stall_may_end(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 40
 
 
-def test_a_checkpoint_may_take_its_time_and_says_so(tmp_path: Path) -> None:
+def test_a_slow_checkpoint_is_logged(tmp_path: Path) -> None:
     before = time.monotonic()
     done = run("--items", 40, "--checkpoint-every", 20, "--checkpoint-seconds", 0.4, cwd=tmp_path)
     assert done.returncode == 0
     assert time.monotonic() - before >= 0.4
     assert done.stdout.count("Saving a checkpoint at item 20") == 1
-    assert "at item 40" not in done.stdout, "nobody waits for the last one"
+    assert "at item 40" not in done.stdout, "the last one is not delayed"
 
 
-def test_slow_down_takes_its_factor_of_time(tmp_path: Path) -> None:
+def test_slow_down_multiplies_the_time_per_item(tmp_path: Path) -> None:
     before = time.monotonic()
     assert run("--items", 40, "--rate", 100, "--slow-down", 4, "--at", 10, cwd=tmp_path).returncode == 0
     assert time.monotonic() - before >= 0.1 + 29 * 0.04
@@ -467,24 +472,24 @@ def test_slow_down_takes_its_factor_of_time(tmp_path: Path) -> None:
 
 def test_a_leak_is_resident_memory(start: Start) -> None:
     child = start("--items", 9999, "--rate", 50, "--leak", 200)
-    eventually(lambda: resident_bytes(child.pid) > 120 * 2**20)
+    wait_until(lambda: resident_bytes(child.pid) > 120 * 2**20)
     assert child.poll() is None
 
 
 def test_an_ignored_sigterm_leaves_sigkill(tmp_path: Path, start: Start) -> None:
     child = start("--items", 9999, "--rate", 200, "--ignore-sigterm")
-    eventually(lambda: output(tmp_path).exists() and output(tmp_path).stat().st_size > 0)
+    wait_until(lambda: output(tmp_path).exists() and output(tmp_path).stat().st_size > 0)
     child.terminate()
     size = output(tmp_path).stat().st_size
-    eventually(lambda: output(tmp_path).stat().st_size > 2 * size)
+    wait_until(lambda: output(tmp_path).stat().st_size > 2 * size)
     child.kill()
     assert child.wait(10) == -signal.SIGKILL
 
 
-def test_a_stopped_worker_goes_on_when_it_is_continued(tmp_path: Path, start: Start) -> None:
+def test_a_stopped_worker_resumes_after_sigcont(tmp_path: Path, start: Start) -> None:
     child = start("--items", 40, "--signal", "STOP", "--at", 20)
     stat = Path(f"/proc/{child.pid}/stat")
-    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     child.send_signal(signal.SIGCONT)
     assert child.wait(10) == 0
     assert len(records(tmp_path)) == 40
@@ -510,7 +515,7 @@ def test_options_override_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--items", "0"], "'0' is not a whole number of at least 1"),
         (["--items", "many"], "'many' is not a whole number"),
@@ -534,10 +539,10 @@ def test_options_override_the_environment(tmp_path: Path) -> None:
         (["--output-dir", "/dev/null/x"], "cannot make the folder '/dev/null/x': Not a directory"),
     ],
 )
-def test_a_bad_option_is_a_clear_error(tmp_path: Path, options: list[str], words: str) -> None:
+def test_a_bad_option_is_a_clear_error(tmp_path: Path, options: list[str], message: str) -> None:
     done = run(*options, cwd=tmp_path)
     assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -550,41 +555,41 @@ def test_a_bad_environment_is_a_clear_error(tmp_path: Path) -> None:
 # The progress file
 
 
-def told_in(path: Path) -> list[dict[str, Any]]:
+def read_updates(path: Path) -> list[dict[str, Any]]:
     """Updates in a progress file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_progress_file_tells_what_the_log_tells(tmp_path: Path) -> None:
+def test_the_progress_file_has_the_positions_of_the_log(tmp_path: Path) -> None:
     done = run("--items", 60, "--log-every", 20, "--progress-file", "told.jsonl", cwd=tmp_path)
-    told = [(update["done"], update["total"]) for update in told_in(tmp_path / "told.jsonl")]
-    assert told == [tuple(map(int, position)) for position in POSITION.findall(done.stdout)]
-    assert told[-1] == (60, 60)
+    positions_in_file = [(update["done"], update["total"]) for update in read_updates(tmp_path / "told.jsonl")]
+    assert positions_in_file == [tuple(map(int, position)) for position in POSITION.findall(done.stdout)]
+    assert positions_in_file[-1] == (60, 60)
 
 
-def test_the_progress_file_of_the_launcher_is_used_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_progress_file_of_the_launcher_is_used_on_request(tmp_path: Path) -> None:
     variables = environment(GPUJOB_OUTPUT_DIR=str(tmp_path), GPUJOB_PROGRESS_FILE=str(tmp_path / "told.jsonl"))
     assert run("--items", 5, cwd=tmp_path, env=variables).returncode == 0
     assert not (tmp_path / "told.jsonl").exists()
     assert run("--items", 5, "--fresh", "--progress-file", cwd=tmp_path, env=variables).returncode == 0
-    assert told_in(tmp_path / "told.jsonl")[-1]["done"] == 5
+    assert read_updates(tmp_path / "told.jsonl")[-1]["done"] == 5
 
 
-def test_a_resume_is_told_in_the_progress_file(tmp_path: Path) -> None:
+def test_a_resume_is_in_the_progress_file(tmp_path: Path) -> None:
     options = ("--items", 60, "--checkpoint-every", 20)
     run(*options, "--at", 40, "--exit-code", 3, cwd=tmp_path)
     run(*options, "--progress-file", "told.jsonl", cwd=tmp_path)
-    first, *later = told_in(tmp_path / "told.jsonl")
+    first, *later = read_updates(tmp_path / "told.jsonl")
     assert first == {"done": 40, "total": 60, "resumed": True}
     assert not any("resumed" in update for update in later)
 
 
-def test_silence_is_silence_in_the_progress_file_too(tmp_path: Path) -> None:
+def test_no_log_writes_no_progress_file(tmp_path: Path) -> None:
     run("--items", 20, "--no-log", "--progress-file", "told.jsonl", cwd=tmp_path)
     assert not (tmp_path / "told.jsonl").exists()
 
 
-def test_a_progress_file_that_is_not_named_or_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unnamed_or_unwritable_progress_file_is_an_error(tmp_path: Path) -> None:
     done = run("--items", 5, "--progress-file", cwd=tmp_path)
     assert (done.returncode, "there is none in GPUJOB_PROGRESS_FILE" in done.stderr) == (2, True)
     done = run("--items", 5, "--progress-file", "no/told.jsonl", cwd=tmp_path)
@@ -615,13 +620,13 @@ def test_job_files_agree_with_their_command(name: str, embed: ModuleType) -> Non
     assert Path(embed.checkpoint_name(0, 250)).match(job["patterns"]["checkpoints"])
 
 
-def test_a_worker_without_output_works_on_and_says_so(tmp_path: Path) -> None:
+def test_a_worker_without_output_continues_and_logs(tmp_path: Path) -> None:
     done = run("--items", 200, "--no-output", "--at", 100, "--log-every", 50, cwd=tmp_path)
     assert "Processed 200/200 items" in done.stdout
     assert len(records(tmp_path)) == 100
 
 
-def test_a_checkpoint_that_is_cut_cannot_be_resumed_from(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_not_resumed(tmp_path: Path) -> None:
     run("--items", 200, "--checkpoint-every", 50, "--cut-checkpoint", "--at", 120, cwd=tmp_path)
     with pytest.raises(json.JSONDecodeError):
         json.loads((tmp_path / "checkpoint_worker_0_step_200.json").read_text())

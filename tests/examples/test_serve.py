@@ -1,4 +1,4 @@
-"""The serving example: the job as a whole, and its programs by themselves, all as real processes."""
+"""The serving example: the whole job and its programs, as real processes."""
 
 import http.client
 import importlib.util
@@ -39,19 +39,19 @@ def bench() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["example_bench"] = module  # dataclasses looks its own module up
+    sys.modules["example_bench"] = module  # dataclasses looks up the module
     spec.loader.exec_module(module)
     return module
 
 
 def program(name: str, *options: object) -> list[str]:
-    """The words that start a program of the example."""
+    """The arguments that start a program of the example."""
     return [sys.executable, str(FOLDER / f"{name}.py"), *map(str, options)]
 
 
 @contextmanager
-def an_engine(log: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A toy engine that is ready: its address and its process."""
+def toy_engine(log: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a toy engine; yield its URL and process when it is ready."""
     port = free_port()
     with running(program("toy_engine", "--port", port, *FAST, *options), log) as process:
         url = f"http://127.0.0.1:{port}"
@@ -60,8 +60,8 @@ def an_engine(log: Path, *options: object) -> Iterator[tuple[str, subprocess.Pop
 
 
 @contextmanager
-def a_router(log: Path, **urls: str) -> Iterator[int]:
-    """A toy router before these workers: its port."""
+def toy_router(log: Path, **urls: str) -> Iterator[int]:
+    """Run a toy router before these workers; yield its port."""
     port = free_port()
     with running(program("toy_router", "--port", port), log, **urls):
         poll(lambda: ask(f"http://127.0.0.1:{port}/health")[0] == 200, "the router", 60)
@@ -69,11 +69,11 @@ def a_router(log: Path, **urls: str) -> Iterator[int]:
 
 
 def measure(port: int, folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    """The benchmark from its start to its end, with its results in ``folder``."""
-    words = program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8, "--osl", 6, "--result-dir", folder)
+    """Run the benchmark with its results in ``folder``."""
+    arguments = program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8, "--osl", 6, "--result-dir", folder)
     environment = clean_environment(GPUJOB_OUTPUT_DIR=str(folder), GPUJOB_PROGRESS_FILE=str(folder / "progress"))
-    words += map(str, options)
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    arguments += map(str, options)
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def results(folder: Path) -> dict[int, dict[str, Any]]:
@@ -84,7 +84,7 @@ def results(folder: Path) -> dict[int, dict[str, Any]]:
 # -- the job -------------------------------------------------------------------------------------
 
 
-def test_the_job_runs_here_and_its_report_has_what_was_measured(tmp_path: Path) -> None:
+def test_the_job_runs_locally_and_its_report_has_the_measurements(tmp_path: Path) -> None:
     done = gpujob("run", TOY, cwd=tmp_path, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     assert processes_with(f"{tmp_path}/") == {}
@@ -110,16 +110,18 @@ def test_the_job_runs_here_and_its_report_has_what_was_measured(tmp_path: Path) 
     }
     assert (report["items"], report["items_expected"], report["unit"]) == (48, 48, "requests")
     view = json.loads(gpujob("watch", run_dir, "--once", "--json", cwd=tmp_path).stdout)
-    told = {worker["worker"]: worker for worker in view["workers"]}
-    assert told["decode_w0"]["pack"] == told["prefill_w1"]["pack"] == "sglang"
-    assert told["decode_w0"]["values"]["generation_tokens_per_second"] > 0
-    assert told["prefill_w1"]["values"]["input_tokens_per_second"] > 0
+    workers = {worker["worker"]: worker for worker in view["workers"]}
+    assert workers["decode_w0"]["pack"] == workers["prefill_w1"]["pack"] == "sglang"
+    assert workers["decode_w0"]["values"]["generation_tokens_per_second"] > 0
+    assert workers["prefill_w1"]["values"]["input_tokens_per_second"] > 0
     assert len((run_dir / "requests.jsonl").read_text().splitlines()) == 48
 
 
-def test_check_and_plan_have_nothing_to_warn_of(tmp_path: Path) -> None:
+def test_check_and_plan_have_no_warnings(tmp_path: Path) -> None:
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"
-    active = clean_environment(VIRTUAL_ENV=sys.prefix, PATH=path)  # else "python3" may be anything, as it warns
+    active = clean_environment(
+        VIRTUAL_ENV=sys.prefix, PATH=path
+    )  # otherwise check warns that "python3" may be any Python
     checked = json.loads(gpujob("check", "--json", TOY, cwd=tmp_path, env=active).stdout)
     items = [item for section in checked["sections"] for item in section["items"]]
     assert checked["ok"] is True
@@ -130,7 +132,7 @@ def test_check_and_plan_have_nothing_to_warn_of(tmp_path: Path) -> None:
         assert f"python3 {shlex.quote(f'{FOLDER}/toy_router.py')} --port" in planned.stdout
 
 
-def test_what_its_comments_say_of_a_real_engine_can_be_planned() -> None:
+def test_the_real_engine_of_the_comments_can_be_planned() -> None:
     text = TOY.read_text()
     model = re.search(r"^# real: (model: \{.*?\})", text, re.MULTILINE)
     assert model is not None
@@ -148,23 +150,23 @@ def test_what_its_comments_say_of_a_real_engine_can_be_planned() -> None:
     assert benchmark[benchmark.index("--model") + 1] == "qwen"
 
 
-def test_the_large_job_measures_with_the_same_benchmark(tmp_path: Path) -> None:
+def test_the_large_job_uses_the_same_benchmark(tmp_path: Path) -> None:
     checked = gpujob("check", FOLDER / "job.yaml", cwd=tmp_path).stdout
-    assert f'ok      benchmark.command: "python3" and "{FOLDER}/bench.py" are there' in checked
+    assert f'ok      benchmark.command: "python3" and "{FOLDER}/bench.py" exist' in checked
 
 
 # -- the engine and the router -------------------------------------------------------------------
 
 
-def test_an_engine_loads_and_then_streams_as_many_tokens_as_are_asked_for(tmp_path: Path) -> None:
+def test_an_engine_loads_and_then_streams_the_requested_tokens(tmp_path: Path) -> None:
     log, port = tmp_path / "log", free_port()
-    asked = json.dumps({"prompt": "a b c", "max_tokens": 5, "stream": True}).encode()
+    request = json.dumps({"prompt": "a b c", "max_tokens": 5, "stream": True}).encode()
     with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 3), log):
         url = f"http://127.0.0.1:{port}"
         poll(lambda: ask(f"{url}/health")[0] == 503, "its first answer", 60)
-        assert ask(f"{url}/v1/completions", asked)[0] == 503
+        assert ask(f"{url}/v1/completions", request)[0] == 503
         poll(lambda: ask(f"{url}/health")[0] == 200, "the end of loading", 60)
-        status, body = ask(f"{url}/v1/completions", asked)
+        status, body = ask(f"{url}/v1/completions", request)
         events = [line.removeprefix("data: ") for line in body.decode().splitlines() if line]
         assert (status, events[-1]) == (200, "[DONE]")
         parts = [json.loads(event) for event in events[:-1]]
@@ -180,12 +182,12 @@ def test_an_engine_loads_and_then_streams_as_many_tokens_as_are_asked_for(tmp_pa
     assert text.index("Load weight begin. ") < text.index("Load weight end. ") < text.index("Prefill batch, ")
 
 
-def test_a_request_whose_client_has_gone_leaves_the_batch(tmp_path: Path) -> None:
-    with an_engine(tmp_path / "log", "--disaggregation-mode", "decode") as (url, _):
+def test_a_request_without_its_client_leaves_the_batch(tmp_path: Path) -> None:
+    with toy_engine(tmp_path / "log", "--disaggregation-mode", "decode") as (url, _):
         running_now = 'sglang:num_running_reqs{model_name="toy"} 0\n'
-        asked = json.dumps({"prompt": "a", "max_tokens": 1_000_000, "stream": True}).encode()
+        request = json.dumps({"prompt": "a", "max_tokens": 1_000_000, "stream": True}).encode()
         client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
-        client.request("POST", "/v1/completions", asked)
+        client.request("POST", "/v1/completions", request)
         answer = client.getresponse()
         assert answer.readline().startswith(b"data: ")
         assert running_now not in ask(f"{url}/metrics")[1].decode()
@@ -194,55 +196,55 @@ def test_a_request_whose_client_has_gone_leaves_the_batch(tmp_path: Path) -> Non
         poll(lambda: running_now in ask(f"{url}/metrics")[1].decode(), "an empty batch", 60)
 
 
-def test_the_rate_of_a_batch_is_that_of_its_time_and_not_of_the_pause_before(tmp_path: Path) -> None:
-    """Half of what is told at once, a pause of some seconds, and the other half and more."""
-    asked = json.dumps({"prompt": "a", "max_tokens": 15}).encode()
-    with an_engine(tmp_path / "log", "--disaggregation-mode", "decode", "--step-ms", 10) as (url, _):
-        ask(f"{url}/v1/completions", asked)
+def test_the_rate_of_a_batch_excludes_the_pause_before_it(tmp_path: Path) -> None:
+    """Tokens for part of a log interval, a pause of some seconds, then the rest and more."""
+    request = json.dumps({"prompt": "a", "max_tokens": 15}).encode()
+    with toy_engine(tmp_path / "log", "--disaggregation-mode", "decode", "--step-ms", 10) as (url, _):
+        ask(f"{url}/v1/completions", request)
         time.sleep(4)
         more = json.dumps({"prompt": "a", "max_tokens": 45}).encode()
         ask(f"{url}/v1/completions", more)
         metrics = ask(f"{url}/metrics")[1].decode()
-    told = re.findall(r"gen throughput \(token/s\): ([\d.]+), ", (tmp_path / "log").read_text())
-    assert len(told) == 2, "after 20 and 40 steps"
-    assert min(map(float, told)) > 6, "20 tokens in 4 seconds are 5 a second"
+    rates = re.findall(r"gen throughput \(token/s\): ([\d.]+), ", (tmp_path / "log").read_text())
+    assert len(rates) == 2, "after 20 and 40 steps"
+    assert min(map(float, rates)) > 6, "20 tokens in 4 seconds are 5 a second"
     assert 'sglang:generation_tokens_total{model_name="toy"} 60\n' in metrics
 
 
-def test_a_router_counts_the_workers_that_are_well_and_passes_over_the_others(tmp_path: Path) -> None:
+def test_a_router_counts_healthy_workers_and_skips_the_others(tmp_path: Path) -> None:
     def counts(port: int) -> list[int]:
         stats = json.loads(ask(f"http://127.0.0.1:{port}/workers", timeout=30)[1])["stats"]
         return [stats[f"{role}_count"] for role in ("prefill", "decode", "regular")]
 
-    asked = json.dumps({"prompt": "a b", "max_tokens": 3}).encode()
+    request = json.dumps({"prompt": "a b", "max_tokens": 3}).encode()
     with ExitStack() as stack:
         modes = ("prefill", "prefill", "decode")
-        made = [
-            stack.enter_context(an_engine(tmp_path / f"{number}.log", "--disaggregation-mode", mode))
+        engines = [
+            stack.enter_context(toy_engine(tmp_path / f"{number}.log", "--disaggregation-mode", mode))
             for number, mode in enumerate(modes)
         ]
-        urls = [url for url, _ in made]
+        urls = [url for url, _ in engines]
         names = {"GPUJOB_PREFILL_URLS": ",".join(urls[:2]), "GPUJOB_DECODE_URLS": urls[2]}
-        port = stack.enter_context(a_router(tmp_path / "router.log", **names))
+        port = stack.enter_context(toy_router(tmp_path / "router.log", **names))
         assert counts(port) == [2, 1, 0]
-        made[0][1].kill()
-        made[0][1].wait()
+        engines[0][1].kill()
+        engines[0][1].wait()
         assert counts(port) == [1, 1, 0]
-        answers = [ask(f"http://127.0.0.1:{port}/v1/completions", asked, timeout=30) for _ in range(4)]
+        answers = [ask(f"http://127.0.0.1:{port}/v1/completions", request, timeout=30) for _ in range(4)]
         assert [(status, json.loads(body)["choices"][0]["text"]) for status, body in answers] == [
             (200, "word word word ")
         ] * 4
-        made[2][1].kill()
-        made[2][1].wait()
-        status, body = ask(f"http://127.0.0.1:{port}/v1/completions", asked, timeout=30)
+        engines[2][1].kill()
+        engines[2][1].wait()
+        status, body = ask(f"http://127.0.0.1:{port}/v1/completions", request, timeout=30)
         assert (status, json.loads(body)) == (503, {"error": "no decode worker takes requests"})
 
 
 # -- the benchmark -------------------------------------------------------------------------------
 
 
-def test_a_benchmark_leaves_a_result_for_each_concurrency(tmp_path: Path) -> None:
-    with an_engine(tmp_path / "log") as (url, _):
+def test_a_benchmark_writes_a_result_for_each_concurrency(tmp_path: Path) -> None:
+    with toy_engine(tmp_path / "log") as (url, _):
         port = int(url.rpartition(":")[2])
         done = measure(port, tmp_path, "--concurrencies", "1x3", "--requests-each", 4)
     assert done.returncode == 0, done.stderr
@@ -259,7 +261,7 @@ def test_a_benchmark_leaves_a_result_for_each_concurrency(tmp_path: Path) -> Non
     assert done.stdout.count("============ Serving Benchmark Result ============\n") == 2
 
 
-def test_requests_wait_for_a_server_that_is_started_meanwhile(tmp_path: Path) -> None:
+def test_requests_wait_for_a_starting_server(tmp_path: Path) -> None:
     port = free_port()
     with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 2), tmp_path / "log"):
         done = measure(port, tmp_path, "--concurrencies", "2", "--requests-each", 2, "--patience", 60)
@@ -267,23 +269,23 @@ def test_requests_wait_for_a_server_that_is_started_meanwhile(tmp_path: Path) ->
     assert results(tmp_path)[2]["completed"] == 4
 
 
-def test_a_benchmark_that_reaches_nobody_fails_and_says_why(tmp_path: Path) -> None:
+def test_a_benchmark_without_a_server_fails_with_the_reason(tmp_path: Path) -> None:
     done = measure(free_port(), tmp_path, "--concurrencies", "2", "--requests-each", 1, "--patience", 0)
     assert done.returncode == 1
     assert "2 requests failed: [Errno 111] Connection refused\n" in done.stderr
     assert results(tmp_path)[2]["completed"] == 0
 
 
-def test_an_answer_that_breaks_off_is_no_completed_request(tmp_path: Path) -> None:
+def test_an_interrupted_response_is_not_a_completed_request(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        prefill, _ = stack.enter_context(an_engine(tmp_path / "p.log", "--disaggregation-mode", "prefill"))
+        prefill, _ = stack.enter_context(toy_engine(tmp_path / "p.log", "--disaggregation-mode", "prefill"))
         decode, process = stack.enter_context(
-            an_engine(tmp_path / "d.log", "--disaggregation-mode", "decode", "--step-ms", 50)
+            toy_engine(tmp_path / "d.log", "--disaggregation-mode", "decode", "--step-ms", 50)
         )
         port = stack.enter_context(
-            a_router(tmp_path / "router.log", GPUJOB_PREFILL_URLS=prefill, GPUJOB_DECODE_URLS=decode)
+            toy_router(tmp_path / "router.log", GPUJOB_PREFILL_URLS=prefill, GPUJOB_DECODE_URLS=decode)
         )
-        words = (
+        arguments = (
             "--concurrencies",
             "1",
             "--requests-each",
@@ -296,7 +298,7 @@ def test_an_answer_that_breaks_off_is_no_completed_request(tmp_path: Path) -> No
             tmp_path,
         )
         client = subprocess.Popen(
-            [*program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8), *map(str, words)],
+            [*program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8), *map(str, arguments)],
             env=clean_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -305,21 +307,21 @@ def test_an_answer_that_breaks_off_is_no_completed_request(tmp_path: Path) -> No
         stack.callback(client.kill)
         poll(lambda: "Decode batch, #running-req: 1" in (tmp_path / "d.log").read_text(), "tokens", 60)
         process.kill()
-        _, told = client.communicate(timeout=60)
-    assert re.search(r"^1 requests failed: the answer broke off after [1-9]\d* pieces$", told, re.MULTILINE), told
+        _, errors = client.communicate(timeout=60)
+    assert re.search(r"^1 requests failed: the answer broke off after [1-9]\d* pieces$", errors, re.MULTILINE), errors
     assert client.returncode == 1
     assert results(tmp_path)[1]["completed"] == 0
 
 
 def stream(pieces: list[str], usage: dict[str, int] | None) -> list[bytes]:
-    """Lines of an answer, as a server streams it."""
+    """Lines of a streamed response."""
     events: list[object] = [{"choices": [{"text": piece}]} for piece in pieces]
     events += [{"choices": [], "usage": usage}] if usage else []
     return [line for event in (*map(json.dumps, events), "[DONE]") for line in (f"data: {event}\n".encode(), b"\n")]
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.booleans(), st.data())
-def test_only_a_whole_stream_is_a_completed_request(
+def test_only_a_complete_stream_is_a_completed_request(
     bench: ModuleType, pieces: list[str], counted: bool, data: st.DataObject
 ) -> None:
     lines = stream(pieces, {"prompt_tokens": 3, "completion_tokens": 50} if counted else None)
@@ -332,7 +334,7 @@ def test_only_a_whole_stream_is_a_completed_request(
         bench.taken(iter(cut.splitlines(keepends=True)), 0.0)
 
 
-def test_an_answer_may_have_all_that_a_stream_of_events_may_have(bench: ModuleType) -> None:
+def test_a_response_may_use_all_of_the_event_stream_syntax(bench: ModuleType) -> None:
     lines = [
         b": ping\n",
         b"\n",
@@ -350,7 +352,7 @@ def test_an_answer_may_have_all_that_a_stream_of_events_may_have(bench: ModuleTy
     assert (found.tokens_in, found.tokens_out, len(found.arrivals)) == (3, 2, 2)
 
 
-def test_the_statistics_are_those_of_the_moments(bench: ModuleType) -> None:
+def test_statistics_are_computed_from_the_times(bench: ModuleType) -> None:
     options = bench.parse(
         ["--host", "h", *["--port", "1", "--isl", "8", "--osl", "3", "--concurrencies", "2", "--result-dir", "d"]]
     )

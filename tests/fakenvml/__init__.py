@@ -1,14 +1,14 @@
-"""A stand-in for NVIDIA's driver library, which tells what a scenario says.
+"""A fake of the NVIDIA driver library. Its values come from a scenario file.
 
     scenario = profiles.h200(8)
     scenario.write(path)
     subprocess.Popen(command, env={**os.environ, **scenario.environment(path)})
     scenario.gpus[3].state = "lost"
-    scenario.write(path)  # seen by the next call
+    scenario.write(path)  # takes effect with the next call
 
-More of the environment: ``FAKENVML_PROCESSES``, a folder with a file for each process that uses GPUs, as
-``use_gpu.py`` writes it; ``FAKENVML_VISIBLE``, a folder of device files ``nvidia0`` and so on, to see only the GPUs
-whose file a device cgroup lets be opened; ``FAKENVML_CALLS``, a folder for ``calls``.
+Other environment variables are directories. ``FAKENVML_PROCESSES`` has a file for each process that uses GPUs, written
+by ``use_gpu.py``. ``FAKENVML_VISIBLE`` has device files such as ``nvidia0``: only GPUs whose file can be opened under
+the device cgroup are visible. ``FAKENVML_CALLS`` is for ``calls``.
 """
 
 from .build import compiler, functions, library

@@ -1,4 +1,4 @@
-"""Compiles the stand-in for NVIDIA's driver library."""
+"""Compiles the fake NVIDIA driver library."""
 
 import hashlib
 import os
@@ -26,20 +26,20 @@ OPTIONS = (
 
 
 def compiler() -> str | None:
-    """The C compiler, or None where there is none."""
+    """The C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
 def functions() -> frozenset[str]:
-    """All that the library has."""
+    """All functions of the library."""
     text = "".join(path.read_text() for path in SOURCES.glob("*.c"))
     return frozenset(re.findall(r"^(?:NVML |WORDS |GIVES_U32\(|GIVES_U64\(|RUNNING\()(nvml\w+)", text, re.MULTILINE))
 
 
 def library(without: Sequence[str] = ()) -> Path:
-    """A folder with the library, which lacks these functions as that of an old driver does.
+    """Directory of the library without these functions, like that of an old driver.
 
-    Built once for each content and kept; every user of the machine can load it. Safe to call from several processes.
+    Built once per content and kept. Every user of the machine can load it. Several processes may call this.
     """
     unknown = set(without) - functions()
     if unknown:
@@ -53,7 +53,7 @@ def library(without: Sequence[str] = ()) -> Path:
     folder = _cache() / hashlib.sha256(content).hexdigest()[:16]
     if (folder / NAME).exists():
         return folder
-    # Built beside and moved, so that nobody loads half a library.
+    # Built under another name and moved, so that no process loads a partial library.
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         version = Path(work, "version")
         version.write_text(f"{{ global: nvml*; local: {script} *; }};\n")

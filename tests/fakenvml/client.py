@@ -1,6 +1,6 @@
-"""A child process that calls the driver's library through the real binding, line by line as a test asks.
+"""A child process that calls the fake driver library through the real binding, one line at a time.
 
-The library is never loaded into the process of the tests: there it would stay for all that run after.
+The library is never loaded into the test process, where it would stay loaded for later tests.
 """
 
 import os
@@ -63,11 +63,11 @@ def wait_for(number):
     return ended
 ended = {}
 other = nvml.nvmlDeviceGetHandleByIndex(1)
-"""  # for a client, to make calls that may not come back; what they gave is in `ended`, failures below 0
+"""  # for calls that may hang; `ended` has their results, with failures below 0
 
 
 class Failed(Exception):
-    """The library returned this code."""
+    """The library returned an error code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -75,7 +75,7 @@ class Failed(Exception):
 
 
 class Client:
-    """One process with the library of a scenario, initialised; ``gpu`` is the handle of the first GPU there."""
+    """A process with the initialized library of a scenario. ``gpu`` is the handle of its first GPU."""
 
     def __init__(
         self, scenario: Scenario, path: Path, *, environment: Mapping[str, str] | None = None, init: bool = True
@@ -105,17 +105,17 @@ class Client:
             stream.close()
 
     def send(self, code: str) -> None:
-        """Begin an expression or a statement."""
+        """Start the evaluation of an expression or a statement."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{code!r}\n")
 
     def answered(self, timeout_s: float) -> bool:
-        """Whether there is an answer within this time."""
+        """Whether an answer arrives within this time."""
         assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], timeout_s)[0])
 
     def answer(self) -> Any:
-        """What came of the oldest that was sent: its value, without ctypes; raises Failed."""
+        """Value of the oldest pending expression, without ctypes. Raises Failed."""
         assert self.process.stdout is not None
         assert self.answered(20), "no answer for 20 s"
         line = self.process.stdout.readline()
@@ -126,12 +126,12 @@ class Client:
         return value
 
     def ask(self, code: str) -> Any:
-        """The value of an expression, or None of a statement."""
+        """Value of an expression, or None for a statement."""
         self.send(code)
         return self.answer()
 
     def code(self, code: str) -> int:
-        """What a call returns: 0 or the number of its error."""
+        """Result of a call: 0 or its error code."""
         try:
             self.ask(code)
         except Failed as failed:
@@ -139,4 +139,4 @@ class Client:
         return 0
 
 
-Begin = Callable[..., Client]  # what the fixture of this name gives: starts a client for a scenario
+StartClient = Callable[..., Client]  # value of the fixture `start_client`

@@ -1,4 +1,4 @@
-"""A process that reads a scenario, and names that its tests share."""
+"""Fixtures that start a client of a scenario."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml import compiler
-from tests.fakenvml.client import Begin, Client
+from tests.fakenvml.client import Client, StartClient
 
 
 @pytest.fixture(autouse=True)
 def needs_compiler() -> None:
-    """Nothing here can be tried without one."""
+    """Skip all tests here without a C compiler."""
     if compiler() is None:
         pytest.skip("no C compiler")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the scenario is."""
+    """Path of the scenario file."""
     return tmp_path / "scenario"
 
 
 @pytest.fixture
-def begin(path: Path) -> Iterator[Begin]:
-    """Starts a process that reads this scenario."""
+def start_client(path: Path) -> Iterator[StartClient]:
+    """Starts a client of a scenario."""
     with ExitStack() as stack:
         yield lambda scenario, **more: stack.enter_context(Client(scenario, path, **more))

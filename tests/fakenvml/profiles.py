@@ -1,4 +1,4 @@
-"""GPUs as sites have them: numbers in the range of the real ones."""
+"""Scenarios of typical GPUs, with realistic numbers."""
 
 from .scenario import ALL_LINKS, FakeGpu, FakeMig, Rate, Scenario
 
@@ -23,24 +23,24 @@ OLD_DRIVER_LACKS = (
     "nvmlGpmSampleAlloc",
     "nvmlGpmSampleFree",
     "nvmlGpmSampleGet",
-)  # what came after driver 450
+)  # functions newer than driver 450
 
 
 def uuid_of(number: int, kind: str = "GPU") -> str:
-    """A UUID whose first letters already tell it from the others."""
+    """A UUID that differs from the others in its first characters."""
     return f"{kind}-{0xA0B1C200 + number:08x}-1111-2222-3333-{number:012x}"
 
 
 def h200(count: int = 8) -> Scenario:
-    """A node of H200 with a driver that tells everything, busy with training."""
+    """A node of H200 GPUs, busy with training. Its driver reports everything."""
     return Scenario(gpus=[_hopper(i, "NVIDIA H200", 143771 * MIB, 700_000) for i in range(count)])
 
 
 def mig() -> Scenario:
-    """An H100 with MIG on, divided into three instances with a hole between them, and a whole one."""
+    """An H100 with three MIG instances and a free slot between them, and an H100 without MIG."""
     divided = _hopper(0, "NVIDIA H100 80GB HBM3", 81559 * MIB, 700_000)
     divided.mig_mode = 1
-    # Under MIG the driver does not tell these of the GPU as a whole.
+    # With MIG the driver does not report these for the whole GPU.
     divided.utilization = divided.memory_utilization = None
     divided.rows_corrected = divided.rows_uncorrected = divided.rows_pending = divided.rows_failure = None
     divided.memory_used = 37 * MIB
@@ -49,7 +49,7 @@ def mig() -> Scenario:
 
 
 def old(count: int = 1) -> Scenario:
-    """Tesla V100 with driver 450: no GPM, no fields but the first, retired pages, states of throttling only."""
+    """Tesla V100 with driver 450: no GPM, few fields, retired pages, throttle reasons without counters."""
     gpus = [
         FakeGpu(
             uuid=uuid_of(i),
@@ -156,7 +156,7 @@ def _hopper(number: int, name: str, memory: int, limit_mw: int) -> FakeGpu:
         mig_max=7,
         event_types=0x1D1B,
         fields={
-            74: Rate(12_000_000_000, 20_000_000),  # held by the power cap for 2 % of the time
+            74: Rate(12_000_000_000, 20_000_000),  # limited by the power cap for 2 % of the time
             75: 0,
             76: 0,
             82: 68,

@@ -1,6 +1,6 @@
-"""What the stand-in for the driver's library tells: GPUs, their values, and what goes wrong with them.
+"""Scenarios of the fake driver library: GPUs, their values and their faults.
 
-Numbers are in the driver's units (their names say which). None: the call says "not supported".
+Numbers are in the units of the driver, which their names contain. None means that the call is "not supported".
 """
 
 import os
@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from .build import library
 
-ALL_LINKS = 0xFFFFFFFF  # scope of a field that is summed over all NVLinks
-XID = 8  # type of an event that tells of an Xid
+ALL_LINKS = 0xFFFFFFFF  # scope of a field for the sum over all NVLinks
+XID = 8  # type of an Xid event
 NO_INSTANCE = 0xFFFFFFFF
 
 CODES = {
@@ -40,13 +40,13 @@ _UINT_FIELDS = frozenset({1, 2, 29, 30, 31, 82, *range(142, 148), 165, *range(18
 
 
 class Rate(NamedTuple):
-    """A number that changes: this much at the scenario's start, and so much more each second."""
+    """A number that changes: `base` at the start of the scenario, plus `per_second` each second."""
 
     base: float
     per_second: float
 
     def after(self, seconds: float) -> "Rate":
-        """The same, with the base that it has reached by then."""
+        """The same rate with the base that it reaches after this time."""
         return Rate(int(self.base + self.per_second * seconds), self.per_second)
 
 
@@ -54,7 +54,7 @@ Number = int | float | Rate
 
 
 class FieldValue(NamedTuple):
-    """A field of another type than it usually has, or one that fails by itself."""
+    """A field with an unusual type or with an error of its own."""
 
     value: Number = 0
     type: int = ULONGLONG
@@ -63,7 +63,7 @@ class FieldValue(NamedTuple):
 
 @dataclass
 class FakeProcess:
-    """A process on a GPU. ``memory_bytes`` None is the driver's "not available"."""
+    """A process on a GPU. ``memory_bytes`` None means "not available"."""
 
     pid: int
     memory_bytes: int | None = 0
@@ -74,7 +74,7 @@ class FakeProcess:
 
 @dataclass
 class FakeSample:
-    """A sample of utilization that the driver tells again each time, however old."""
+    """A utilization sample that the driver returns each time, however old."""
 
     pid: int
     sm_percent: int
@@ -84,7 +84,7 @@ class FakeSample:
 
 @dataclass(kw_only=True)
 class Values:
-    """Plain numbers, one for each name that the library knows."""
+    """Plain numbers, one for each name known to the library."""
 
     minor: Number | None = None
     pci_device_id: Number | None = None
@@ -147,17 +147,17 @@ VALUES = tuple(each.name for each in fields(Values))
 
 @dataclass(kw_only=True)
 class Unit(Values):
-    """What a process can be given: a GPU, or an instance of one."""
+    """A GPU or MIG instance."""
 
     uuid: str
     name: str = "NVIDIA GPU"
     processes: list[FakeProcess] = field(default_factory=list)
     samples: list[FakeSample] = field(default_factory=list)
     fields: dict[int | tuple[int, int], Number | FieldValue] = field(default_factory=dict)  # by id, or by id and scope
-    gpm: dict[int, Number] = field(default_factory=dict)  # metrics by id; a GPU without any has no GPM
+    gpm: dict[int, Number] = field(default_factory=dict)  # metrics by id; without any, GPM is unsupported
 
     def lines(self) -> list[str]:
-        """The facts, one each."""
+        """Lines of the scenario file."""
         found = [f"name {self.name}"]
         for name in VALUES:
             value = getattr(self, name)
@@ -177,7 +177,7 @@ class Unit(Values):
 
 @dataclass(kw_only=True)
 class FakeMig(Unit):
-    """One MIG instance, in the slot by which ``nvmlDeviceGetMigDeviceHandleByIndex`` finds it."""
+    """One MIG instance. ``nvmlDeviceGetMigDeviceHandleByIndex`` finds it by its slot."""
 
     slot: int
 
@@ -187,15 +187,15 @@ class FakeGpu(Unit):
     """One GPU."""
 
     pci_bus_id: str = "00000000:01:00.0"
-    state: Literal["ok", "lost", "reset_required"] = "ok"  # not ok: every call about it fails
+    state: Literal["ok", "lost", "reset_required"] = "ok"  # unless ok, every call about the GPU fails
     migs: list[FakeMig] = field(default_factory=list)
-    partition: int = 0  # a change makes handles of instances stale, those of the same UUID too
+    partition: int = 0  # a change makes all instance handles stale, even with the same UUID
     violations: dict[int, Number] = field(default_factory=dict)  # nanoseconds by performance policy
-    nvlinks: dict[int, int] = field(default_factory=dict)  # whether a link is active, by its number
+    nvlinks: dict[int, int] = field(default_factory=dict)  # whether a link is active, by number
     nvlink_errors: dict[tuple[int, int], Number] = field(default_factory=dict)  # by link and counter
 
     def lines(self) -> list[str]:
-        """The facts, one each, then those of its instances."""
+        """Lines of the scenario file, including those of its instances."""
         state = {"ok": 0, "lost": CODES["GPU_IS_LOST"], "reset_required": CODES["RESET_REQUIRED"]}[self.state]
         found = [*super().lines(), f"pci {self.pci_bus_id}", f"state {state}", f"partition {self.partition}"]
         found += [f"violation {policy} * 0 0 {_number(value)}" for policy, value in self.violations.items()]
@@ -209,19 +209,19 @@ class FakeGpu(Unit):
 
 @dataclass
 class Fault:
-    """What a function does for one GPU; ``*`` stands for all of them."""
+    """Behaviour of a function for one GPU. ``*`` means all."""
 
     function: str
     uuid: str = "*"
-    code: Code | None = None  # returned with nothing done; 0 is success, with nothing done
+    code: Code | None = None  # returned without any effect, even if 0 (success)
     slow_ms: int = 0
-    hang: bool = False  # does not come back before a scenario without it
-    race: int = 0  # the call with a buffer finds it too small so many times
+    hang: bool = False  # hangs until a scenario without this fault
+    race: int = 0  # number of calls that find the buffer too small
 
 
 @dataclass
 class FakeEvent:
-    """An event, told once to each set whose GPU was registered before it was written."""
+    """An event, returned once to each set that registered its GPU before the write."""
 
     sequence: int
     uuid: str
@@ -233,25 +233,25 @@ class FakeEvent:
 
 @dataclass
 class Scenario:
-    """All that the library tells. Change it and write it again, while it is in use."""
+    """All values of the library. It may be changed and written again while in use."""
 
     gpus: list[FakeGpu] = field(default_factory=list)
     driver: str = "570.86.15"
     cuda: tuple[int, int] = (12, 8)
-    init: Code = 0  # what `nvmlInit` returns
-    broken: Code = 0  # what every call returns: the driver was replaced
-    visible: Sequence[int] | None = None  # numbers of the GPUs that are seen, which are then numbered from 0
+    init: Code = 0  # result of `nvmlInit`
+    broken: Code = 0  # result of every call, as after the driver was replaced
+    visible: Sequence[int] | None = None  # visible GPUs, which are then numbered from 0
     global_lock: bool = False
     """Whether one call at a time is answered, as the real driver does: one that hangs holds up all."""
     faults: list[Fault] = field(default_factory=list)
     events: list[FakeEvent] = field(default_factory=list)
-    field_max: int = 308  # ids of fields from here on are not those of any; the others are at least not supported
-    sample_period_s: float = 1.0  # how often the driver looks at the utilization of processes
-    start: float = field(default_factory=time.time)  # moment in epoch seconds from which numbers change
-    without: Sequence[str] = ()  # functions that the library of this driver lacks
+    field_max: int = 308  # field ids from here on are invalid; lower ids are at least "not supported"
+    sample_period_s: float = 1.0  # interval of the process utilization samples
+    start: float = field(default_factory=time.time)  # time in epoch seconds from which numbers change
+    without: Sequence[str] = ()  # functions missing from the library of this driver
 
     def text(self) -> str:
-        """What the library reads."""
+        """Text of the scenario file."""
         lines = [
             f"driver {self.driver}",
             f"nvml {self.cuda[0]}.{self.driver}",
@@ -276,32 +276,32 @@ class Scenario:
         return "\n".join(lines) + "\n"
 
     def write(self, path: Path) -> None:
-        """Put it in place at once, so that no reader sees half of it."""
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        """Replace the scenario file atomically."""
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
             file.write(self.text())
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
 
     def environment(self, path: Path) -> dict[str, str]:
-        """What a child process needs to find this library and this scenario."""
+        """Environment variables with which a child process finds this library and scenario."""
         search = filter(None, (str(library(self.without)), os.environ.get("LD_LIBRARY_PATH")))
         return {"LD_LIBRARY_PATH": os.pathsep.join(search), "FAKENVML_SCENARIO": str(path)}
 
     def fail(self, function: str, code: Code, gpu: Unit | None = None) -> None:
-        """Make a function return this for one GPU, or for all."""
+        """Make a function return this code for one GPU, or for all."""
         self.faults.append(Fault(function, gpu.uuid if gpu else "*", code=code))
 
     def hang(self, function: str, gpu: Unit | None = None) -> None:
-        """Make a function not come back; ``release`` and a write let it."""
+        """Make a function hang until ``release`` and a write."""
         self.faults.append(Fault(function, gpu.uuid if gpu else "*", hang=True))
 
     def release(self) -> None:
-        """Take back everything that hangs."""
+        """Remove all hangs."""
         self.faults = [it for it in self.faults if not it.hang]
 
     def rebase(self) -> None:
-        """Take the present values of numbers that change as those they go on from, before their rates are changed."""
+        """Make current values the new base of changing numbers. Call it before rates change."""
         now = time.time()
         for unit in [unit for gpu in self.gpus for unit in (gpu, *gpu.migs)]:
             for name, value in vars(unit).items():
@@ -314,16 +314,16 @@ class Scenario:
     def xid(
         self, number: int, gpu: Unit, *, gpu_instance: int = NO_INSTANCE, compute_instance: int = NO_INSTANCE
     ) -> None:
-        """Add an Xid of a GPU after all events there are."""
+        """Add an Xid event of a GPU."""
         sequence = max((it.sequence for it in self.events), default=0) + 1
         where = {"gpu_instance": gpu_instance, "compute_instance": compute_instance}
         self.events.append(FakeEvent(sequence, gpu.uuid, number, **where))
 
 
 def calls(folder: Path) -> Counter[str]:
-    """How often each function was called by the processes that had this ``FAKENVML_CALLS``.
+    """Number of calls of each function by the processes with this ``FAKENVML_CALLS``.
 
-    Fields and GPM metrics that were asked for are counted as ``field[185]`` and ``gpm[2]``.
+    Requested fields and GPM metrics are counted as ``field[185]`` and ``gpm[2]``.
     """
     found: Counter[str] = Counter()
     for name, number, _ in _counts(folder):
@@ -332,7 +332,7 @@ def calls(folder: Path) -> Counter[str]:
 
 
 def seconds_inside(folder: Path) -> float:
-    """CPU time that those processes have spent in the library."""
+    """CPU time that these processes have spent in the library."""
     return sum(ns for _, _, ns in _counts(folder)) / 1e9
 
 

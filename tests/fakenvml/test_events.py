@@ -1,4 +1,4 @@
-"""Events and GPM samples of the stand-in for the driver's library."""
+"""Events and GPM samples of the fake driver library."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,15 @@ from tests.fakenvml import (
     Scenario,
     profiles,
 )
-from tests.fakenvml.client import THREADS, Begin
+from tests.fakenvml.client import THREADS, StartClient
 from tests.fakenvml.scenario import CODES
 
 GPU = profiles.uuid_of(0)
 OTHER = profiles.uuid_of(1)
 
 
-def two(**values: Any) -> Scenario:
-    """GPUs that are alike."""
+def two_gpus(**values: Any) -> Scenario:
+    """A scenario with two_gpus equal GPUs."""
     return Scenario(gpus=[FakeGpu(uuid=GPU, **values), FakeGpu(uuid=OTHER, pci_bus_id="00000001:3b:00.0", **values)])
 
 
@@ -26,32 +26,32 @@ def watch():
     for i in range(nvml.nvmlDeviceGetCount()):
         nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(i), nvml.nvmlEventTypeXidCriticalError, events)
     return events
-def told(events, wait=nvml.nvmlEventSetWait_v2):
+def next_event(events, wait=nvml.nvmlEventSetWait_v2):
     it = wait(events, 300)
     return nvml.nvmlDeviceGetUUID(it.device), it.eventType, it.eventData, it.gpuInstanceId, it.computeInstanceId
 """
 
 
-def test_an_event_is_told_once_to_each_set(begin: Begin, path: Path) -> None:
+def test_an_event_is_returned_once_to_each_set(start_client: StartClient, path: Path) -> None:
     scenario = profiles.h200(2)
     scenario.xid(13, scenario.gpus[0])
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask(WATCH)
     client.ask("first, second = watch(), watch()")
-    # What happened before the set was there is never told.
-    assert client.code("told(first)") == CODES["TIMEOUT"]
+    # Events from before the creation of the set are never returned.
+    assert client.code("next_event(first)") == CODES["TIMEOUT"]
     scenario.xid(79, scenario.gpus[1])
     scenario.xid(48, scenario.gpus[0], gpu_instance=5, compute_instance=0)
     scenario.write(path)
     expected = [[OTHER, 8, 79, 0xFFFFFFFF, 0xFFFFFFFF], [GPU, 8, 48, 5, 0]]
-    assert [client.ask("told(first)"), client.ask("told(first)")] == expected
-    assert client.code("told(first)") == CODES["TIMEOUT"]
-    assert [client.ask("told(second)"), client.ask("told(second)")] == expected
+    assert [client.ask("next_event(first)"), client.ask("next_event(first)")] == expected
+    assert client.code("next_event(first)") == CODES["TIMEOUT"]
+    assert [client.ask("next_event(second)"), client.ask("next_event(second)")] == expected
 
 
-def test_an_event_ends_the_wait_for_it(begin: Begin, path: Path) -> None:
+def test_an_event_ends_a_wait(start_client: StartClient, path: Path) -> None:
     scenario = profiles.h200(1)
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask(WATCH)
     client.ask("events = watch()")
     client.send("nvml.nvmlEventSetWait_v2(events, 60_000).eventData")
@@ -61,10 +61,10 @@ def test_an_event_ends_the_wait_for_it(begin: Begin, path: Path) -> None:
     assert client.answer() == 31
 
 
-def test_waiting_for_events_holds_up_nobody(begin: Begin) -> None:
+def test_a_wait_for_events_does_not_block_other_calls(start_client: StartClient) -> None:
     scenario = profiles.h200(2)
     scenario.global_lock = True
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask(THREADS + WATCH)
     client.ask("later('nvml.nvmlEventSetWait_v2(watch(), 60_000)', 'event')")
     client.ask("time.sleep(0.1)")
@@ -72,11 +72,11 @@ def test_waiting_for_events_holds_up_nobody(begin: Begin) -> None:
     assert client.ask("wait_for(1)") == {"power": 630_000}
 
 
-def test_events_that_a_gpu_does_not_have_leave_the_set_usable(begin: Begin) -> None:
+def test_registering_an_unsupported_event_leaves_the_set_usable(start_client: StartClient) -> None:
     scenario = profiles.h200(2)
     scenario.gpus[0].event_types = None
     scenario.gpus[1].event_types = 8
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask("events, other = nvml.nvmlEventSetCreate(), nvml.nvmlDeviceGetHandleByIndex(1)")
     assert client.code("nvml.nvmlDeviceRegisterEvents(gpu, 8, events)") == CODES["NOT_SUPPORTED"]
     assert client.code("nvml.nvmlDeviceRegisterEvents(other, 9, events)") == CODES["NOT_SUPPORTED"]
@@ -102,9 +102,9 @@ def metrics(first, second, *ids):
 """
 
 
-def test_metrics_are_over_the_time_between_two_samples(begin: Begin, path: Path) -> None:
+def test_metrics_cover_the_time_between_two_samples(start_client: StartClient, path: Path) -> None:
     scenario = profiles.h200(1)
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask(GPM)
     assert client.ask("nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice") == 1
     client.ask("first = sample(nvml.nvmlGpmSampleGet, gpu)")
@@ -118,8 +118,8 @@ def test_metrics_are_over_the_time_between_two_samples(begin: Begin, path: Path)
     client.ask("nvml.nvmlGpmSampleFree(first)")
 
 
-def test_an_instance_has_metrics_of_its_own(begin: Begin) -> None:
-    client = begin(profiles.mig())
+def test_an_instance_has_its_own_metrics(start_client: StartClient) -> None:
+    client = start_client(profiles.mig())
     client.ask(GPM)
     client.ask("it = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 1)")
     client.ask("first, third = sample(nvml.nvmlGpmMigSampleGet, gpu, 5), sample(nvml.nvmlGpmSampleGet, it)")
@@ -129,8 +129,8 @@ def test_an_instance_has_metrics_of_its_own(begin: Begin) -> None:
     assert client.code("sample(nvml.nvmlGpmMigSampleGet, gpu, 4)") == CODES["INVALID_ARGUMENT"]
 
 
-def test_a_gpu_without_metrics_says_so(begin: Begin) -> None:
-    client = begin(two())
+def test_a_gpu_without_metrics_is_not_supported(start_client: StartClient) -> None:
+    client = start_client(two_gpus())
     client.ask(GPM)
     assert client.ask("nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice") == 0
     assert client.code("sample(nvml.nvmlGpmSampleGet, gpu)") == CODES["NOT_SUPPORTED"]

@@ -1,4 +1,4 @@
-"""How the stand-in for the driver's library is built, and that it is what it says."""
+"""Build, call counts and consistency of the fake driver library."""
 
 import os
 import subprocess
@@ -19,28 +19,28 @@ from tests.fakenvml import (
     profiles,
     seconds_inside,
 )
-from tests.fakenvml.client import Begin
+from tests.fakenvml.client import StartClient
 from tests.fakenvml.scenario import CODES
 
 HERE = Path(__file__).parent
 
 
-def test_an_old_driver_truly_lacks_what_it_lacks(begin: Begin) -> None:
-    client = begin(profiles.old())
-    there = client.ask(f"[name for name in {sorted(functions())} if hasattr(nvml.nvmlLib, name)]")
-    assert there == sorted(functions() - set(profiles.OLD_DRIVER_LACKS))
+def test_functions_missing_from_an_old_driver_cannot_be_called(start_client: StartClient) -> None:
+    client = start_client(profiles.old())
+    present = client.ask(f"[name for name in {sorted(functions())} if hasattr(nvml.nvmlLib, name)]")
+    assert present == sorted(functions() - set(profiles.OLD_DRIVER_LACKS))
     assert client.code("nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)") == 13
     assert client.ask("nvml.nvmlDeviceGetPowerUsage(gpu)") == 241_000
     found = client.ask("nvml.nvmlDeviceGetFieldValues(gpu, [82, 94, 185])")
     assert [each["nvmlReturn"] for each in found] == [0, CODES["NOT_SUPPORTED"], CODES["INVALID_ARGUMENT"]]
 
 
-def test_a_function_that_does_not_exist_cannot_be_left_out() -> None:
+def test_an_unknown_function_cannot_be_left_out() -> None:
     with pytest.raises(ValueError, match="nvmlDeviceGetColour"):
         library(["nvmlDeviceGetColour"])
 
 
-def test_the_library_may_be_built_by_several_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_build_the_library_at_once(tmp_path: Path) -> None:
     code = "from tests.fakenvml import library; print(library(['nvmlDeviceGetFanSpeed']))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
@@ -54,12 +54,12 @@ def test_the_library_may_be_built_by_several_at_once(tmp_path: Path) -> None:
     assert [entry.name for entry in Path(folder).parent.iterdir()] == [Path(folder).name]
 
 
-def test_calls_and_the_cpu_time_in_them_are_counted(begin: Begin, tmp_path: Path) -> None:
+def test_calls_and_their_cpu_time_are_counted(start_client: StartClient, tmp_path: Path) -> None:
     folder = tmp_path / "calls"
     folder.mkdir()
     scenario = profiles.h200(1)
     scenario.faults.append(Fault("nvmlDeviceGetFanSpeed", slow_ms=500))
-    client = begin(scenario, environment={"FAKENVML_CALLS": str(folder)})
+    client = start_client(scenario, environment={"FAKENVML_CALLS": str(folder)})
     for _ in range(12):
         client.ask("nvml.nvmlDeviceGetPowerUsage(gpu)")
     client.ask("nvml.nvmlDeviceGetFieldValues(gpu, [185, 186, 185])")
@@ -69,21 +69,21 @@ def test_calls_and_the_cpu_time_in_them_are_counted(begin: Begin, tmp_path: Path
     assert (found["field[185]"], found["field[186]"], found["nvmlDeviceGetFanSpeed"]) == (2, 1, 1)
     assert found["nvmlInitWithFlags"] == 1
     assert found["nvmlDeviceGetName"] == 0
-    # A call that only waits takes none of it.
+    # A call that only waits uses no CPU time.
     assert 0 < seconds_inside(folder) < 0.5
     assert [entry.name for entry in folder.iterdir()] == [str(client.process.pid)]
 
 
-def test_each_write_is_seen_by_the_next_call(begin: Begin, path: Path) -> None:
+def test_each_write_takes_effect_with_the_next_call(start_client: StartClient, path: Path) -> None:
     scenario = Scenario(cuda=(10, 0))
-    client = begin(scenario)
-    seen = []
+    client = start_client(scenario)
+    versions = []
     for minor in range(9):
         scenario.cuda = (10, minor)
         scenario.write(path)
-        seen.append(client.ask("nvml.nvmlSystemGetCudaDriverVersion_v2()") - 10_000)
-    assert seen == [0, 10, 20, 30, 40, 50, 60, 70, 80]
-    # Even where nothing but the content differs, as after two changes within one tick of the clock.
+        versions.append(client.ask("nvml.nvmlSystemGetCudaDriverVersion_v2()") - 10_000)
+    assert versions == [0, 10, 20, 30, 40, 50, 60, 70, 80]
+    # This holds even if only the content differs, as after two writes within one clock tick.
     ahead = time.time_ns() + 60 * 10**9
     for minor in (1, 2):
         scenario.cuda = (10, minor)
@@ -92,9 +92,9 @@ def test_each_write_is_seen_by_the_next_call(begin: Begin, path: Path) -> None:
         assert client.ask("nvml.nvmlSystemGetCudaDriverVersion_v2()") == 10_000 + 10 * minor
 
 
-def test_threads_may_call_while_the_scenario_changes(begin: Begin, path: Path) -> None:
+def test_threads_may_make_calls_while_the_scenario_changes(start_client: StartClient, path: Path) -> None:
     scenario = profiles.h200(4)
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask(
         """
 import threading
@@ -122,10 +122,10 @@ threads = []
     assert client.ask("wrong") == []
 
 
-def test_every_function_of_the_library_is_one_that_the_binding_calls() -> None:
+def test_the_binding_calls_every_function_of_the_library() -> None:
     text = Path(pynvml.__file__).read_text()
     called = {name for name in functions() if f'_nvmlGetFunctionPointer("{name}")' in text}
-    # Older names, which real drivers still have.
+    # Older names that real drivers still have.
     assert functions() - called == {
         "nvmlInit_v2",
         "nvmlEventSetWait",
@@ -136,9 +136,9 @@ def test_every_function_of_the_library_is_one_that_the_binding_calls() -> None:
 
 
 @pytest.mark.parametrize("profile", [profiles.h200, profiles.old, profiles.mig])
-def test_each_profile_can_be_read(profile: Callable[[], Scenario], begin: Begin) -> None:
+def test_each_profile_can_be_read(profile: Callable[[], Scenario], start_client: StartClient) -> None:
     scenario = profile()
-    client = begin(scenario)
+    client = start_client(scenario)
     for number, gpu in enumerate(scenario.gpus):
         client.ask(f"gpu = nvml.nvmlDeviceGetHandleByIndex({number})")
         assert client.ask("nvml.nvmlDeviceGetName(gpu)") == gpu.name

@@ -1,4 +1,4 @@
-"""Which GPUs and MIG instances are seen."""
+"""Visible GPUs and MIG instances."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ from tests.fakenvml import (
     FakeProcess,
     profiles,
 )
-from tests.fakenvml.client import Begin
+from tests.fakenvml.client import StartClient
 from tests.fakenvml.scenario import CODES
 
 GPU = profiles.uuid_of(0)
 
 
-def test_gpus_that_are_not_visible_are_unknown_and_the_others_are_numbered_anew(begin: Begin) -> None:
+def test_hidden_gpus_are_unknown_and_the_others_are_renumbered(start_client: StartClient) -> None:
     scenario = profiles.h200(4)
     scenario.visible = (3, 1)
-    client = begin(scenario)
+    client = start_client(scenario)
     uuids = "[nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]"
     assert client.ask(uuids) == [profiles.uuid_of(3), profiles.uuid_of(1)]
     assert client.ask("nvml.nvmlDeviceGetIndex(gpu)") == 0
@@ -23,8 +23,8 @@ def test_gpus_that_are_not_visible_are_unknown_and_the_others_are_numbered_anew(
     assert client.code(f"nvml.nvmlDeviceGetHandleByUUID(b'{GPU}')") == CODES["NOT_FOUND"]
 
 
-def test_instances_are_found_in_their_slots(begin: Begin) -> None:
-    client = begin(profiles.mig())
+def test_instances_are_found_in_their_slots(start_client: StartClient) -> None:
+    client = start_client(profiles.mig())
     assert client.ask("nvml.nvmlDeviceGetMigMode(gpu)") == [1, 1]
     assert client.ask("nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)") == 7
     slots = [client.code(f"nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, {slot})") for slot in range(8)]
@@ -47,10 +47,10 @@ def test_instances_are_found_in_their_slots(begin: Begin) -> None:
     assert client.code("nvml.nvmlDeviceGetProcessUtilization(it, 0)") == CODES["NOT_SUPPORTED"]
 
 
-def test_processes_of_an_instance_are_on_its_gpu_too(begin: Begin) -> None:
+def test_processes_of_an_instance_are_also_listed_on_its_gpu(start_client: StartClient) -> None:
     scenario = profiles.mig()
     scenario.gpus[0].migs[1].processes = [FakeProcess(100, 5)]
-    client = begin(scenario)
+    client = start_client(scenario)
     found = [{"pid": 100, "usedGpuMemory": 5, "gpuInstanceId": 5, "computeInstanceId": 0}]
     assert client.ask("nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)") == found
     for slot, expected in ((0, []), (1, found)):
@@ -58,9 +58,9 @@ def test_processes_of_an_instance_are_on_its_gpu_too(begin: Begin) -> None:
         assert client.ask("nvml.nvmlDeviceGetComputeRunningProcesses_v3(it)") == expected
 
 
-def test_handles_of_instances_are_stale_after_a_new_partition(begin: Begin, path: Path) -> None:
+def test_instance_handles_are_stale_after_repartitioning(start_client: StartClient, path: Path) -> None:
     scenario = profiles.mig()
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask("it = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)")
     scenario.gpus[0].partition += 1
     scenario.write(path)
@@ -69,9 +69,9 @@ def test_handles_of_instances_are_stale_after_a_new_partition(begin: Begin, path
     assert client.code("nvml.nvmlDeviceGetName(gpu)") == 0
 
 
-def test_instances_are_lost_with_their_gpu(begin: Begin, path: Path) -> None:
+def test_instances_are_lost_with_their_gpu(start_client: StartClient, path: Path) -> None:
     scenario = profiles.mig()
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask("it = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)")
     scenario.gpus[0].state = "lost"
     scenario.write(path)

@@ -1,4 +1,4 @@
-"""Processes that the stand-in for the driver's library tells."""
+"""Process lists and process utilization of the fake driver library."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.fakenvml import (
     Scenario,
     profiles,
 )
-from tests.fakenvml.client import Begin
+from tests.fakenvml.client import StartClient
 from tests.fakenvml.scenario import CODES
 
 GPU = profiles.uuid_of(0)
@@ -25,14 +25,14 @@ OTHER = profiles.uuid_of(1)
 HERE = Path(__file__).parent
 
 
-def two(**values: Any) -> Scenario:
-    """GPUs that are alike."""
+def two_gpus(**values: Any) -> Scenario:
+    """A scenario with two_gpus equal GPUs."""
     return Scenario(gpus=[FakeGpu(uuid=GPU, **values), FakeGpu(uuid=OTHER, pci_bus_id="00000001:3b:00.0", **values)])
 
 
-def test_processes_are_listed_by_kind(begin: Begin) -> None:
-    client = begin(
-        two(
+def test_processes_are_listed_by_kind(start_client: StartClient) -> None:
+    client = start_client(
+        two_gpus(
             processes=[
                 FakeProcess(100, 1 << 33),
                 FakeProcess(101, None),
@@ -43,31 +43,31 @@ def test_processes_are_listed_by_kind(begin: Begin) -> None:
             ]
         )
     )
-    nobody = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
+    no_instance = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
     for version in ("v2", "v3"):
         found = client.ask(f"nvml.nvmlDeviceGetComputeRunningProcesses_{version}(gpu)")
-        assert found[0] == {"pid": 100, "usedGpuMemory": 1 << 33, **nobody}
+        assert found[0] == {"pid": 100, "usedGpuMemory": 1 << 33, **no_instance}
         assert [(each["pid"], each["usedGpuMemory"]) for each in found[1:]] == [(101, None), (4294967295, 7), (0, 7)]
     assert [each["pid"] for each in client.ask("nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu)")] == [102]
     assert [each["pid"] for each in client.ask("nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu)")] == [103]
 
 
-def test_the_oldest_process_list_has_a_shorter_record(begin: Begin) -> None:
-    client = begin(two(processes=[FakeProcess(100, 7), FakeProcess(101, 8)]))
+def test_the_oldest_process_list_has_a_shorter_record(start_client: StartClient) -> None:
+    client = start_client(two_gpus(processes=[FakeProcess(100, 7), FakeProcess(101, 8)]))
     client.ask("count = ctypes.c_uint(4)")
-    client.ask("words = (ctypes.c_ulonglong * 8)()")
-    assert client.ask("nvml.nvmlLib.nvmlDeviceGetComputeRunningProcesses(gpu, ctypes.byref(count), words)") == 0
+    client.ask("buffer = (ctypes.c_ulonglong * 8)()")
+    assert client.ask("nvml.nvmlLib.nvmlDeviceGetComputeRunningProcesses(gpu, ctypes.byref(count), buffer)") == 0
     assert client.ask("count.value") == 2
-    assert client.ask("words") == [100, 7, 101, 8, 0, 0, 0, 0]
+    assert client.ask("buffer") == [100, 7, 101, 8, 0, 0, 0, 0]
 
 
 USED = "[(s.pid, s.smUtil, s.memUtil, s.timeStamp) for s in nvml.nvmlDeviceGetProcessUtilization(gpu, {})]"
 
 
-def test_utilization_of_processes_is_told_once_for_each_period(begin: Begin) -> None:
-    scenario = two(utilization=90, processes=[FakeProcess(100, 1, 80, 30), FakeProcess(101, 1, 0)])
+def test_process_utilization_is_returned_once_per_sample_period(start_client: StartClient) -> None:
+    scenario = two_gpus(utilization=90, processes=[FakeProcess(100, 1, 80, 30), FakeProcess(101, 1, 0)])
     scenario.sample_period_s = 0.5
-    client = begin(scenario)
+    client = start_client(scenario)
     ((pid, sm, memory, stamp),) = client.ask(USED.format(0))
     assert (pid, sm, memory) == (100, 80, 30)
     assert abs(stamp / 1e6 - time.time()) < 20
@@ -79,16 +79,18 @@ def test_utilization_of_processes_is_told_once_for_each_period(begin: Begin) -> 
     assert client.ask(USED.format(stamp))[0][3] > stamp
 
 
-def test_utilization_has_stale_and_impossible_samples_when_told_so(begin: Begin) -> None:
-    client = begin(two(utilization=90, samples=[FakeSample(100, 40, age_s=3600), FakeSample(4294967295, 7331)]))
+def test_process_utilization_includes_stale_and_impossible_samples_of_the_scenario(start_client: StartClient) -> None:
+    client = start_client(
+        two_gpus(utilization=90, samples=[FakeSample(100, 40, age_s=3600), FakeSample(4294967295, 7331)])
+    )
     old, wrong = client.ask(USED.format((1 << 63) - 1))
     assert old[:2] == [100, 40]
     assert time.time() - old[3] / 1e6 > 3500
     assert wrong[:2] == [4294967295, 7331]
 
 
-def test_the_newer_call_tells_the_same_utilization(begin: Begin) -> None:
-    client = begin(two(utilization=90, processes=[FakeProcess(100, 1, 80, 30)]))
+def test_the_newer_call_returns_the_same_utilization(start_client: StartClient) -> None:
+    client = start_client(two_gpus(utilization=90, processes=[FakeProcess(100, 1, 80, 30)]))
     (found,) = client.ask("nvml.nvmlDeviceGetProcessesUtilizationInfo(gpu, 0)")
     assert (found["pid"], found["smUtil"], found["memUtil"], found["jpgUtil"]) == (100, 80, 30, 0)
     assert abs(found["timeStamp"] / 1e6 - time.time()) < 20
@@ -103,32 +105,34 @@ def test_the_newer_call_tells_the_same_utilization(begin: Begin) -> None:
         ("nvmlDeviceGetComputeRunningProcesses_v3", "gpu"),
     ],
 )
-def test_a_buffer_is_too_small_as_often_as_told(function: str, arguments: str, begin: Begin) -> None:
-    scenario = two(utilization=90, processes=[FakeProcess(100, 1, 80)])
+def test_a_buffer_is_too_small_the_given_number_of_times(
+    function: str, arguments: str, start_client: StartClient
+) -> None:
+    scenario = two_gpus(utilization=90, processes=[FakeProcess(100, 1, 80)])
     scenario.faults.append(Fault(function, GPU, race=2))
-    client = begin(scenario)
+    client = start_client(scenario)
     call = f"nvml.{function}({arguments})"
     assert [client.code(call) for _ in range(3)] == [CODES["INSUFFICIENT_SIZE"]] * 2 + [0]
 
 
-def test_success_with_nothing_done_makes_the_binding_raise_success(begin: Begin) -> None:
-    scenario = two(utilization=90, processes=[FakeProcess(100, 1, 80)])
+def test_a_success_code_without_data_makes_the_binding_raise_success(start_client: StartClient) -> None:
+    scenario = two_gpus(utilization=90, processes=[FakeProcess(100, 1, 80)])
     scenario.fail("nvmlDeviceGetProcessUtilization", 0)
-    client = begin(scenario)
+    client = start_client(scenario)
     client.ask("try:\n nvml.nvmlDeviceGetProcessUtilization(gpu, 0)\nexcept nvml.NVMLError as it: code = it.value")
     assert client.ask("code") == 0
 
 
-def test_a_process_with_a_file_counts_while_it_lives(begin: Begin, tmp_path: Path) -> None:
+def test_a_process_with_a_file_counts_until_it_ends(start_client: StartClient, tmp_path: Path) -> None:
     folder = tmp_path / "processes"
     folder.mkdir()
-    client = begin(
-        two(memory_total=1000, memory_used=10, utilization=5), environment={"FAKENVML_PROCESSES": str(folder)}
+    client = start_client(
+        two_gpus(memory_total=1000, memory_used=10, utilization=5), environment={"FAKENVML_PROCESSES": str(folder)}
     )
     process = subprocess.Popen(["sleep", "60"])
     (folder / str(process.pid)).write_text(f"{GPU} 300 40\n{OTHER} 1 1\n")
     (folder / ".being-written").write_text(f"{GPU} 300 40\n")
-    (folder / "4194305").write_text(f"{GPU} 300 40\n")  # no process has so high a number
+    (folder / "4194305").write_text(f"{GPU} 300 40\n")  # above the largest pid
     pids = "[(p.pid, p.usedGpuMemory) for p in nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)]"
     try:
         assert client.ask(pids) == [[process.pid, 300]]
@@ -137,7 +141,7 @@ def test_a_process_with_a_file_counts_while_it_lives(begin: Begin, tmp_path: Pat
         assert client.ask("nvml.nvmlDeviceGetUtilizationRates(gpu).gpu") == 45
     finally:
         process.kill()
-    # It is not waited for yet.
+    # It has not been reaped yet.
     end = time.monotonic() + 10
     while client.ask(pids) and time.monotonic() < end:
         time.sleep(0.01)
@@ -148,18 +152,18 @@ def test_a_process_with_a_file_counts_while_it_lives(begin: Begin, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("wanted", "numbers"),
+    ("visible_devices", "numbers"),
     [("1", [1]), ("2,0", [2, 0]), (f"{profiles.uuid_of(1)[:12]}", [1]), ("0,9,1", [0]), ("", []), (None, [0, 1, 2])],
 )
-def test_the_worker_uses_what_cuda_would_give_it(
-    wanted: str | None, numbers: list[int], path: Path, tmp_path: Path
+def test_the_worker_uses_the_gpus_that_cuda_would_select(
+    visible_devices: str | None, numbers: list[int], path: Path, tmp_path: Path
 ) -> None:
     scenario = profiles.h200(3)
     scenario.write(path)
     environment = {**os.environ, **scenario.environment(path), "FAKENVML_PROCESSES": str(tmp_path)}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    if wanted is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = wanted
+    if visible_devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible_devices
     command = [sys.executable, str(HERE / "use_gpu.py"), "--items", "100", "--seconds", "10", "--memory", "5"]
     with subprocess.Popen([*command, "--silent-after", "1"], env=environment, stdout=subprocess.PIPE, text=True) as it:
         assert it.stdout is not None

@@ -1,4 +1,4 @@
-"""Numbers that the stand-in for the driver's library tells, through the real binding."""
+"""Values of the fake driver library, read through the real binding."""
 
 import time
 from pathlib import Path
@@ -12,32 +12,32 @@ from tests.fakenvml import (
     Scenario,
     profiles,
 )
-from tests.fakenvml.client import Begin
+from tests.fakenvml.client import StartClient
 from tests.fakenvml.scenario import CODES, DOUBLE, SINT, SLONGLONG, UINT, ULONG, ULONGLONG, USHORT, VALUES
 
 GPU = profiles.uuid_of(0)
 OTHER = profiles.uuid_of(1)
 
 
-def two(**values: Any) -> Scenario:
-    """GPUs that are alike."""
+def two_gpus(**values: Any) -> Scenario:
+    """A scenario with two_gpus equal GPUs."""
     return Scenario(gpus=[FakeGpu(uuid=GPU, **values), FakeGpu(uuid=OTHER, pci_bus_id="00000001:3b:00.0", **values)])
 
 
-def test_every_number_that_python_writes_is_known_to_the_library(begin: Begin) -> None:
-    ones: dict[str, Any] = dict.fromkeys(VALUES, 1)
-    client = begin(Scenario(gpus=[FakeGpu(uuid=GPU, **ones)]))
+def test_the_library_knows_every_value_of_a_scenario(start_client: StartClient) -> None:
+    all_ones: dict[str, Any] = dict.fromkeys(VALUES, 1)
+    client = start_client(Scenario(gpus=[FakeGpu(uuid=GPU, **all_ones)]))
     assert client.ask("nvml.nvmlDeviceGetCount()") == 1
 
 
-def test_a_line_that_means_nothing_makes_every_call_fail(begin: Begin, path: Path) -> None:
-    client = begin(two())
-    path.write_text(two().text() + "colour green\n")
+def test_an_unknown_line_makes_every_call_fail(start_client: StartClient, path: Path) -> None:
+    client = start_client(two_gpus())
+    path.write_text(two_gpus().text() + "colour green\n")
     assert client.code("nvml.nvmlDeviceGetCount()") == CODES["UNKNOWN"]
 
 
-def test_versions_are_those_of_the_scenario(begin: Begin) -> None:
-    client = begin(Scenario(driver="535.104.05", cuda=(12, 2)))
+def test_versions_come_from_the_scenario(start_client: StartClient) -> None:
+    client = start_client(Scenario(driver="535.104.05", cuda=(12, 2)))
     found = client.ask(
         "(nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlDeviceGetCount())"
     )
@@ -45,8 +45,8 @@ def test_versions_are_those_of_the_scenario(begin: Begin) -> None:
     assert client.ask("nvml.nvmlSystemGetNVMLVersion()") == "12.535.104.05"
 
 
-def test_a_gpu_is_found_by_number_uuid_and_bus(begin: Begin) -> None:
-    client = begin(two(name="NVIDIA H200", minor=7, pci_device_id=0x233510DE))
+def test_a_gpu_is_found_by_index_uuid_and_pci_address(start_client: StartClient) -> None:
+    client = start_client(two_gpus(name="NVIDIA H200", minor=7, pci_device_id=0x233510DE))
     for search in ("ByIndex(1)", f"ByUUID(b'{OTHER}')", "ByPciBusId(b'0001:3B:00.0')"):
         client.ask(f"it = nvml.nvmlDeviceGetHandle{search}")
         assert client.ask("(nvml.nvmlDeviceGetUUID(it), nvml.nvmlDeviceGetIndex(it))") == [OTHER, 1]
@@ -119,25 +119,28 @@ NUMBERS = {
 }
 
 
-def test_each_number_is_told_by_its_call(begin: Begin) -> None:
+def test_each_value_is_returned_by_its_call(start_client: StartClient) -> None:
     numbers: dict[str, Any] = {name: 11 + place for place, name in enumerate(VALUES)}
-    client = begin(Scenario(gpus=[FakeGpu(uuid=GPU, **numbers)]))
+    client = start_client(Scenario(gpus=[FakeGpu(uuid=GPU, **numbers)]))
     found = {call: client.ask(f"nvml.nvmlDeviceGet{call}") for call in NUMBERS}
     assert found == {call: numbers[name] for call, name in NUMBERS.items()}
 
 
-def test_a_number_that_is_not_given_is_not_supported(begin: Begin) -> None:
-    client = begin(two())
+def test_a_missing_value_is_not_supported(start_client: StartClient) -> None:
+    client = start_client(two_gpus())
     found = {call: client.code(f"nvml.nvmlDeviceGet{call}") for call in NUMBERS}
     assert found == dict.fromkeys(NUMBERS, CODES["NOT_SUPPORTED"])
 
 
-def test_large_counters_keep_all_their_bits(begin: Begin) -> None:
-    assert begin(two(energy_mj=(1 << 62) + 1)).ask("nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)") == (1 << 62) + 1
+def test_large_counters_keep_all_bits(start_client: StartClient) -> None:
+    assert (
+        start_client(two_gpus(energy_mj=(1 << 62) + 1)).ask("nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)")
+        == (1 << 62) + 1
+    )
 
 
-def test_the_first_version_of_memory_counts_what_is_reserved_as_used(begin: Begin) -> None:
-    client = begin(two(memory_total=1000, memory_used=300, memory_reserved=50))
+def test_the_first_memory_call_counts_reserved_memory_as_used(start_client: StartClient) -> None:
+    client = start_client(two_gpus(memory_total=1000, memory_used=300, memory_reserved=50))
     assert client.ask("nvml.nvmlDeviceGetMemoryInfo(gpu)") == {"total": 1000, "free": 650, "used": 350}
     assert client.ask("nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2)") == {
         "version": 0x02000028,
@@ -148,7 +151,7 @@ def test_the_first_version_of_memory_counts_what_is_reserved_as_used(begin: Begi
     }
 
 
-def test_fields_have_their_types_and_their_own_errors(begin: Begin) -> None:
+def test_each_field_has_its_own_type_and_error(start_client: StartClient) -> None:
     fields: dict[int | tuple[int, int], Any] = {
         1: FieldValue(2.5, DOUBLE),
         2: FieldValue(4_000_000_000, UINT),
@@ -162,7 +165,7 @@ def test_fields_have_their_types_and_their_own_errors(begin: Begin) -> None:
         (138, ALL_LINKS): 99,
         200: FieldValue(code="NO_PERMISSION"),
     }
-    client = begin(two(fields=fields))
+    client = start_client(two_gpus(fields=fields))
     found = client.ask(f"nvml.nvmlDeviceGetFieldValues(gpu, [1, 2, 3, 4, 5, 6, 7, 185, (138, 4), (138, {ALL_LINKS})])")
     assert [(each["valueType"], each["value"], each["nvmlReturn"]) for each in found] == [
         (DOUBLE, 2.5, 0),
@@ -181,21 +184,21 @@ def test_fields_have_their_types_and_their_own_errors(begin: Begin) -> None:
     assert [each["nvmlReturn"] for each in found] == [3, 3, 2, 4, 0]
 
 
-def test_violations_and_links_are_told(begin: Begin) -> None:
-    client = begin(profiles.h200(1))
+def test_violations_and_links_come_from_the_scenario(start_client: StartClient) -> None:
+    client = start_client(profiles.h200(1))
     violation = client.ask("nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_POWER)")
     assert 12_000_000_000 <= violation["violationTime"] < 14_000_000_000
     assert abs(violation["referenceTime"] / 1e6 - time.time()) < 20
     assert client.ask("[nvml.nvmlDeviceGetNvLinkState(gpu, link) for link in range(18)]") == [1] * 18
     assert client.code("nvml.nvmlDeviceGetNvLinkState(gpu, 18)") == CODES["NOT_SUPPORTED"]
-    client = begin(two(nvlink_errors={(2, 3): 17}))
+    client = start_client(two_gpus(nvlink_errors={(2, 3): 17}))
     assert client.ask("nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, 2, 3)") == 17
     assert client.code("nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, 3, 2)") == CODES["NOT_SUPPORTED"]
 
 
-def test_counters_go_on_when_the_scenario_is_written_again(begin: Begin, path: Path) -> None:
-    scenario = two(energy_mj=Rate(1000, 500_000))
-    client = begin(scenario)
+def test_counters_continue_when_the_scenario_is_rewritten(start_client: StartClient, path: Path) -> None:
+    scenario = two_gpus(energy_mj=Rate(1000, 500_000))
+    client = start_client(scenario)
     first = client.ask("nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)")
     time.sleep(0.1)
     scenario.gpus[0].temperature_c = 50
@@ -205,10 +208,10 @@ def test_counters_go_on_when_the_scenario_is_written_again(begin: Begin, path: P
     assert 50_000 <= rise < 5_000_000
 
 
-def test_rates_change_without_a_jump(begin: Begin, path: Path) -> None:
+def test_a_change_of_rate_causes_no_jump(start_client: StartClient, path: Path) -> None:
     scenario = profiles.h200(1)
     scenario.start -= 1000
-    client = begin(scenario)
+    client = start_client(scenario)
     first = client.ask("nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)")
     field = client.ask("nvml.nvmlDeviceGetFieldValues(gpu, [74])[0]")["value"]
     scenario.rebase()
@@ -223,8 +226,8 @@ def test_rates_change_without_a_jump(begin: Begin, path: Path) -> None:
     assert client.ask("nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)") == second
 
 
-def test_pcie_throughput_takes_twenty_milliseconds(begin: Begin) -> None:
-    client = begin(profiles.h200(1))
+def test_pcie_throughput_takes_twenty_milliseconds(start_client: StartClient) -> None:
+    client = start_client(profiles.h200(1))
     began = time.perf_counter()
     client.ask("nvml.nvmlDeviceGetPcieThroughput(gpu, 0)")
     assert time.perf_counter() - began >= 0.02

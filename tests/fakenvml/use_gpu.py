@@ -1,4 +1,4 @@
-"""A worker that "uses" the GPUs of its CUDA_VISIBLE_DEVICES: the stand-in for the driver's library shows it on them."""
+"""A worker that pretends to use the GPUs of CUDA_VISIBLE_DEVICES: the fake driver library lists it on them."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ import pynvml as nvml
 
 
 def visible_uuids() -> list[str]:
-    """GPUs and MIG instances by UUID, the GPUs in the driver's order."""
+    """UUIDs of GPUs, in the order of the driver, and of MIG instances."""
     found: list[str] = []
     for number in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -22,7 +22,7 @@ def visible_uuids() -> list[str]:
 
 
 def instances_of(number: int) -> list[str]:
-    """MIG instances of one GPU."""
+    """UUIDs of the MIG instances of one GPU."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(number)
     try:
         slots = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) if nvml.nvmlDeviceGetMigMode(gpu)[0] else 0
@@ -37,8 +37,8 @@ def instances_of(number: int) -> list[str]:
     return found
 
 
-def chosen(uuids: Sequence[str], wanted: str | None) -> list[str]:
-    """Those that CUDA would give for CUDA_VISIBLE_DEVICES, whose list ends where an entry is not valid."""
+def selected_gpus(uuids: Sequence[str], wanted: str | None) -> list[str]:
+    """GPUs that CUDA would select for CUDA_VISIBLE_DEVICES. An invalid entry ends the list."""
     gpus = [uuid for uuid in uuids if uuid.startswith("GPU-")]
     if wanted is None:
         return gpus
@@ -54,11 +54,11 @@ def chosen(uuids: Sequence[str], wanted: str | None) -> list[str]:
     return found
 
 
-def tell(path: Path, uuids: Sequence[str], memory: int, percent: int) -> None:
-    """Write what this process does, all at once."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text("".join(f"{uuid} {memory} {percent}\n" for uuid in uuids))
-    beside.rename(path)
+def write_usage(path: Path, uuids: Sequence[str], memory: int, percent: int) -> None:
+    """Write the GPU usage of this process atomically."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text("".join(f"{uuid} {memory} {percent}\n" for uuid in uuids))
+    temporary.rename(path)
 
 
 def main() -> None:
@@ -69,16 +69,16 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=1 << 30, help="bytes on each GPU")
     parser.add_argument("--grow", type=int, default=0, help="bytes more with each item")
     parser.add_argument("--percent", type=int, default=90, help="of the GPU's time")
-    parser.add_argument("--silent-after", type=int, help="items after which no more are told of, though it goes on")
+    parser.add_argument("--silent-after", type=int, help="number of items after which it continues without output")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     nvml.nvmlInit()
-    uuids = chosen(visible_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    uuids = selected_gpus(visible_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     nvml.nvmlShutdown()
     path = Path(os.environ["FAKENVML_PROCESSES"].replace("%h", socket.gethostname()), str(os.getpid()))
     try:
         for done in range(1, options.items + 1):
-            tell(path, uuids, options.memory + options.grow * (done - 1), options.percent)
+            write_usage(path, uuids, options.memory + options.grow * (done - 1), options.percent)
             time.sleep(options.seconds / options.items)
             if options.silent_after is None or done <= options.silent_after:
                 print(f"Processed {done}/{options.items} items", flush=True)

@@ -1,4 +1,4 @@
-"""The GPU of this machine, jobs on it, and tables of what was measured."""
+"""Fixtures for tests on real GPUs."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,21 +10,20 @@ from tests.gpu import nvidia_smi
 from tests.gpu.hardware import HardwareJob
 from tests.gpu.nvidia_smi import Device
 
-Begin = Callable[..., HardwareJob]
 Show = Callable[[str, str], None]
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Leave out here what needs a GPU, where ``nvidia-smi`` names none."""
-    ours = [item for item in items if item.path.parent == Path(__file__).parent and item.get_closest_marker("gpu")]
-    if ours and not nvidia_smi.devices():
-        for item in ours:
+    """Skip tests in this directory that need a GPU when ``nvidia-smi`` lists none."""
+    gpu_tests = [item for item in items if item.path.parent == Path(__file__).parent and item.get_closest_marker("gpu")]
+    if gpu_tests and not nvidia_smi.devices():
+        for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    """The first GPU that this process is given."""
+    """The first GPU in CUDA_VISIBLE_DEVICES, or the first of all."""
     found = nvidia_smi.devices()
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return next((gpu for gpu in found if given and (gpu.index == given or gpu.uuid.startswith(given))), found[0])
@@ -32,7 +31,7 @@ def device() -> Device:
 
 @pytest.fixture
 def job(tmp_path: Path, device: Device) -> Iterator[HardwareJob]:
-    """A job of one worker with that GPU, its sidecar not yet started."""
+    """A job of one worker with that GPU. Its sidecar is not started yet."""
     job = HardwareJob(tmp_path, device)
     yield job
     job.close()
@@ -40,7 +39,7 @@ def job(tmp_path: Path, device: Device) -> Iterator[HardwareJob]:
 
 @pytest.fixture
 def show(capsys: pytest.CaptureFixture[str]) -> Show:
-    """Prints a table although the test passes, and writes it into the folder of the environment's ``OUT``."""
+    """Prints a table even if the test passes. Also writes it to the directory in ``OUT``, if set."""
 
     def show(name: str, text: str) -> None:
         with capsys.disabled():

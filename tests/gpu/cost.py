@@ -1,6 +1,6 @@
-"""What each call of NVML costs that a look makes, and each part of a look: a program, since the library stays loaded.
+"""Measures the time of NVML calls and of the parts of a read. A program, since the library stays loaded.
 
-Prints JSON: by call and by part, microseconds of all times.
+Prints JSON: microseconds of each run, by call or by part.
 """
 
 import argparse
@@ -15,23 +15,23 @@ from exporter.gpus.nvidia.reader import NvmlReader
 
 PAUSE_S = 0.02
 
-took: dict[str, list[float]] = defaultdict(list)
+durations: dict[str, list[float]] = defaultdict(list)
 
 
-def timed(found: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same, with the time that it takes noted."""
+def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, with its durations recorded."""
 
     def call(*arguments: Any) -> Any:
         began = time.perf_counter_ns()
-        value = found(*arguments)
-        took[name].append((time.perf_counter_ns() - began) / 1000)
+        value = function(*arguments)
+        durations[name].append((time.perf_counter_ns() - began) / 1000)
         return value
 
     return call
 
 
 def watch_calls() -> None:
-    """Have each function of the library timed."""
+    """Time each function of the library."""
     find = NvmlLibrary.function
 
     def function(library: NvmlLibrary, name: str) -> Callable[..., int] | None:
@@ -41,8 +41,8 @@ def watch_calls() -> None:
     setattr(NvmlLibrary, "function", function)  # noqa: B010 - mypy does not see that it becomes a method
 
 
-def look(uuid: str, rounds: int) -> dict[str, list[float]]:
-    """Look at one GPU so often; parts of a look by their names, each once beforehand since the first finds out more."""
+def measure(uuid: str, rounds: int) -> dict[str, list[float]]:
+    """Read one GPU `rounds` times. The first read of each part is timed separately, since it does more."""
     reader = NvmlReader()
     timed(reader.open, "open")()
     (gpu,) = (gpu for gpu in timed(reader.gpus, "first list")() if gpu.uuid == uuid)
@@ -59,19 +59,19 @@ def look(uuid: str, rounds: int) -> dict[str, list[float]]:
         timed(reader.gpus, "list")()
         time.sleep(PAUSE_S)
     reader.close()
-    return dict(took)
+    return dict(durations)
 
 
 def main() -> None:
-    """Look so often, with the functions timed or not: that costs some tenths of a microsecond each."""
+    """Time the parts of a read or, with ``--calls``, each call, which adds some tenths of a microsecond."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uuid")
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--calls", action="store_true", help="time each call, not the parts of a look")
+    parser.add_argument("--calls", action="store_true", help="time each call, not the parts of a read")
     options = parser.parse_args()
     if options.calls:
         watch_calls()
-    found = look(options.uuid, options.rounds)
+    found = measure(options.uuid, options.rounds)
     print(json.dumps({name: times for name, times in found.items() if name.startswith("nvml") == options.calls}))
 
 

@@ -1,8 +1,7 @@
-"""A program that holds memory of a GPU and computes on it, by the driver's library alone: standard library, no toolkit.
+"""A program that holds GPU memory and computes, with the driver library alone and no toolkit.
 
-It is told what to do next by files that appear in a folder: ``grow`` (hold twice the memory), ``rest`` (hold it, and
-compute no more), ``fault`` (write to an address that nothing is at), ``end``. What it does it
-prints, a line for each.
+Files that appear in a directory are its orders: ``grow`` (hold twice the memory), ``rest`` (hold the memory and stop
+computing), ``fault`` (write to an invalid address), ``end``. It prints a line for each order.
 """
 
 import argparse
@@ -15,10 +14,10 @@ from pathlib import Path
 
 MIB = 1 << 20
 MULTIPROCESSORS = 16  # `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
-BLOCKING_SYNC = 0x4  # `CU_CTX_SCHED_BLOCKING_SYNC`: whoever waits for the GPU sleeps
+BLOCKING_SYNC = 0x4  # `CU_CTX_SCHED_BLOCKING_SYNC`: sleep while waiting for the GPU
 THREADS = 256
-LAUNCH_NS = 20_000_000  # how long one kernel runs
-NOWHERE = 0x10  # an address that is nobody's
+LAUNCH_NS = 20_000_000  # duration of one kernel
+INVALID_ADDRESS = 0x10
 
 _MULTIPLY = "\n".join("    fma.rn.f32 %f1, %f1, %f2, %f3;" for _ in range(64))
 PTX = f"""
@@ -58,7 +57,7 @@ AGAIN:
     st.global.u32 [%rd1], %r1;
     ret;
 }}
-"""  # `compute` multiplies for so long, and never writes; `stray` writes to an address
+"""  # `compute` multiplies for this time and never writes; `stray` writes to an address
 
 PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuInit": (c_uint,),
@@ -72,15 +71,15 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)),
     "cuCtxSynchronize": (),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
-}  # of `cuda.h`: handles are pointers, device pointers 64 bits, devices and what is returned `int`
+}  # from `cuda.h`: handles are pointers, device pointers 64 bits, devices and results `int`
 
 
 class CudaError(Exception):
-    """A call that has failed, in the driver's word."""
+    """A failed call, with the error name of the driver."""
 
 
 class Cuda:
-    """The first GPU that the program is given."""
+    """The first visible GPU."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
@@ -102,12 +101,12 @@ class Cuda:
         """Call a function; raises CudaError."""
         code = self._functions[name](*arguments)
         if code:
-            word = c_char_p()
-            self._functions["cuGetErrorName"](code, byref(word))
-            raise CudaError(f"{name}: {(word.value or b'unknown error').decode('ascii')} ({code})")
+            error_name = c_char_p()
+            self._functions["cuGetErrorName"](code, byref(error_name))
+            raise CudaError(f"{name}: {(error_name.value or b'unknown error').decode('ascii')} ({code})")
 
     def hold(self, size: int) -> int:
-        """Take so much memory, and write all of it; its address."""
+        """Allocate and fill this many bytes; returns the address."""
         address = c_uint64()
         self.call("cuMemAlloc_v2", byref(address), size)
         self.call("cuMemsetD8_v2", address, 1, size)
@@ -115,18 +114,18 @@ class Cuda:
         return address.value
 
     def run(self, kernel: str, blocks: int, *arguments: int) -> None:
-        """Run a kernel whose parameters are all of 64 bits, and wait for its end."""
+        """Run a kernel with 64-bit parameters and wait for its end."""
         function = c_void_p()
         self.call("cuModuleGetFunction", byref(function), self._module, kernel.encode("ascii"))
         values = [c_uint64(argument) for argument in arguments]
-        places = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, None, places, None)
+        pointers = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, None, pointers, None)
         self.call("cuCtxSynchronize")
 
 
-def say(words: str) -> None:
-    """Print a line at once."""
-    print(words, flush=True)
+def say(text: str) -> None:
+    """Print a line immediately."""
+    print(text, flush=True)
 
 
 def main() -> None:
@@ -134,9 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory-mib", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--blocks", type=int, help="of a kernel; enough for all multiprocessors if not given")
+    parser.add_argument("--blocks", type=int, help="of a kernel; the default fills all multiprocessors")
     parser.add_argument("--rest", action="store_true", help="hold the memory and do not compute")
-    parser.add_argument("--orders", type=Path, default=Path("/nonexistent"), help="folder in which files appear")
+    parser.add_argument(
+        "--orders", type=Path, default=Path("/nonexistent"), help="directory in which order files appear"
+    )
     options = parser.parse_args()
     cuda = Cuda()
     size = options.memory_mib * MIB
@@ -154,8 +155,8 @@ def main() -> None:
             resting = True
             say("rests")
         if (options.orders / "fault").exists():
-            say("writes to an address that nothing is at")
-            cuda.run("stray", 1, NOWHERE)
+            say("writes to an invalid address")
+            cuda.run("stray", 1, INVALID_ADDRESS)
         if resting:
             time.sleep(0.05)
         else:

@@ -1,4 +1,4 @@
-"""The comparison with ``nvidia-smi`` itself, over stand-ins for the driver's library and for that program."""
+"""The comparison with ``nvidia-smi``, on a fake driver library and a fake ``nvidia-smi``."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.gpus.collectors import page as gpu_page
+from exporter.gpus.collectors import page
 from tests.exporter.gpus.collectors.gpu_job import GpuJob
 from tests.fakenvml import compiler, profiles
 from tests.gpu import nvidia_smi
@@ -15,7 +15,7 @@ from tests.gpu.comparison import ELSEWHERE, PAIRS, SOURCES, TEXTS, Line, compare
 from tests.gpu.nvidia_smi import Answer, Device
 
 H200 = profiles.h200(1).gpus[0]
-TOLD = {
+FIELDS = {
     "index": "0",
     "uuid": H200.uuid,
     "name": H200.name,
@@ -66,17 +66,17 @@ XML = """<?xml version="1.0" ?>
 """
 PROGRAM = """#!/usr/bin/env python3
 import json, sys
-told, xml = json.load(open({path!r}))
+fields, xml = json.load(open({path!r}))
 for argument in sys.argv[1:]:
     if argument == "--help-query-gpu":
-        print("\\n".join(f'"{{name}}"' for name in told))
+        print("\\n".join(f'"{{name}}"' for name in fields))
     elif argument == "-x":
         print(xml)
     elif argument.startswith("--query-gpu="):
         names = argument.partition("=")[2].split(",")
-        if not told.keys() >= set(names):
-            sys.exit(f"Field {{set(names) - told.keys()}} is not a valid field to query.")
-        print(", ".join(told[name] for name in names))
+        if not fields.keys() >= set(names):
+            sys.exit(f"Field {{set(names) - fields.keys()}} is not a valid field to query.")
+        print(", ".join(fields[name] for name in names))
     elif argument.startswith("--query-compute-apps="):
         print("4711, 1024\\n4712, [N/A]")
 """
@@ -84,12 +84,12 @@ for argument in sys.argv[1:]:
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """The GPU of a program on PATH that says what is above."""
+    """The GPU of a fake ``nvidia-smi`` on PATH that prints the texts above."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    told = tmp_path / "told.json"
-    told.write_text(json.dumps((TOLD, XML)))
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps((FIELDS, XML)))
     program = tmp_path / "nvidia-smi"
-    program.write_text(PROGRAM.format(path=str(told)))
+    program.write_text(PROGRAM.format(path=str(answers)))
     program.chmod(0o755)
     nvidia_smi.known_fields.cache_clear()
     (found,) = nvidia_smi.devices()
@@ -99,7 +99,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuJob]:
-    """A job on such a GPU."""
+    """A job on the same fake GPU."""
     if compiler() is None:
         pytest.skip("no C compiler")
     job = GpuJob(tmp_path_factory.mktemp("job"), profiles.h200(1), 1)
@@ -110,15 +110,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuJob]:
     job.close()
 
 
-def test_a_gpu_that_both_tell_the_same_of_agrees_in_every_line(job: GpuJob, device: Device) -> None:
+def test_equal_values_agree_in_every_line(job: GpuJob, device: Device) -> None:
     pages, answers = [job.page()], [nvidia_smi.ask(device, SOURCES)]
     lines = compare("0", pages, answers)
     assert faults(lines) == []
-    assert sum(line.verdict == "agrees" for line in lines) >= 25
-    verdicts = {line.series: line.verdict for line in lines}
-    assert verdicts["gpu_throttle_seconds_total{reason=sync_boost}"] == "agrees"
-    assert verdicts["gpu_throttle_seconds_total{reason=power_cap}"] == "it does not tell"
-    assert verdicts["gpu_fan_ratio"] == verdicts["gpu_pages_pending"] == "nobody tells"
+    assert sum(line.outcome == "agrees" for line in lines) >= 25
+    outcomes = {line.series: line.outcome for line in lines}
+    assert outcomes["gpu_throttle_seconds_total{reason=sync_boost}"] == "agrees"
+    assert outcomes["gpu_throttle_seconds_total{reason=power_cap}"] == "only ours"
+    assert outcomes["gpu_fan_ratio"] == outcomes["gpu_pages_pending"] == "unknown to both"
     assert len(table(lines).splitlines()) == len(lines) + 1
 
 
@@ -137,25 +137,25 @@ def test_a_gpu_that_both_tell_the_same_of_agrees_in_every_line(job: GpuJob, devi
 def test_a_difference_is_found(job: GpuJob, device: Device, field: str, wrong: str, series: str) -> None:
     answer = nvidia_smi.ask(device, SOURCES)
     changed = Answer({**answer.texts, field: wrong})
-    assert [words.partition(": ")[0] for words in faults(compare("0", [job.page()], [changed]))] == [series]
+    assert [text.partition(": ")[0] for text in faults(compare("0", [job.page()], [changed]))] == [series]
 
 
-def test_each_family_of_a_gpu_is_compared_or_it_is_said_why_not() -> None:
+def test_each_gpu_family_is_compared_or_has_a_reason_not_to_be() -> None:
     compared = {pair.family for pair in PAIRS} | {family for family, _, _ in TEXTS}
     assert not compared & ELSEWHERE.keys()
-    assert compared | ELSEWHERE.keys() == set(gpu_page.FAMILIES)
+    assert compared | ELSEWHERE.keys() == set(page.FAMILIES)
 
 
-def test_a_difference_is_that_of_medians() -> None:
+def test_a_difference_is_ours_minus_theirs() -> None:
     line = Line("x", 3.0, 5.0, 1.0, "differs")
     assert (line.difference, faults([line])) == (-2.0, ["x: differs: 3.0 and 5.0"])
     assert Line("x", "a", "b", 0, "differs").difference is None
 
 
-def test_processes_are_told_with_their_memory_where_it_is_known(device: Device) -> None:
+def test_processes_have_their_memory_where_it_is_known(device: Device) -> None:
     assert nvidia_smi.processes(device) == {4711: 1 << 30, 4712: None}
 
 
-def test_without_the_program_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_there_are_no_gpus_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert nvidia_smi.devices() == ()

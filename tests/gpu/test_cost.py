@@ -1,4 +1,4 @@
-"""What looking at a real GPU costs: each call, each part of a look, and the whole sidecar."""
+"""Cost of reading a real GPU: of each call, each part of a read, and the whole sidecar."""
 
 import json
 import statistics
@@ -20,26 +20,26 @@ from tests.gpu.nvidia_smi import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_PARTS_US = {"activity": 20_000, "processes": 100_000, "condition": 200_000, "list": 20_000}
-"""Medians: each look must leave the driver to others for nearly all of its time."""
+"""Limits of medians: a read must leave the driver free for others nearly all the time."""
 SETTLE_S, ROUNDS, ROUND_S = 8, 5, 10
 MOST_MIB = 50
-MOST_PERCENT = 2.0  # of a core, with the library's own time
+MOST_PERCENT = 2.0  # of a core, including the time in the library
 
 pytestmark = pytest.mark.gpu
 
 
-def measured(device: Device, *options: str) -> dict[str, list[float]]:
-    """What ``cost.py`` prints."""
+def measure(device: Device, *options: str) -> dict[str, list[float]]:
+    """Output of ``cost.py``."""
     argv = [sys.executable, "-m", "tests.gpu.cost", device.uuid, *options]
-    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
-    found: dict[str, list[float]] = json.loads(done.stdout)
+    result = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    found: dict[str, list[float]] = json.loads(result.stdout)
     return found
 
 
-def costs(found: Mapping[str, list[float]]) -> str:
-    """By name, the dearest first."""
+def cost_table(durations: Mapping[str, list[float]]) -> str:
+    """Durations by name, the most expensive first."""
     rows: list[tuple[str, ...]] = [("microseconds", "number", "median", "p99", "most")]
-    for name, times in sorted(found.items(), key=lambda item: -statistics.median(item[1])):
+    for name, times in sorted(durations.items(), key=lambda item: -statistics.median(item[1])):
         p99 = sorted(times)[min(len(times) - 1, len(times) * 99 // 100)]
         shown = [f"{value:.1f}" for value in (statistics.median(times), p99, max(times))]
         rows.append((name, str(len(times)), *shown))
@@ -47,20 +47,20 @@ def costs(found: Mapping[str, list[float]]) -> str:
 
 
 @pytest.mark.parametrize("load", ["idle", "busy"])
-def test_a_look_costs_little(job: HardwareJob, show: Show, load: str) -> None:
+def test_a_read_is_cheap(job: HardwareJob, show: Show, load: str) -> None:
     if load == "busy":
         job.work(0, *job.cuda("--seconds", "120"))
         job.until_printed("holds")
-    calls, parts = measured(job.device, "--calls"), measured(job.device)
-    show(f"cost-of-calls-{load}", costs(calls))
-    show(f"cost-of-looks-{load}", costs(parts))
+    calls, parts = measure(job.device, "--calls"), measure(job.device)
+    show(f"cost-of-calls-{load}", cost_table(calls))
+    show(f"cost-of-reads-{load}", cost_table(parts))
     assert {name: statistics.median(parts[name]) < most for name, most in MOST_PARTS_US.items()} == dict.fromkeys(
         MOST_PARTS_US, True
     )
     assert "nvmlDeviceGetPcieThroughput" not in calls, "it blocks for 20 ms"
 
 
-def test_a_sidecar_with_a_gpu_is_small(tmp_path: Path, device: Device, show: Show) -> None:
+def test_a_gpu_adds_little_cpu_time_and_memory_to_the_sidecar(tmp_path: Path, device: Device, show: Show) -> None:
     for name in ("with", "without"):
         (tmp_path / name).mkdir()
     prepare(tmp_path / "with", 1)
@@ -72,8 +72,8 @@ def test_a_sidecar_with_a_gpu_is_small(tmp_path: Path, device: Device, show: Sho
             record_start(tmp_path / "with", rank, pid)
             record_start(tmp_path / "without", rank, pid)
         pages = []
-        for name, given in (("with", device.uuid), ("without", "")):
-            process, address = start_sidecar(tmp_path / name, CUDA_VISIBLE_DEVICES=given)
+        for name, visible_devices in (("with", device.uuid), ("without", "")):
+            process, address = start_sidecar(tmp_path / name, CUDA_VISIBLE_DEVICES=visible_devices)
             running.append(process)
             pages.append(f"http://{address}/metrics")
         scrape(pages, SETTLE_S)
@@ -93,16 +93,16 @@ def test_a_sidecar_with_a_gpu_is_small(tmp_path: Path, device: Device, show: Sho
             process.wait(timeout=20)
         tree.kill()
         tree.wait()
-    more = spread([one - other for one, other in zip(*shares, strict=True)])
+    extra = spread([with_gpu - without_gpu for with_gpu, without_gpu in zip(*shares, strict=True)])
     rows = [
         ("sidecar", "% of a core", "MiB"),
         ("with the GPU", f"{statistics.median(shares[0]):.3f}", f"{memory[0]:.1f}"),
         ("without", f"{statistics.median(shares[1]):.3f}", f"{memory[1]:.1f}"),
-        ("difference", f"{more['median']:.3f} ({more['least']:.3f} to {more['most']:.3f})", ""),
+        ("difference", f"{extra['median']:.3f} ({extra['least']:.3f} to {extra['most']:.3f})", ""),
     ]
     show("cost-of-sidecar", columns(rows))
     assert memory[0] <= MOST_MIB
-    assert more["median"] <= MOST_PERCENT
+    assert extra["median"] <= MOST_PERCENT
 
 
 def scrape(pages: list[str], seconds: int) -> None:

@@ -1,4 +1,4 @@
-"""The sidecar's end while the driver is busy: at once, and of itself."""
+"""The sidecar exits promptly while the driver is busy."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.exporter import NODE
 
 LONGEST_S = 2.0
 BUSY = ("nvidia-smi", "--query", "--loop-ms=20")
-"""Programs of this kind keep the driver's lock, for which each call has to wait."""
+"""These programs hold the lock of the driver, so each call has to wait."""
 MANY = 4
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """A driver that others ask all the time."""
+    """Keep the driver busy with calls of other programs."""
     others = [subprocess.Popen(BUSY, stdout=subprocess.DEVNULL) for _ in range(MANY)]
     yield
     for other in others:
@@ -30,7 +30,7 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.15, 0.3, 0.6, 1.1])
-def test_sigterm_ends_it_at_once_while_the_driver_is_busy(job: HardwareJob, busy: None, after_s: float) -> None:
+def test_sigterm_ends_the_sidecar_while_the_driver_is_busy(job: HardwareJob, busy: None, after_s: float) -> None:
     job.work(0, *job.cuda("--seconds", "60"))
     job.until_printed("holds")
     job.start()
@@ -44,7 +44,7 @@ def test_sigterm_ends_it_at_once_while_the_driver_is_busy(job: HardwareJob, busy
     assert "Traceback" not in job.log.read_text("utf-8")
 
 
-def test_sigterm_ends_it_while_it_finds_its_gpus(job: HardwareJob, busy: None) -> None:
+def test_sigterm_ends_the_sidecar_during_its_first_listing(job: HardwareJob, busy: None) -> None:
     job.start()
     job.process.send_signal(signal.SIGTERM)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Each series of a real GPU beside what ``nvidia-smi`` tells in the same seconds, or what the GPU was made to do."""
+"""Series of a real GPU, compared with ``nvidia-smi`` or with a known load."""
 
 import time
 
@@ -11,16 +11,16 @@ from tests.gpu.conftest import Show
 from tests.gpu.hardware import HardwareJob, torch_python
 
 ROUNDS, PAUSE_S = 8, 0.5
-SETTLED_S = 4.0  # after which clocks and averages have followed a change of load
+SETTLED_S = 4.0  # time for clocks and averages to follow a change of load
 PARTS_SETTLED_S = SETTLED_S + 2 * SLOW_EVERY_S
-"""The same of what is read less often, and is a mean of the time between two readings."""
+"""The same for values that are read less often and cover the time between two readings."""
 ENERGY_S = 10.0
 
 pytestmark = pytest.mark.gpu
 
 
 def side_by_side(job: HardwareJob) -> list[Line]:
-    """Samples of both in turn, compared."""
+    """Comparison of alternating samples of both."""
     pages, answers = [], []
     for _ in range(ROUNDS):
         pages.append(job.page())
@@ -29,8 +29,8 @@ def side_by_side(job: HardwareJob) -> list[Line]:
     return compare(job.device.index, pages, answers)
 
 
-def begin(job: HardwareJob) -> None:
-    """Start the sidecar now, so that what it reads once a minute is of now too."""
+def start(job: HardwareJob) -> None:
+    """Start the sidecar under the current load, so that values read once a minute are current too."""
     time.sleep(SETTLED_S)
     job.start()
     job.until_ready()
@@ -38,17 +38,17 @@ def begin(job: HardwareJob) -> None:
     time.sleep(2 * PAUSE_S)
 
 
-def part(job: HardwareJob, name: str) -> float:
-    """How busy a part of the GPU is, once that is of the present load."""
+def unit_activity(job: HardwareJob, name: str) -> float:
+    """Activity of a unit of the GPU under the current load."""
     time.sleep(PARTS_SETTLED_S)
     value = job.page().value(f"gpu_{name}_activity_ratio", gpu=job.device.index)
     if value is None:
-        pytest.skip("needs a GPU that tells how busy its parts are")
+        pytest.skip("needs a GPU that reports the activity of its units")
     return value
 
 
 def energy(job: HardwareJob) -> tuple[float, float]:
-    """The count of energy at the moment at which it changes, and that moment."""
+    """The energy counter at the time of a change, and that time."""
     before = job.page().value("gpu_energy_joules_total", gpu=job.device.index)
     page = job.until(
         lambda page: page.value("gpu_energy_joules_total", gpu=job.device.index) != before, "a rise of its energy"
@@ -59,17 +59,17 @@ def energy(job: HardwareJob) -> tuple[float, float]:
     return value, time.monotonic()
 
 
-def test_an_idle_gpu_is_as_nvidia_smi_tells(job: HardwareJob, show: Show) -> None:
-    begin(job)
+def test_series_of_an_idle_gpu_agree_with_nvidia_smi(job: HardwareJob, show: Show) -> None:
+    start(job)
     lines = side_by_side(job)
     show("series-idle", table(lines))
     assert faults(lines) == []
 
 
-def test_a_busy_gpu_is_as_nvidia_smi_tells(job: HardwareJob, show: Show) -> None:
+def test_series_of_a_busy_gpu_agree_with_nvidia_smi(job: HardwareJob, show: Show) -> None:
     job.work(0, *job.cuda("--seconds", "120", "--memory-mib", "4096"))
     job.until_printed("holds 4096 MiB")
-    begin(job)
+    start(job)
     lines = side_by_side(job)
     show("series-busy", table(lines))
     assert faults(lines) == []
@@ -78,16 +78,16 @@ def test_a_busy_gpu_is_as_nvidia_smi_tells(job: HardwareJob, show: Show) -> None
     assert utilization.ours > 0.9
 
 
-def test_the_energy_rises_by_the_power_that_nvidia_smi_tells(job: HardwareJob, show: Show) -> None:
+def test_the_rise_of_energy_agrees_with_the_power_of_nvidia_smi(job: HardwareJob, show: Show) -> None:
     job.work(0, *job.cuda("--seconds", "120"))
     job.until_printed("holds")
-    begin(job)
+    start(job)
     first, began = energy(job)
     watts: list[float] = []
     while time.monotonic() - began < ENERGY_S:
-        told = nvidia_smi.ask(job.device, ("power.draw",)).number(("power.draw",))
-        if told is not None:
-            watts.append(told)
+        power = nvidia_smi.ask(job.device, ("power.draw",)).number(("power.draw",))
+        if power is not None:
+            watts.append(power)
         time.sleep(PAUSE_S)
     last, ended = energy(job)
     ours, theirs = (last - first) / (ended - began), sum(watts) / len(watts)
@@ -95,29 +95,29 @@ def test_the_energy_rises_by_the_power_that_nvidia_smi_tells(job: HardwareJob, s
     assert ours == pytest.approx(theirs, rel=0.1)
 
 
-def test_all_multiprocessors_are_busy_with_a_kernel_that_fills_them(job: HardwareJob) -> None:
+def test_a_kernel_on_all_multiprocessors_has_high_sm_activity(job: HardwareJob) -> None:
     job.work(0, *job.cuda("--seconds", "60"))
     job.until_printed("holds")
-    begin(job)
-    assert part(job, "sm") > 0.9
-    assert part(job, "tensor") < 0.05
-    assert part(job, "dram") < 0.2
+    start(job)
+    assert unit_activity(job, "sm") > 0.9
+    assert unit_activity(job, "tensor") < 0.05
+    assert unit_activity(job, "dram") < 0.2
 
 
-def test_one_block_keeps_the_gpu_in_use_and_its_multiprocessors_idle(job: HardwareJob) -> None:
+def test_a_single_block_has_high_utilization_and_low_sm_activity(job: HardwareJob) -> None:
     job.work(0, *job.cuda("--seconds", "60", "--blocks", "1"))
     job.until_printed("holds")
-    begin(job)
-    activity = part(job, "sm")
+    start(job)
+    activity = unit_activity(job, "sm")
     page = job.page()
     assert 0 < activity < 0.1
     assert (page.value("gpu_utilization_ratio", gpu=job.device.index) or 0) > 0.9
 
 
-def test_tensor_cores_are_busy_with_products_of_matrices(job: HardwareJob) -> None:
+def test_matrix_products_have_tensor_activity(job: HardwareJob) -> None:
     if torch_python() is None:
         pytest.skip("needs a GPU and PyTorch")
     job.work(0, *job.torch("--seconds", "60"))
     job.until_printed("holds")
-    begin(job)
-    assert part(job, "tensor") > 0.1
+    start(job)
+    assert unit_activity(job, "tensor") > 0.1

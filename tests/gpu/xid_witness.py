@@ -1,4 +1,4 @@
-"""Prints each Xid that the driver tells of one GPU, by the binding alone: a second opinion beside the sidecar's."""
+"""Prints each Xid that the driver reports for one GPU, as a check that is independent of the sidecar."""
 
 import sys
 
@@ -6,7 +6,7 @@ import pynvml as nvml
 
 
 def main() -> None:
-    """Wait until somebody ends it."""
+    """Print events until the process is ended."""
     nvml.nvmlInit()
     events = nvml.nvmlEventSetCreate()
     handle = nvml.nvmlDeviceGetHandleByUUID(sys.argv[1])

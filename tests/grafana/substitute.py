@@ -1,4 +1,4 @@
-"""Turning a query of a dashboard into one that Prometheus or a parser takes."""
+"""Replaces the variables in a dashboard query, for Prometheus or a parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEED_A_GPU = (
     *("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature", "gpu_throttle"),
 )
 
-# Queries that may rightly return nothing for a job that runs well, each with its reason.
+# Queries that may return nothing for a healthy job, each with its reason.
 MAY_BE_EMPTY: Mapping[str, str] = {
     "ready_workers": "the job waits for no service",
     "ready_expected": "as ready_workers",
@@ -62,7 +62,7 @@ MAY_BE_EMPTY: Mapping[str, str] = {
 
 
 def variables(*, cluster: str, job_id: str, node: str = ".*", scrape: int = 15, span: int = 900) -> dict[str, str]:
-    """What Grafana puts in for the variables, with `scrape` and `span` (the time range) in seconds."""
+    """Values that Grafana gives the variables. `scrape` and `span`, the time range, are in seconds."""
     step = max(scrape, span // 500)
     return {
         "cluster": cluster,
@@ -76,7 +76,7 @@ def variables(*, cluster: str, job_id: str, node: str = ".*", scrape: int = 15, 
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
-    """The text with each variable replaced; a variable without a value is an error."""
+    """The text with all variables replaced. A variable without a value is an error."""
 
     def value(match: re.Match[str]) -> str:
         return values[match.group(1)]

@@ -1,4 +1,4 @@
-"""The committed dashboard is what the builder writes, and keeps what a good dashboard promises."""
+"""The committed dashboard is up to date and follows the rules for dashboards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
 VALUES = variables(cluster="c1", job_id="42")
 RATES = {"rate", "irate", "increase"}
-# Windows that are part of what a panel says; every other one follows the resolution.
+# Windows that belong to the meaning of a panel. All others follow the resolution.
 FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
 WRAPPERS = (
     promql_parser.AggregateExpr,
@@ -59,7 +59,7 @@ def parse(expression: str) -> promql_parser.Expr:
 
 
 def selectors(node: object, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each metric of a parsed query, with the functions it is within, outermost first."""
+    """Each metric of a parsed query with its enclosing functions, outermost first."""
     if isinstance(node, promql_parser.VectorSelector):
         yield str(node.name), inside
     elif isinstance(node, promql_parser.MatrixSelector):
@@ -79,12 +79,12 @@ def selectors(node: object, inside: tuple[str, ...] = ()) -> Iterator[tuple[str,
 ALL = pytest.mark.parametrize("query", queries.all_queries(), ids=lambda query: query.name)
 
 
-def test_committed_files_are_what_the_builder_writes() -> None:
+def test_committed_files_are_up_to_date() -> None:
     names = build.stale(build.DASHBOARDS)
     assert not names, f"out of date in grafana/dashboards: {names}; {build.REGENERATE}"
 
 
-def test_check_reports_a_changed_a_missing_and_a_foreign_file(
+def test_check_reports_changed_missing_and_unknown_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(build, "DASHBOARDS", tmp_path)
@@ -95,12 +95,12 @@ def test_check_reports_a_changed_a_missing_and_a_foreign_file(
     (tmp_path / "old.json").write_text("{}", encoding="utf-8")
     capsys.readouterr()
     assert build.main(["--check"]) == 1
-    told = capsys.readouterr().err
-    assert "gpujob-job.json is out of date; run: python -m grafana.build" in told
-    assert "old.json" in told
+    errors = capsys.readouterr().err
+    assert "gpujob-job.json is out of date; run: python -m grafana.build" in errors
+    assert "old.json" in errors
 
 
-def test_built_twice_gives_the_same_text() -> None:
+def test_the_build_is_reproducible() -> None:
     assert build.texts() == build.texts()
 
 
@@ -126,18 +126,18 @@ def test_only_panel_types_that_the_preview_draws(board: Json) -> None:
 
 
 def test_panels_do_not_overlap_and_fill_the_width(board: Json) -> None:
-    taken: dict[tuple[int, int], str] = {}
+    used: dict[tuple[int, int], str] = {}
     for panel in board["panels"]:
         place = panel["gridPos"]
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']!r} lies on {taken[x, y]!r}"
-                taken[x, y] = panel["title"]
-    height = max(y for _, y in taken) + 1
-    assert taken.keys() == {(x, y) for x in range(24) for y in range(height)}
+                assert (x, y) not in used, f"{panel['title']!r} lies on {used[x, y]!r}"
+                used[x, y] = panel["title"]
+    height = max(y for _, y in used) + 1
+    assert used.keys() == {(x, y) for x in range(24) for y in range(height)}
 
 
-def test_every_panel_says_what_it_shows(panels: list[Json]) -> None:
+def test_every_panel_has_a_title_and_a_description(panels: list[Json]) -> None:
     for panel in panels:
         assert panel["title"].strip()
         description = panel["description"]
@@ -164,7 +164,7 @@ def test_only_tables_have_transformations(panels: list[Json]) -> None:
         assert panel["type"] == "table" or "transformations" not in panel, panel["title"]
 
 
-def test_overrides_and_sorting_name_columns_that_are_there(panels: list[Json]) -> None:
+def test_overrides_and_sorting_name_existing_columns(panels: list[Json]) -> None:
     for panel in panels:
         if panel["type"] != "table":
             continue
@@ -174,8 +174,8 @@ def test_overrides_and_sorting_name_columns_that_are_there(panels: list[Json]) -
         assert named <= headings, panel["title"]
 
 
-def test_colour_is_never_the_sole_carrier_of_meaning(panels: list[Json]) -> None:
-    """A coloured value also shows its number or its word."""
+def test_colour_is_never_the_only_information(panels: list[Json]) -> None:
+    """A coloured value also shows its number or text."""
     for panel in panels:
         assert panel["options"].get("colorMode", "value") in ("value", "none"), panel["title"]
         assert panel["options"].get("textMode") not in ("none", "name"), panel["title"]
@@ -237,7 +237,7 @@ def test_only_declared_variables_are_used(board: Json) -> None:
     assert used - declared <= {"__range", "__interval", "__rate_interval", "__all"}
 
 
-def test_annotations_take_the_value_as_their_time(board: Json) -> None:
+def test_annotations_use_their_value_as_time(board: Json) -> None:
     found = {annotation["name"]: annotation for annotation in board["annotations"]["list"]}
     assert found.keys() == {"Start of the job", "Worker exits"}
     for annotation in found.values():
@@ -245,7 +245,7 @@ def test_annotations_take_the_value_as_their_time(board: Json) -> None:
         assert annotation["expr"].endswith("* 1000"), "Grafana wants milliseconds"
 
 
-def test_alerts_named_in_descriptions_are_there(panels: list[Json]) -> None:
+def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
     rules = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "alertmanager/rules").glob("*.yml"))
     named = {name for panel in panels for name in re.findall(r"GpuJob\w+", panel["description"])}
     assert named
@@ -295,7 +295,7 @@ def test_may_be_empty_names_queries_and_reasons() -> None:
     assert all(MAY_BE_EMPTY.values())
 
 
-def test_substitute_replaces_every_way_to_write_a_variable() -> None:
+def test_substitute_replaces_all_forms_of_a_variable() -> None:
     text = 'a{n=~"$node", j="${job_id}", k="${job_id:regex}"}[$__rate_interval]'
     assert substitute(text, VALUES) == 'a{n=~".*", j="42", k="42"}[60s]'
     with pytest.raises(KeyError):

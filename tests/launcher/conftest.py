@@ -23,20 +23,20 @@ def no_subreaper() -> Iterator[None]:
 
 @pytest.fixture(params=HARD_NAMES, ids=ascii)
 def hard_name(request: pytest.FixtureRequest) -> str:
-    """A name of a job or a folder that breaks careless code; those that a shell would act upon among them."""
+    """A hard name of a job or folder, for example with shell syntax."""
     return str(request.param)
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> FakeSlurm:
-    """The fake commands, for what a test starts."""
+    """Fake Slurm commands for processes of a test."""
     return FakeSlurm(tmp_path / "fake")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A working directory with a job file: the ``JOB`` of the module of the test."""
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "job.yaml").write_text(yaml.safe_dump(request.module.JOB, sort_keys=False))
-    return made
+    """A working directory with the ``JOB`` of the test module as job file."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "job.yaml").write_text(yaml.safe_dump(request.module.JOB, sort_keys=False))
+    return work

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works where it was never developed."""
+"""Contents of the wheel, and its use outside the checkout."""
 
 import email
 import importlib.util
@@ -16,17 +16,17 @@ import yaml
 from exporter import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-DEPENDENCIES = Path(pydantic.__file__).parents[1]  # where the packages that ours needs are installed
+DEPENDENCIES = Path(pydantic.__file__).parents[1]  # folder of the installed dependencies
 NO_INDEX = ("No matching distribution found", "ConnectionError", "NewConnectionError", "Temporary failure in name")
 
 
-def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command with nothing in its environment that would lead to the checkout."""
+def run(*argv: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without variables that refer to the checkout."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "GPUJOB"))
     }
     return subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=kept | variables, stdin=subprocess.DEVNULL, capture_output=True,
+        [str(word) for word in argv], cwd=cwd, env=kept | variables, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -37,11 +37,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     done = run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder, ROOT, cwd=folder)
-    if done.returncode and any(words in done.stderr for words in NO_INDEX):
+    if done.returncode and any(text in done.stderr for text in NO_INDEX):
         pytest.skip("hatchling is not installed and no package index answers")
     assert done.returncode == 0, done.stderr
-    (made,) = folder.glob("gpujob-*.whl")
-    return made
+    (path,) = folder.glob("gpujob-*.whl")
+    return path
 
 
 def names_in(wheel: Path) -> set[str]:
@@ -54,12 +54,12 @@ def text_of(wheel: Path, name: str) -> str:
         return archive.read(f"gpujob-{__version__}.dist-info/{name}").decode()
 
 
-def test_the_wheel_holds_both_packages_and_the_entry_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> None:
     names = names_in(wheel)
     modules = {
         str(path.relative_to(ROOT)) for package in ("exporter", "launcher") for path in (ROOT / package).rglob("*.py")
     }
-    modules.remove("launcher/_entry.py")  # it is gpujob_entry.py there
+    modules.remove("launcher/_entry.py")  # it is gpujob_entry.py in the wheel
     assert modules | {"gpujob_entry.py", "exporter/py.typed", "launcher/py.typed"} <= names
     assert {name.partition("/")[0] for name in names} == {
         *("exporter", "launcher", "gpujob_entry.py", f"gpujob-{__version__}.dist-info", f"gpujob-{__version__}.data")
@@ -74,7 +74,7 @@ def test_the_wheel_holds_both_packages_and_the_entry_and_nothing_else(wheel: Pat
         assert files <= shared
 
 
-def test_the_wheel_names_its_commands_and_needs(wheel: Path) -> None:
+def test_the_wheel_declares_its_commands_and_dependencies(wheel: Path) -> None:
     assert text_of(wheel, "entry_points.txt").split() == [
         *("[console_scripts]", "gpujob", "=", "gpujob_entry:gpujob"),
         *("gpujob-exporter", "=", "gpujob_entry:exporter"),
@@ -92,7 +92,7 @@ def test_the_wheel_names_its_commands_and_needs(wheel: Path) -> None:
 
 @pytest.fixture(scope="module", params=["plain", "a space"])
 def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with the wheel in it; its programs."""
+    """The programs of a fresh virtual environment with the wheel."""
     folder = tmp_path_factory.mktemp("venv") / str(request.param)
     assert run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=wheel.parent).returncode == 0
     python = folder / "bin" / "python"
@@ -107,13 +107,13 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
 
 
 def test_the_commands_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    for name, words in (
+    for name, text in (
         ("gpujob", "Launch GPU jobs on Slurm"),
         ("gpujob-exporter", "Prometheus exporter of a GPU job"),
     ):
         done = run(installed / name, "--help", cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
-        assert words in done.stdout
+        assert text in done.stdout
         assert run(installed / name, "--version", cwd=tmp_path).stdout.strip().endswith(__version__)
     found = run(installed / "python", "-I", "-c", "import launcher, exporter; print(launcher.__file__)", cwd=tmp_path)
     assert Path(found.stdout.strip()).is_relative_to(installed.parent)
@@ -133,7 +133,7 @@ def test_a_job_runs_from_the_installed_package(installed: Path, tmp_path: Path) 
 
 
 @pytest.mark.xfail(strict=True, reason="isolated mode leaves out the site of the user, where such an installation lies")
-def test_the_commands_work_from_an_installation_of_one_user(wheel: Path, tmp_path: Path) -> None:
+def test_the_commands_work_from_a_user_installation(wheel: Path, tmp_path: Path) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = tmp_path / ".local/lib" / version / "site-packages"
     site.mkdir(parents=True)
@@ -141,6 +141,6 @@ def test_the_commands_work_from_an_installation_of_one_user(wheel: Path, tmp_pat
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     python = Path(sys.base_prefix, "bin", version)
-    script = "from gpujob_entry import gpujob; gpujob()"  # what `pip install --user` puts into ~/.local/bin
+    script = "from gpujob_entry import gpujob; gpujob()"  # written by `pip install --user` to ~/.local/bin
     done = run(python, "-c", script, "--help", cwd=tmp_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr

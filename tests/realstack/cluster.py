@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine for tests: what ``slurm-cluster.sh`` starts, as an object."""
+"""A Slurm cluster on this machine for tests, started by ``slurm-cluster.sh``."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ _SLURM_DAEMONS = frozenset({"slurmd", "slurmstepd"})
 
 
 class ClusterError(RuntimeError):
-    """A command of the cluster failed or did not end; the message has its output."""
+    """A command of the cluster failed or did not end. The message has its output."""
 
 
 def slurm_unavailable(accounting: bool = True) -> str | None:
-    """Why no cluster can be started here, to skip a test with; None when one can."""
+    """Reason why no cluster can be started here, for a skip, or None."""
     if os.geteuid() != 0:
         return "a Slurm cluster needs root (namespaces, slurmd)"
-    wanted = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
-    if slurm_root() is None and (missing := missing_programs(wanted)):  # a tree that was asked for must have them
+    required = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
+    if slurm_root() is None and (missing := missing_programs(required)):  # a requested tree must have them
         return f"not installed: {', '.join(missing)} (run {HERE / 'packages.sh'})"
     namespaces = ["unshare", "--net", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "true"]
-    tried = subprocess.run(namespaces, capture_output=True, text=True, timeout=60)
-    if tried.returncode != 0:
-        return f"no namespaces can be made here: {tried.stderr.strip()}"
+    attempt = subprocess.run(namespaces, capture_output=True, text=True, timeout=60)
+    if attempt.returncode != 0:
+        return f"no namespaces can be made here: {attempt.stderr.strip()}"
     return None
 
 
 def slurm_root() -> Path | None:
-    """The tree of another Slurm that these tests are to run on (made by ``slurm-root.sh``); None: this machine's."""
+    """The file tree of another Slurm for these tests (made by ``slurm-root.sh``), or None for that of this machine."""
     root = os.environ.get(_SLURM_ROOT_VARIABLE)
     return Path(root).resolve() if root else None
 
 
 def missing_programs(names: Sequence[str]) -> list[str]:
-    """Those that are neither on PATH nor in the folders of system programs."""
+    """Programs that are neither on PATH nor in the system folders."""
     path = f"{os.environ.get('PATH', '')}:{_PATH}"
     return [name for name in names if shutil.which(name, path=path) is None]
 
@@ -125,7 +125,7 @@ class Cluster:
 
     @property
     def log_dir(self) -> Path:
-        """The daemons' logs; they stay after `down`."""
+        """Logs of the daemons, kept after `down`."""
         return self.directory / "log"
 
     @property
@@ -134,7 +134,7 @@ class Cluster:
 
     @property
     def enforces_memory(self) -> bool:
-        """Whether a step over its memory limit is killed; false where no memory cgroup can be used."""
+        """Whether a step over its memory limit is killed. This needs a memory cgroup."""
         return "ConstrainRAMSpace=yes" in (self.directory / "etc" / "cgroup.conf").read_text()
 
     # Life of the cluster and its nodes
@@ -155,11 +155,11 @@ class Cluster:
         self._script("kill-node", node)
 
     def stop_slurmd(self, node: str) -> None:
-        """kill -9 of the node's slurmd alone; the processes of its jobs live on."""
+        """Send SIGKILL to the slurmd of a node only. Processes of its jobs continue."""
         self._script("stop-slurmd", node)
 
     def start_node(self, node: str) -> None:
-        """Bring the node back after `kill_node` or `stop_slurmd`."""
+        """Restart the node after `kill_node` or `stop_slurmd`."""
         self._script("start-node", node)
 
     # Commands
@@ -249,10 +249,10 @@ class Cluster:
         _kill_group(process)
 
     def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str, *, interval: float = 0.1) -> T:
-        """The first true value of `predicate`; TimeoutError says what for and where the logs are."""
+        """The first true value of `predicate`, or TimeoutError with `what` and the log directory."""
         return wait_for(predicate, timeout, what, logs=self.log_dir, interval=interval)
 
-    # What is there
+    # State
 
     def node_states(self) -> dict[str, str]:
         """Slurm's state of each node: ``idle``, ``mixed``, ``down*``, ..."""
@@ -260,9 +260,9 @@ class Cluster:
         return dict(line.split(maxsplit=1) for line in listed.splitlines())
 
     def node_processes(self, node: str) -> list[tuple[int, str]]:
-        """Processes of a node but its init and Slurm's daemons: pid on that node, command line.
+        """Pid on the node and command line of its processes, without init and Slurm daemons.
 
-        Zombies are left out. Empty for a node without power.
+        Zombies are omitted. Empty for a node without power.
         """
         init = self._host_pid(node)
         if init is None:
@@ -281,16 +281,16 @@ class Cluster:
                 )
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="backslashreplace")
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has just ended, or is the machine's own and hidden
+                continue  # it has just ended, or is a hidden process of the machine
             pid = int(status["NSpid"].split()[-1])
             if pid != 1 and status["Name"] not in _SLURM_DAEMONS and not status["State"].startswith(("Z", "X")):
                 found.append((pid, command.strip() or f"[{status['Name']}]"))
         return sorted(found)
 
     def job_state(self, job_id: int) -> str:
-        """The job's state from the controller: no accounting needed, ended jobs are known for an hour.
+        """State of the job from the controller, which needs no accounting and remembers ended jobs for an hour.
 
-        Components of a heterogeneous job have a line each; theirs is told once they agree.
+        Components of a heterogeneous job have one line each; equal states are returned once.
         """
         shown = self.run(["squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T"], check=True)
         return " ".join(dict.fromkeys(shown.stdout.split()))
@@ -303,7 +303,7 @@ class Cluster:
         *,
         interval: float = 0.1,
     ) -> str:
-        """Wait until the job is in one of `states` (by default: has ended); gives that state."""
+        """Wait until the job is in one of `states`, by default a final one; return that state."""
 
         seen = ""
 
@@ -325,7 +325,7 @@ class Cluster:
         shown = self.run(["sacct", "-j", str(job_id), "-n", "-P", "-o", ",".join(names)], check=True)
         return [dict(zip(names, line.split("|"), strict=True)) for line in shown.stdout.splitlines()]
 
-    # Behind them
+    # Internals
 
     def _script(self, *arguments: str, timeout: float = 120) -> None:
         settings = {**os.environ, **self._settings}
@@ -383,7 +383,7 @@ class Cluster:
         return subprocess.CompletedProcess([str(a) for a in argv], process.returncode, stdout, stderr)
 
     def _host_pid(self, host: str) -> int | None:
-        """This machine's pid of the host's init, or None when the host is not running."""
+        """Pid of the init of a host, or None if the host is not running."""
         try:
             pid = int((self.directory / "run" / f"{host}.init.pid").read_text())
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -430,7 +430,7 @@ def _started(children: Path) -> bool:
 
 
 def _end_script(process: subprocess.Popen[str]) -> str:
-    """End a script of ours early, with time for an `up` to take back what it did; gives what it printed."""
+    """End a script early, with time to undo an `up`; return its output."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -450,6 +450,6 @@ def _kill_group(process: subprocess.Popen[str]) -> tuple[str, str]:
         pass
     try:
         stdout, stderr = process.communicate(timeout=15)
-    except subprocess.TimeoutExpired:  # a child with a session of its own keeps the pipes open
+    except subprocess.TimeoutExpired:  # a child with its own session keeps the pipes open
         return "", ""
     return stdout or "", stderr or ""

@@ -1,4 +1,4 @@
-"""Prometheus, Alertmanager and a webhook receiver: what ``prometheus-stack.sh`` starts, as an object."""
+"""Prometheus, Alertmanager and a webhook receiver, started by ``prometheus-stack.sh``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class StackError(RuntimeError):
 
 
 def prometheus_unavailable() -> str | None:
-    """Why no stack can be started here, to skip a test with; None when one can."""
+    """Reason why no stack can be started here, for a skip, or None."""
     if missing := missing_programs(_PROGRAMS):
         return f"not installed: {', '.join(missing)} (run {HERE / 'packages.sh'})"
     return None
 
 
 class Stack:
-    """On this machine's loopback, or with `cluster` on its head, where the nodes can be scraped by name.
+    """A stack on loopback, or with `cluster` on its head, where nodes can be scraped by name.
 
     `rules` are globs of rule files (default: those of the project; an empty list: none). Use it as a context
     manager, or call `up` and `down`; take it down before its cluster.
@@ -78,21 +78,21 @@ class Stack:
         self._script("up", timeout)
 
     def reload(self, timeout: float = 60) -> None:
-        """Have Prometheus read its rule files again."""
+        """Let Prometheus read its rule files again."""
         self._script("reload", timeout)
 
     def down(self, timeout: float = 60) -> None:
         """End all three and wait for their end. Safe to call twice, and after the end of the cluster."""
         self._script("down", timeout)
 
-    # What is there
+    # State
 
     @property
     def log_dir(self) -> Path:
         return self.directory
 
     def url(self, program: str = "prometheus") -> str:
-        """Where ``prometheus``, ``alertmanager`` or ``receiver`` listens, as seen from its own host."""
+        """URL of ``prometheus``, ``alertmanager`` or ``receiver`` on its own host."""
         try:
             ports = json.loads((self.directory / "ports.json").read_text())
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class Stack:
         return result
 
     def targets(self) -> list[dict[str, Any]]:
-        """Active targets in Prometheus' words: ``labels``, ``scrapeUrl``, ``health``, ``lastError``, ..."""
+        """Active targets as returned by Prometheus: ``labels``, ``scrapeUrl``, ``health``, ``lastError``, ..."""
         result: list[dict[str, Any]] = self._api("targets", {"state": "active"})["activeTargets"]
         return result
 
@@ -139,9 +139,9 @@ class Stack:
         ]
 
     def announce(self, name: str, targets: Sequence[str], labels: Mapping[str, str] | None = None) -> Path:
-        """Have ``host:port`` targets scraped from now on; gives the file_sd file, whose removal ends it."""
+        """Let Prometheus scrape ``host:port`` targets; return the file_sd file. Removing it ends the scrapes."""
         path = self.targets_dir / f"{name}.json"
-        new = path.with_suffix(".new")  # renamed, so that no half a file is ever read
+        new = path.with_suffix(".new")  # renamed, so that no partial file is read
         new.write_text(json.dumps([{"targets": list(targets), "labels": dict(labels or {})}]))
         new.rename(path)
         return path
@@ -149,11 +149,11 @@ class Stack:
     def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str) -> T:
         """The first true value of `predicate`; an API that does not answer means "not yet".
 
-        TimeoutError says what was waited for, the last value, and where the logs are.
+        TimeoutError has `what`, the last value and the log directory.
         """
         return wait_for(predicate, timeout, what, logs=self.log_dir, retry=(StackError,))
 
-    # Behind them
+    # Internals
 
     def _script(self, command: str, timeout: float) -> None:
         if self.cluster is not None and (command != "down" or self.cluster.is_up()):
@@ -197,7 +197,7 @@ class Stack:
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as response:
                 body: bytes = response.read()
-        except urllib.error.HTTPError as error:  # has the reason in its body, as JSON
+        except urllib.error.HTTPError as error:  # the body has the reason as JSON
             body = error.read()
         except (OSError, http.client.HTTPException) as error:
             raise StackError(f"{url}: {error}") from error

@@ -1,4 +1,4 @@
-"""The real components do what other tests rely on: Slurm with several nodes, Prometheus to webhook."""
+"""The real components work as other tests expect: Slurm with several nodes, Prometheus with a webhook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.realstack.cluster import HERE, Cluster, ClusterError, slurm_root, slu
 from tests.realstack.stack import Stack, StackError, prometheus_unavailable
 from tests.realstack.waiting import readable, wait_for
 
-PREFIX = "proof"  # of no other cluster, so that one may run at the same time
+PREFIX = "proof"  # unlike other clusters, so that one may run at the same time
 
 # GET answers `demo_value`, the number in the file given as an argument.
 EXPORTER = """
@@ -53,7 +53,7 @@ groups:
 
 @contextmanager
 def shared_folder(session: pytest.Session) -> Iterator[Path]:
-    """A folder in /tmp that every user can read; after a failure it stays, with the logs in it."""
+    """A folder in /tmp for all users. After a failure it is kept for its logs."""
     failed = session.testsfailed
     path = Path(tempfile.mkdtemp(prefix="gpujob-realstack-", dir="/tmp"))
     path.chmod(0o755)
@@ -92,7 +92,7 @@ def submit(cluster: Cluster, script: str, *options: str) -> int:
 
 
 def namespace_processes(namespaces: set[str]) -> list[str]:
-    """Command lines of all processes that live in one of these PID namespaces."""
+    """Command lines of all processes in these PID namespaces."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -127,7 +127,7 @@ class TestFourNodes:
     def test_all_nodes_are_idle(self, cluster: Cluster) -> None:
         assert cluster.node_states() == {f"{PREFIX}{i}": "idle" for i in (1, 2, 3, 4)}
 
-    def test_a_job_of_an_ordinary_user_runs_on_four_nodes_and_completes(self, cluster: Cluster) -> None:
+    def test_a_job_of_an_ordinary_user_completes_on_four_nodes(self, cluster: Cluster) -> None:
         out = Path(cluster.run(["sh", "-c", "echo $HOME"], check=True).stdout.strip()) / "four-nodes.out"
         command = 'echo "$(hostname) $(id -un) $CUDA_VISIBLE_DEVICES"'
         job = submit(
@@ -142,31 +142,31 @@ class TestFourNodes:
         seen = sorted(out.read_text().splitlines())
         out.unlink()
         assert seen == [f"{PREFIX}{i} {cluster.user} 0,1" for i in (1, 2, 3, 4)]
-        # the rows of a job and of its steps reach the accounting one by one
-        wanted = {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"}
+        # accounting rows of a job and its steps arrive one by one
+        expected = {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"}
         cluster.wait_for(
-            lambda: wanted in cluster.sacct(job, "JobID", "State", "NNodes"),
+            lambda: expected in cluster.sacct(job, "JobID", "State", "NNodes"),
             30,
             f"job {job} to be COMPLETED on 4 nodes in the accounting",
         )
 
-    def test_programs_are_those_of_another_tree_where_there_is_one_and_users_and_files_of_this_machine(
+    def test_programs_come_from_another_tree_and_users_and_files_from_this_machine(
         self, cluster: Cluster, folder: Path
     ) -> None:
         (folder / "ours").touch()
         release = Path(slurm_root() or "/") / "etc" / "debian_version"
-        look = ["sh", "-c", f"cat /etc/debian_version; id -u; ls {folder}; echo $HOME; pwd"]
+        commands = ["sh", "-c", f"cat /etc/debian_version; id -u; ls {folder}; echo $HOME; pwd"]
         user = pwd.getpwnam(cluster.user)
-        told = cluster.run(look, check=True).stdout.splitlines()
-        assert told == [release.read_text().strip(), str(user.pw_uid), "ours", user.pw_dir, user.pw_dir]
-        here = cluster.run(look, check=True, in_root=False).stdout.splitlines()
-        assert here == [Path("/etc/debian_version").read_text().strip(), *told[1:]]
+        in_root = cluster.run(commands, check=True).stdout.splitlines()
+        assert in_root == [release.read_text().strip(), str(user.pw_uid), "ours", user.pw_dir, user.pw_dir]
+        on_machine = cluster.run(commands, check=True, in_root=False).stdout.splitlines()
+        assert on_machine == [Path("/etc/debian_version").read_text().strip(), *in_root[1:]]
 
     def test_a_step_over_its_memory_limit_is_out_of_memory(self, cluster: Cluster) -> None:
         if not cluster.enforces_memory:
             pytest.skip("no memory controller that Slurm could use here")
-        hungry = "/usr/bin/python3 -c 'bytearray(400 << 20)'"
-        job = submit(cluster, f"srun --mem=50 {hungry}", "--mem=100")
+        uses_memory = "/usr/bin/python3 -c 'bytearray(400 << 20)'"
+        job = submit(cluster, f"srun --mem=50 {uses_memory}", "--mem=100")
         assert cluster.wait_for_job(job, 60) == "FAILED"
         states = cluster.wait_for(
             lambda: [r["State"] for r in cluster.sacct(job) if r["JobID"] == f"{job}.0" and r["State"] != "RUNNING"],
@@ -176,9 +176,7 @@ class TestFourNodes:
         assert states == ["OUT_OF_MEMORY"]
 
     @pytest.mark.parametrize(("partition", "state"), [("scavenge", "PREEMPTED"), ("scavenge-requeue", "PENDING")])
-    def test_a_job_that_comes_first_takes_the_nodes_of_another(
-        self, cluster: Cluster, partition: str, state: str
-    ) -> None:
+    def test_a_job_of_higher_priority_preempts_another(self, cluster: Cluster, partition: str, state: str) -> None:
         whole = ("--nodes=4", "--exclusive")
         job = submit(cluster, "sleep 1234", f"--partition={partition}", *whole)
         cluster.wait_for_job(job, 60, {"RUNNING"})
@@ -188,7 +186,7 @@ class TestFourNodes:
         cluster.run(["scancel", str(job)], check=True)
         cluster.wait_for_job(job, 90)
 
-    def test_processes_of_a_job_are_seen_on_its_nodes_until_it_is_cancelled(self, cluster: Cluster) -> None:
+    def test_processes_of_a_job_are_listed_until_it_is_cancelled(self, cluster: Cluster) -> None:
         assert [cluster.node_processes(node) for node in cluster.node_names] == [[], [], [], []]
         job = submit(cluster, "srun sleep 1234", "--nodes=2", "--ntasks-per-node=1")
         first, second = cluster.node_names[:2]
@@ -206,7 +204,7 @@ class TestFourNodes:
             "the nodes to be empty",
         )
 
-    def test_a_signal_reaches_the_command_and_its_status_comes_back(self, cluster: Cluster) -> None:
+    def test_a_signal_reaches_the_command_and_its_status_is_returned(self, cluster: Cluster) -> None:
         process = cluster.popen(["bash", "-c", "trap 'exit 42' USR1; echo ready; while :; do sleep 0.05; done"])
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -217,20 +215,20 @@ class TestFourNodes:
             cluster.kill(process)
 
     def test_a_command_that_does_not_end_is_killed(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        started = cluster.popen
+        original = cluster.popen
 
-        def speaking(*words: Any, **options: Any) -> subprocess.Popen[str]:
-            process = started(*words, **options)
+        def popen_and_read(*argv: Any, **options: Any) -> subprocess.Popen[str]:
+            process = original(*argv, **options)
             assert process.stdout is not None
-            readable(process.stdout, 60)  # what it has said by then is told, and not how soon it has said it
+            readable(process.stdout, 60)  # wait for its first output
             return process
 
-        monkeypatch.setattr(cluster, "popen", speaking)
+        monkeypatch.setattr(cluster, "popen", popen_and_read)
         with pytest.raises(ClusterError, match=r"did not end within 0\.5 s(.|\n)*first words"):
             cluster.run(["bash", "-c", "echo first words; sleep 4321"], timeout=0.5)
         assert not [c for c in namespace_processes(pid_namespaces(cluster)) if "4321" in c]
 
-    def test_a_node_without_power_loses_its_processes_and_comes_back(self, cluster: Cluster) -> None:
+    def test_a_node_without_power_loses_its_processes_and_can_be_restarted(self, cluster: Cluster) -> None:
         node = cluster.node_names[3]
         process = cluster.popen(["sleep", "1000"], node=node)
         cluster.wait_for(lambda: cluster.node_processes(node), 30, "a process on the node")
@@ -278,14 +276,14 @@ class TestFourNodes:
         assert namespace_processes(namespaces) == []
         assert cgroups(PREFIX) == []
         more = set(Path("/proc/mounts").read_text().splitlines()) - mounts
-        # other tests, which run at the same time, mount file systems of their own
+        # other tests at the same time mount their own file systems
         assert [line for line in more if str(cluster.directory) in line or PREFIX in line] == []
         assert not cluster.is_up()
         cluster.down()
 
 
 @pytest.mark.slurm
-def test_two_nodes_come_up_without_accounting(folder: Path) -> None:
+def test_two_nodes_start_without_accounting(folder: Path) -> None:
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
     with Cluster(folder, nodes=2, accounting=False, prefix=PREFIX) as cluster:
@@ -313,13 +311,13 @@ def test_a_tree_without_slurm_is_refused(folder: Path) -> None:
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
     (folder / "tree").mkdir()
-    for tree, words in (("tree", "not installed: .*slurmd.*slurm-root.sh"), ("none", "no such folder")):
-        with pytest.raises(ClusterError, match=words):
+    for tree, message in (("tree", "not installed: .*slurmd.*slurm-root.sh"), ("none", "no such folder")):
+        with pytest.raises(ClusterError, match=message):
             Cluster(folder / "inside", nodes=1, accounting=False, prefix=PREFIX, root=folder / tree).up()
 
 
 @pytest.mark.parametrize("script", ["slurm-root.sh", "versions.sh"])
-def test_a_suite_is_a_name(script: str, tmp_path: Path) -> None:
+def test_a_debian_suite_must_be_a_name(script: str, tmp_path: Path) -> None:
     for bad in ("../elsewhere", "a b", ""):
         argv = [str(HERE / script), bad, *([str(tmp_path / "tree")] if script == "slurm-root.sh" else [])]
         done = subprocess.run(
@@ -360,7 +358,7 @@ class TestStackOnLoopback:
             exporter.kill()
             exporter.wait(timeout=30)
 
-    def test_rules_that_prometheus_rejects_are_an_error_with_its_words(self, folder: Path) -> None:
+    def test_rules_that_prometheus_rejects_are_an_error_with_its_message(self, folder: Path) -> None:
         if reason := prometheus_unavailable():
             pytest.skip(reason)
         (folder / "bad.yml").write_text("groups: [{name: x, rules: [{alert: A, expr: 'sum('}]}]")
@@ -368,13 +366,13 @@ class TestStackOnLoopback:
             Stack(folder / "stack", rules=[folder / "*.yml"]).up()
 
 
-def test_a_wait_that_fails_says_for_what_and_where_to_look(tmp_path: Path) -> None:
+def test_a_failed_wait_has_its_subject_and_log_directory(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"waited 0\.2 s for rain; last value: \[\]; logs: .*") as info:
         wait_for(list, 0.2, "rain", logs=tmp_path)
     assert str(tmp_path) in str(info.value)
 
 
-def test_a_wait_retries_only_the_errors_it_was_told() -> None:
+def test_a_wait_retries_only_the_given_errors() -> None:
     def broken() -> bool:
         raise KeyError("pump")
 
@@ -385,7 +383,7 @@ def test_a_wait_retries_only_the_errors_it_was_told() -> None:
 
 
 def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
-    """The target is found, its own labels win, and the alert is at the webhook within 45 s, then resolved."""
+    """The target is scraped, its own labels have precedence, and the alert reaches the webhook within 45 s."""
     stack.announce("demo", [target], {"cluster": "from-target"})
     series = stack.wait_for(lambda: stack.query("demo_value"), 60, f"{target} to be scraped")
     assert [s["metric"]["cluster"] for s in series] == ["test"]
@@ -407,14 +405,14 @@ def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
 def running(pid: int) -> bool:
-    """Whether the process exists and is more than a zombie that its parent has yet to collect."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] not in "ZX"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline and an account of what was seen."""
+"""Waits for a condition with a deadline and reports the last value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_for(
 
 
 def readable(stream: FileDescriptorLike, timeout: float) -> bool:
-    """Whether there is something to read, or its end, within so many seconds; select(2) knows no large descriptors."""
+    """Whether data or end of file is available in time. select(2) does not support large descriptors."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     return bool(poller.poll(1000 * max(0.0, timeout)))

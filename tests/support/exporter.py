@@ -23,13 +23,13 @@ from tests.realstack.waiting import wait_for
 
 NODE = "node01"
 NOBODY = 65534
-SOON_S = 30.0
-"""Within which is over what does not wait, on a machine that does much else: what waits for something that hangs
-takes twice as long, or never ends."""
+SOON_S = (
+    30.0  # bounds actions that wait for nothing, on a busy machine; actions that wait for a hang take twice as long
+)
 
 
 class FakeClock:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only when the test advances it."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -46,7 +46,7 @@ class FakeClock:
 
 
 class ShiftedClock:
-    """The machine's clock with time that is skipped on demand."""
+    """The clock of the machine plus a shift that the test sets."""
 
     def __init__(self) -> None:
         self.shift = 0.0
@@ -94,7 +94,7 @@ def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any
 
 
 def write_manifest(manifest: Manifest) -> Path:
-    """Write the manifest into its run directory; gives the directory."""
+    """Write the manifest into its run directory and return the directory."""
     text = json.dumps(render_manifest(manifest))
     (manifest.run_dir / run_files.MANIFEST_FILE).write_text(text, encoding="utf-8")
     return manifest.run_dir
@@ -125,17 +125,17 @@ def open_files(place: str) -> list[str]:
         try:
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
         except FileNotFoundError:
-            continue  # the one that lists them, or of another thread
+            continue  # the descriptor of this listing, or closed by another thread
     return sorted(path for path in found if path.startswith(place))
 
 
 def until(predicate: Any, what: str, timeout: float = 60.0) -> Any:
-    """The first true value of ``predicate``, looked for every few milliseconds."""
+    """The first true value of ``predicate``, which is called every few milliseconds."""
     return wait_for(predicate, timeout, what, interval=0.005)
 
 
 class Wrappers:
-    """Starts real wrappers with real workers under them, and leaves none behind."""
+    """Starts real wrappers with real workers, and ends all of them at the end."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -144,7 +144,7 @@ class Wrappers:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, task: Task, *command: str, restart: int = 0) -> subprocess.Popen[bytes]:
-        """A wrapper over ``command``, with its logs where the manifest says."""
+        """Start a wrapper of ``command``, with the log files of the manifest."""
         suffix = f"_r{restart}" if restart else ""
         out, err = (self.run_dir / name.replace("{node}", NODE).replace("{run}", suffix) for name in task.logs)
         argv = [sys.executable, "-I", "-m", "launcher.programs.wrapper", "--run-dir", str(self.run_dir)]
@@ -155,31 +155,31 @@ class Wrappers:
         return wrapper
 
     def record(self, task: Task, kind: str, restart: int = 0) -> dict[str, Any]:
-        """The start or exit record of a run, waited for."""
+        """The start or exit record of a run. Waits until it exists."""
         path = self.path(task, kind, restart)
         found: dict[str, Any] = until(lambda: run_files.read_json(path), f"{path.name}")
         return found
 
     def path(self, task: Task, kind: str, restart: int = 0) -> Path:
-        """Where that record is."""
+        """Path of that record."""
         return self.folder / f"{run_files.record_name(task.worker, task.rank, 0, restart)}.{kind}.json"
 
     def close(self) -> None:
-        """Kill what still runs, the workers before their wrappers."""
+        """Kill remaining processes, workers before their wrappers."""
         for path in self.folder.glob("*.start.json"):
             record = run_files.read_json(path) or {}
             if not path.with_name(path.name.replace(".start.", ".exit.")).exists() and _is_same(record):
                 os.kill(int(str(record["pid"])), signal.SIGKILL)
         for wrapper in self._started:
             try:
-                wrapper.wait(timeout=SOON_S)  # it reaps its worker and ends like it
+                wrapper.wait(timeout=SOON_S)  # it reaps its worker and ends with the same status
             except subprocess.TimeoutExpired:
                 wrapper.kill()
                 wrapper.wait()
 
 
 def _is_same(record: dict[str, object]) -> bool:
-    """Whether the process of a start record is still that process."""
+    """Whether the pid of a start record still belongs to its process."""
     try:
         with open(f"/proc/{record['pid']}/stat", "rb") as source:
             return int(source.read().rpartition(b")")[2].split()[19]) == record["start_ticks"]
@@ -189,7 +189,7 @@ def _is_same(record: dict[str, object]) -> bool:
 
 @contextmanager
 def without_rights() -> Iterator[Path]:
-    """An empty folder, and the rights of a user to whom nothing is refused but what is for nobody: root reads all."""
+    """An empty folder, with the process as an unprivileged user, because root may read everything."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         if os.geteuid() != 0:

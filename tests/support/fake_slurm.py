@@ -1,4 +1,4 @@
-"""The fake Slurm of ``tests/bin``, as a test sees it."""
+"""Control of the fake Slurm commands in ``tests/bin``."""
 
 import json
 import os
@@ -11,7 +11,7 @@ BIN = ROOT / "tests" / "bin"
 
 
 class FakeSlurm:
-    """A folder in which the fake commands note their calls and find their answers."""
+    """A folder where the fake commands record their calls and find their answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,11 +22,11 @@ class FakeSlurm:
         return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", FAKE_SLURM=str(self.folder), **over)
 
     def say(self, command: str, what: str, text: str | int) -> None:
-        """What a command answers: its ``out``, ``err``, ``status`` or ``sleep``."""
+        """Set the ``out``, ``err``, ``status`` or ``sleep`` of a command."""
         (self.folder / f"{command}.{what}").write_text(str(text))
 
     def calls(self, command: str | None = None) -> list[dict[str, Any]]:
         """The calls so far, oldest first."""
         path = self.folder / "calls.jsonl"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [call for call in found if command in (None, call["command"])]
+        recorded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call for call in recorded if command in (None, call["command"])]

@@ -1,4 +1,4 @@
-"""What collectors write of GPUs into the status of a node, made by hand."""
+"""GPU entries of a node status, as the collectors write them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def uuid_of(gpu: int | str) -> str:
 
 
 def gpu(index: int | str, **over: Any) -> dict[str, Any]:
-    """A GPU that does well and has one worker."""
+    """A healthy GPU with one worker."""
     return {
         "gpu": str(index),
         "uuid": uuid_of(index),
@@ -42,7 +42,7 @@ def gpu(index: int | str, **over: Any) -> dict[str, Any]:
 
 
 def gpus(*devices: dict[str, Any], **over: Any) -> dict[str, Any]:
-    """What a node says of its GPUs."""
+    """The GPU part of a node status."""
     return {
         "driver_state": "ok",
         "words": None,
@@ -60,13 +60,13 @@ def gpus(*devices: dict[str, Any], **over: Any) -> dict[str, Any]:
 
 
 def use(index: int | str, **over: Any) -> dict[str, Any]:
-    """A worker's use of a GPU."""
-    found = {"gpu": str(index), "uuid": uuid_of(index), "memory_bytes": 15 * GIB, "sm_ratio": 0.5}
-    return {**found, "attribution": "process", **over}
+    """The use of a GPU by a worker."""
+    entry = {"gpu": str(index), "uuid": uuid_of(index), "memory_bytes": 15 * GIB, "sm_ratio": 0.5}
+    return {**entry, "attribution": "process", **over}
 
 
 def of_worker(*indices: int | str, **over: Any) -> dict[str, Any]:
-    """The part of a worker's entry that is about GPUs; it uses those of its plan."""
+    """The GPU part of a worker entry. The worker uses the GPUs of its plan."""
     return {
         "gpu_plan": [uuid_of(index) for index in indices],
         "gpu_use": [use(index) for index in indices],

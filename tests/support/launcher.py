@@ -1,4 +1,4 @@
-"""What several tests of the launcher share: hard names, plans, real commands with deadlines."""
+"""Helpers of the launcher tests: hard names, plans, and real commands with timeouts."""
 
 import json
 import os
@@ -40,7 +40,7 @@ HARD_NAMES = (
     "*?~&|<>!",
     "{rank}",
     "back\\slash",
-)  # names that somebody will give to a job or a folder one day; none holds a slash
+)  # names that users may give to a job or a folder; none contains a slash
 
 OURS = ("GPUJOB_", "SLURM_", "SBATCH_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "XDG_", "NO_COLOR")
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def job_spec(**over: Any) -> JobSpec:
-    """A job of one worker, with other values for the keys given."""
+    """A job with one worker and these changes."""
     return JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **over})
 
 
@@ -60,7 +60,7 @@ def plan_of(
     workdir: str = "/home/ana/work",
     local: bool = False,
 ) -> Plan:
-    """The plan of a job, with everything that differs from machine to machine held fixed."""
+    """The plan of a job, with fixed values for everything that depends on the machine."""
     return make_plan(
         spec or job_spec(),
         ClusterSpec.model_validate(cluster or {}),
@@ -74,14 +74,14 @@ def plan_of(
 
 
 def facts_of(plan: Plan, *hosts: str) -> RunFacts:
-    """What is known when the plan runs as job 4459."""
+    """The run facts of this plan as job 4459."""
     return RunFacts("4459", plan.run_dir("4459"), hosts or tuple(f"cn{index:02}" for index in range(plan.nodes)))
 
 
 def settled_run_dir(
     folder: Path, spec: Mapping[str, Any], *, kill_wait_s: float = 5.0, job_id: str = "local-1"
 ) -> Path:
-    """A run directory as ``gpujob run`` makes it, before anything of the job has started."""
+    """A run directory as ``gpujob run`` creates it, before the job starts."""
     plan = make_plan(
         job_spec(**spec),
         ClusterSpec(),
@@ -97,12 +97,12 @@ def settled_run_dir(
 
 
 def clean_environment(**over: str) -> dict[str, str]:
-    """The environment of these tests without what a job or a launcher around them has put there."""
+    """The environment of the tests without variables of a surrounding job or launcher."""
     return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | over
 
 
 def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
-    """The first true value of ``condition``; fails when there is none in time."""
+    """The first true value of ``condition``. Fails after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while True:
         value = condition()
@@ -113,24 +113,24 @@ def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) ->
 
 
 def processes_with(text: str | Path) -> dict[int, list[str]]:
-    """Command lines, by pid, of the other processes that have ``text`` in their arguments or environment."""
+    """Command lines, by pid, of other processes with ``text`` in their arguments or environment."""
     needle, found = os.fsencode(text), {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            cmdline, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
         except OSError:
-            continue  # it has ended, or is somebody else's
-        if needle in words or needle in environment:
-            found[int(entry.name)] = [os.fsdecode(word) for word in words.split(b"\0")[:-1]]
+            continue  # it has ended, or belongs to another user
+        if needle in cmdline or needle in environment:
+            found[int(entry.name)] = [os.fsdecode(argument) for argument in cmdline.split(b"\0")[:-1]]
     return found
 
 
 def kill_all_with(folder: Path) -> None:
-    """Kill whatever a test has started with files in a folder of its own."""
+    """Kill all processes that a test has started with files in its own folder."""
     for _ in range(3):
-        for pid in processes_with(f"{folder}/"):  # with the slash: another folder's name may begin alike
+        for pid in processes_with(f"{folder}/"):  # with the slash, because another folder may have the same prefix
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -138,7 +138,7 @@ def kill_all_with(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one while there is none."""
+    """A JSON object from a file. Empty if there is none."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -147,11 +147,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def gpujob(
-    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60.0
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """A command of ``gpujob`` from its start to its end, its output through pipes."""
+    """Run a ``gpujob`` command to its end, with output through pipes."""
     return subprocess.run(
-        [str(GPUJOB), *map(str, words)],
+        [str(GPUJOB), *map(str, arguments)],
         cwd=cwd,
         env=clean_environment() if env is None else dict(env),
         stdin=subprocess.DEVNULL,
@@ -164,7 +164,7 @@ def gpujob(
 
 
 class LocalJob:
-    """``gpujob run`` of a job in a folder of its own; what is left of it is killed at the end."""
+    """``gpujob run`` of a job in its own folder. Leftover processes are killed at the end."""
 
     def __init__(
         self,
@@ -204,12 +204,12 @@ class LocalJob:
 
     @property
     def output(self) -> str:
-        """What the command has printed so far."""
+        """Output of the command so far."""
         return self.output_file.read_text(errors="surrogateescape")
 
     @property
     def run_dir(self) -> Path:
-        """The run directory, as soon as it is there."""
+        """The run directory. Waits until it exists."""
         return poll(lambda: next(self.folder.glob("logs/local-*"), None), f"a run directory in {self.folder}")
 
     def json(self, name: str) -> dict[str, Any]:
@@ -217,37 +217,37 @@ class LocalJob:
         return read_json(self.run_dir / name)
 
     def report(self) -> dict[str, Any]:
-        """The report of the job that has ended."""
-        found = self.json("report.json")
-        assert found, self.output + (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
-        return found
+        """The report of the ended job."""
+        report = self.json("report.json")
+        assert report, self.output + (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
+        return report
 
     def log(self) -> str:
-        """What the orchestrator has said."""
+        """The job log and the error log."""
         return (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
 
     def worker(self, rank: int, restart: int = 0, role: str = "worker") -> dict[str, Any]:
-        """The start record of one run of a worker, as soon as it is there."""
+        """The start record of one run of a worker. Waits until it exists."""
         path = self.run_dir / "workers" / f"{role}_w{rank}_rank{rank}_a0_r{restart}.start.json"
         return poll(lambda: read_json(path), f"{path.name} of {self.folder}")
 
     def sidecar_pid(self) -> int:
-        """The process that serves the metrics, as soon as it is there."""
+        """Pid of the sidecar. Waits until it runs."""
 
-        def look() -> int | None:
-            found = processes_with(self.run_dir)
+        def find_sidecar() -> int | None:
+            processes = processes_with(self.run_dir)
             wanted = ["-m", "exporter", "sidecar", "--run-dir", str(self.run_dir)]
-            served = (
+            sidecar_pids = (
                 pid
-                for pid, words in found.items()
-                if words[-5:] == wanted and "launcher.programs.supervisor" not in words
+                for pid, argv in processes.items()
+                if argv[-5:] == wanted and "launcher.programs.supervisor" not in argv
             )
-            return next(served, None)
+            return next(sidecar_pids, None)
 
-        return poll(look, f"a sidecar of {self.run_dir}")
+        return poll(find_sidecar, f"a sidecar of {self.run_dir}")
 
     def phase(self, name: str, timeout: float = 60.0) -> None:
-        """Wait until the job is in this phase, which has to last: it is looked for now and then."""
+        """Wait until the job is in this phase. A short phase can be missed between two polls."""
         poll(lambda: self.json("state.json").get("phase") == name, f"phase {name} of {self.run_dir}", timeout)
 
     def lines(self) -> int:
@@ -260,7 +260,7 @@ class LocalJob:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def left_over(self) -> dict[int, list[str]]:
-        """Processes of the job that still run."""
+        """Leftover processes of the job."""
         return processes_with(f"{self.folder}/")
 
 

@@ -12,14 +12,14 @@ _IN_TEMPLATE = re.compile(r"\b(?:gpujob_\w+|\w+:gpujob_\w+:\w+)")
 def metric_names(expr: str) -> set[str]:
     """Metric names that a PromQL expression selects.
 
-    Raises ValueError when it does not parse, and for a selector without one fixed name, since nothing
-    can then be checked. Grafana's own variables must have been replaced before.
+    Raises ValueError for an invalid expression, and for a selector without a fixed name, which cannot be
+    checked. The variables of Grafana must already be replaced.
     """
     names: set[str] = set()
 
     def visit(node: promql_parser.Expr) -> bool:
         if isinstance(node, promql_parser.MatrixSelector):
-            node = node.vector_selector  # not visited by itself
+            node = node.vector_selector  # the inner selector is not visited separately
         if isinstance(node, promql_parser.VectorSelector):
             names.add(_selected_name(node))
         return True
@@ -42,12 +42,12 @@ def _selected_name(selector: promql_parser.VectorSelector) -> str:
 
 
 def template_metric_names(text: str) -> set[str]:
-    """Metric names that stand in the queries of an annotation."""
+    """Metric names in the queries of an annotation."""
     return set(_IN_TEMPLATE.findall(text))
 
 
 def rule_metric_names(folder: Path) -> set[str]:
-    """Metrics that the rule files of a folder read, in expressions and in texts, less those they record."""
+    """Metrics in expressions and annotations of the rule files of a folder, except recorded metrics."""
     needed: set[str] = set()
     recorded: set[str] = set()
     for path in sorted(folder.glob("*.yml")):

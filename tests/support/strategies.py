@@ -1,4 +1,4 @@
-"""What hypothesis tries: texts as users write them, manifests, logs and the ways a text can arrive."""
+"""Hypothesis strategies: texts of users, manifests, logs, and the pieces in which a text can arrive."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)  # any text that UTF-8 can hold
 PATH_TEXT = st.text(
     st.characters(codec="utf-8") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=30
-)  # as above, with the surrogates by which Python shows bytes that are not UTF-8
+)  # as above, with surrogates for bytes that are not UTF-8
 NAME = st.from_regex(r"[a-z][a-z0-9_]{0,15}", fullmatch=True)
 COUNT = st.integers(0, 2**40)
 SECONDS = st.floats(0, 1e9, allow_nan=False)

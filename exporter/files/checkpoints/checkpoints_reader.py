@@ -93,8 +93,8 @@ class CheckpointEntry(NamedTuple):
     files: tuple[CheckpointFile, ...]  # a file itself, or all regular files in a directory
     is_fully_read: bool = True  # whether all of its files could be read
     indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
-    valid: int = 0  # checked files found whole
-    checked: int = 0  # files with a final verdict
+    valid: int = 0  # checked files found valid
+    checked: int = 0  # files with a final check result
     damaged: tuple[DamagedFile, ...] = ()  # at most `MOST_DAMAGED`
 
 
@@ -194,7 +194,7 @@ class _EntryWatch:
         self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
         self.rest_until = 0.0
         self.indexes: dict[str, tuple[str, ...]] = EMPTY_DICT  # shards by index path
-        self.checked: dict[str, bool] = EMPTY_DICT  # files with a final verdict, and whether they are whole
+        self.checked: dict[str, bool] = EMPTY_DICT  # files with a final check result, and whether they are valid
         self.suspected: dict[str, float] = EMPTY_DICT  # time of a first check that found damage
         self.damaged: dict[str, DamagedFile] = EMPTY_DICT  # files that a second check confirmed
 
@@ -416,7 +416,7 @@ class CheckpointWatch:
         """Report an entry in the result of this poll."""
         if watch.entry is not None:
             watch.entry = watch.entry._replace(
-                indexes=tuple(CheckpointIndex(*told) for told in sorted(watch.indexes.items()) if told[1]),
+                indexes=tuple(CheckpointIndex(*index) for index in sorted(watch.indexes.items()) if index[1]),
                 valid=sum(watch.checked.values()),
                 checked=len(watch.checked),
                 damaged=tuple(itertools.islice(watch.damaged.values(), MOST_DAMAGED)),
@@ -569,7 +569,7 @@ class CheckpointWatch:
                 with open_source(self._directory, file.path) as source:
                     state, known_format, reason, _ = check_file(source)
                     if state == "unknown" and _is_erased(source):
-                        state, known_format, reason = "invalid", None, "holds zeros only, as if it was never written"
+                        state, known_format, reason = "invalid", None, "contains only zeros, as if it was never written"
         except NotRegularFile as error:
             reason = str(error)
         if state == "empty" and file.path.lower().endswith(_BINARY):

@@ -16,16 +16,20 @@ from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracke
 from exporter.files.formats.source import printable
 from exporter.machine.file_host import POLL_WAIT_S, WatchHandle, WatchHanging
 
-TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written, damaged ones too.", kind="counter")
-LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
-LAST_BYTES = Family("checkpoint_last_bytes", "Its size.")
+TOTAL = Family(
+    "checkpoints_total", "Complete checkpoints that the job has written, including damaged ones.", kind="counter"
+)
+LAST = Family("checkpoint_last_timestamp_seconds", "When the last complete checkpoint was written.")
+LAST_BYTES = Family("checkpoint_last_bytes", "Size of the last complete checkpoint.")
 VALID = Family(
-    "checkpoint_valid", "Whether its files are undamaged inside, 0 when one is damaged; absent while unknown."
+    "checkpoint_valid",
+    "Whether all files of the last complete checkpoint are valid, 0 if one is damaged; absent while unknown.",
 )
 WRITING = Family("checkpoint_writing", "Whether a checkpoint is being written.")
 MISSING = Family("checkpoint_shards_missing", "Files missing from the newest checkpoint.")
 INTERVAL = Family(
-    "checkpoint_interval_seconds", "Seconds between checkpoints: set in the job file, else learned from at least three."
+    "checkpoint_interval_seconds",
+    "Seconds between checkpoints: from the job file, otherwise learned from at least three checkpoints.",
 )
 
 CHECKPOINT = "checkpoint"  # group whose files are checkpoints
@@ -121,24 +125,24 @@ class CheckpointsCollector:
         now = self._clock.time()
         found = self._tracker
         ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
-        disturbed = self._last_worker_change()
+        last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
             wait_s = POLL_WAIT_S if self._handle.responding else 0.0
             self._handle.request(now)
             try:
-                sight: CheckpointReading = self._handle.result(wait_s)
+                reading: CheckpointReading = self._handle.result(wait_s)
             except WatchHanging:
                 return (
                     CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None
                 )
-            happened = found.update(
-                *(sight.entries, sight.names, self._clock.monotonic(), now),
-                has_unread_names=sight.has_unread_names,
+            events = found.update(
+                *(reading.entries, reading.names, self._clock.monotonic(), now),
+                has_unread_names=reading.has_unread_names,
                 workers_ended=ended,
-                last_worker_change=disturbed,
+                last_worker_change=last_worker_change,
             )
-            self._events.extend(_event(one, now) for one in happened)
-            if not sight.has_unread_names:
+            self._events.extend(_event(one, now) for one in events)
+            if not reading.has_unread_names:
                 break
         self._published.checkpoint_times = found.save_times
         self._save()
@@ -152,7 +156,7 @@ class CheckpointsCollector:
             interval_s=found.interval_s,
             interval_steps=found.interval_steps,
             next_expected=found.next_expected,
-            passed_over=sight.passed_over,
+            passed_over=reading.passed_over,
             events=tuple(self._events),
         )
 

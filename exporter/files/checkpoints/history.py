@@ -149,9 +149,9 @@ class CheckpointHistory:
         if len(self._latest_by_shape) > MOST_SHAPES:
             self._latest_by_shape.clear()
         holder = (found.end, found.key, found.shapes)
-        for told in found.shapes:
-            if told not in self._latest_by_shape or self._latest_by_shape[told][0] <= holder[0]:
-                self._latest_by_shape[told] = holder
+        for shape in found.shapes:
+            if shape not in self._latest_by_shape or self._latest_by_shape[shape][0] <= holder[0]:
+                self._latest_by_shape[shape] = holder
 
     def record_missing_ranks(self, key: str, shapes: frozenset[str]) -> None:
         """Record a checkpoint with missing ranks."""

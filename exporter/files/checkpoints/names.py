@@ -100,9 +100,9 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
 
 def _fixed_name(stem: str, bare: str, is_directory: bool, marker: bool) -> CheckpointName | None:
     """Parse a name without a step, which each checkpoint overwrites."""
-    telling = _CHECKPOINT_WORD.search(stem)
+    checkpoint_word = _CHECKPOINT_WORD.search(stem)
     text = is_text(stem)
-    if (is_directory or (text and not marker)) and not telling:
+    if (is_directory or (text and not marker)) and not checkpoint_word:
         return None
     if text and not is_directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
         return None

@@ -104,7 +104,7 @@ class EntryView(Protocol):
 
     @property
     def checked(self) -> int:
-        """Number of files with a final verdict; damage must be found twice."""
+        """Number of files with a final check result; damage must be found twice."""
         ...
 
     @property
@@ -125,10 +125,10 @@ class Checkpoint(NamedTuple):
     seconds: float | None  # time that writing took, if seen
     missing: tuple[str, ...] = ()  # expected files that are missing, at most twenty
     missing_count: int = 0  # all of them
-    valid: bool | None = None  # whether all checked files are valid; None before any verdict
+    valid: bool | None = None  # whether all checked files are valid; None before any result
     reason: str | None = None
     odd_size: float | None = None  # size relative to the median of earlier ones, if below half or above twice that
-    odd: str | None = None  # files that earlier ones had and this one lacks; may be harmless
+    odd: str | None = None  # files that earlier ones had and this one has not; may be harmless
 
 
 class CheckpointSetEntry(NamedTuple):
@@ -159,7 +159,7 @@ class _NameFacts(NamedTuple):
 
 @dataclass
 class CheckpointSet:
-    """Entries that form one checkpoint; moments are monotonic."""
+    """Entries that form one checkpoint; times are monotonic."""
 
     key: str
     name: CheckpointName
@@ -235,8 +235,8 @@ class CheckpointSet:
     def _read_names(self) -> _NameFacts:
         files = self.files()
         indexes = [index for entry in self.entries.values() for index in entry.view.indexes]
-        told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
-        if self._facts is None or self._facts.inputs != told:
+        inputs = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
+        if self._facts is None or self._facts.inputs != inputs:
             there = {file.path for file in files}
             gaps = set(missing_numbers(there))
             for index in indexes:
@@ -249,7 +249,7 @@ class CheckpointSet:
                 if (name_shape := _file_shape(file, entry))
             }
             holes = set(missing_ranks(there)) - gaps
-            self._facts = _NameFacts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
+            self._facts = _NameFacts(inputs, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
         return self._facts
 
 

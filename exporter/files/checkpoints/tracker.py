@@ -1,4 +1,4 @@
-"""Judge checkpoints from their files: writing, complete, incomplete or damaged."""
+"""State of checkpoints, from their files: writing, complete, incomplete or damaged."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ class CheckpointTracker:
         """Take one reading of the folder and return the events since the previous one, oldest first.
 
         ``entries`` must include all changed ones. ``names`` are all that exist, or None if none came or went. With
-        ``has_unread_names``, some names are unread, so nothing is judged yet. Checkpoints from before the first reading
+        ``has_unread_names``, some names are unread, so no state is decided. Checkpoints from before the first reading
         count but raise no event. With ``workers_ended``, all workers have ended, so files need not settle.
         ``last_worker_change`` is the last start or end of a worker, by the clock of the files: names with ranks are not
         compared across it.
@@ -248,7 +248,7 @@ class CheckpointTracker:
                 found.entries = {name: entry._replace(has_dropped_files=True) for name, entry in found.entries.items()}
                 self._held_keys.discard(key)
 
-    # Judgement
+    # State
 
     def _is_ours(self, found: CheckpointSet) -> bool:
         """Whether this job wrote it."""
@@ -277,7 +277,7 @@ class CheckpointTracker:
         )
 
     def _update_state(self, found: CheckpointSet, now: float, events: list[CheckpointEvent]) -> None:
-        """Update the state of a checkpoint written since its last judgement."""
+        """Update the state of a checkpoint written since its last check."""
         found.state = None
         if not self._is_ours(found):
             found.pending = False
@@ -375,14 +375,14 @@ class CheckpointTracker:
         """
         if not all(entry.view.is_fully_read for entry in found.entries.values()):
             return ()
-        told = {
+        gap_shapes = {
             name_shape(gap.partition("/")[2] if "/" in gap else gap, found.name)
             for gap in (*found.shard_gaps, *found.rank_gaps)
         }
         left = [
             usual
             for usual in self._history.usual_shapes(found.key) - found.shapes
-            if usual.removeprefix("/") not in told and not self._history.is_saved_separately(usual, found)
+            if usual.removeprefix("/") not in gap_shapes and not self._history.is_saved_separately(usual, found)
         ]
         return tuple(sorted(usual.removeprefix("/") for usual in left))
 
@@ -434,7 +434,7 @@ class CheckpointTracker:
         self._report_damage(found, now, events)
 
     def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
-        """Whether its files are valid, with the reason if not; None while the verdict may still change."""
+        """Whether its files are valid, with the reason if not; None while the result may still change."""
         self._suspected.discard(found.key)
         for entry in found.entries.values():
             for bad in entry.view.damaged:
@@ -461,5 +461,5 @@ def _unusual_text(unusual: Sequence[str]) -> str | None:
     if not unusual:
         return None
     if len(unusual) == 1:
-        return f"there is no {unusual[0]}, unlike before"
-    return f"{len(unusual)} files that the ones before had are not there: {unusual[0]}, ..."
+        return f"has no {unusual[0]}, unlike earlier checkpoints"
+    return f"{len(unusual)} files that earlier checkpoints had are missing: {unusual[0]}, ..."

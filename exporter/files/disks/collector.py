@@ -15,27 +15,29 @@ from exporter.machine.file_host import FileHelperEnded, WatchHandle, WatchHangin
 
 AVAILABLE = Family(
     "filesystem_avail_bytes",
-    "Bytes an ordinary user can still write where the group's files go.",
+    "Bytes that an ordinary user can still write to the file system of the path group.",
     labels=("group",),
 )
-SIZE = Family("filesystem_size_bytes", "Size of that file system.", labels=("group",))
-INODES_AVAILABLE = Family("filesystem_inodes_avail", "Files that can still be made there.", labels=("group",))
-INODES = Family("filesystem_inodes", "Files that there can be at all.", labels=("group",))
-RESPONDING = Family("filesystem_responding", "Whether that file system answers within a second.", labels=("group",))
+SIZE = Family("filesystem_size_bytes", "Size of the file system.", labels=("group",))
+INODES_AVAILABLE = Family(
+    "filesystem_inodes_avail", "Files that can still be created on the file system.", labels=("group",)
+)
+INODES = Family("filesystem_inodes", "Largest possible number of files on the file system.", labels=("group",))
+RESPONDING = Family("filesystem_responding", "Whether the file system answers within a second.", labels=("group",))
 LOW = Family(
     "filesystem_low",
-    "Whether less than 10 GB is left there, or a tenth where that is below 1 TB.",
+    "Whether less than 10 GB is free, or less than both 1 TB and a tenth of the file system.",
     labels=("group",),
 )
 FULL = Family(
     "filesystem_full_timestamp_seconds",
-    "When it is full, of bytes or of files, at the current rate; absent while it is not filling up.",
+    "When the file system runs out of bytes or files at the current rate; absent while it is not filling up.",
     labels=("group",),
 )
 QUOTA_AVAILABLE = Family(
-    "filesystem_quota_avail_bytes", "Bytes that the tightest quota still lets this user write there.", labels=("group",)
+    "filesystem_quota_avail_bytes", "Bytes that this user can still write under the tightest quota.", labels=("group",)
 )
-QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "That quota.", labels=("group",))
+QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "Limit of the tightest quota.", labels=("group",))
 
 RUN_GROUP = "run"  # group of the run directory
 # errors of a file system whose server is gone
@@ -97,12 +99,12 @@ class _SpaceGroupWatch:
             space.inodes_available if space is not None else None,
             quota.available_bytes if quota is not None else None,
         )
-        moments = []
-        for fill, free in zip(self._forecasts, left, strict=True):
+        times = []
+        for forecast, free in zip(self._forecasts, left, strict=True):
             if free is not None:
-                fill.update(reading.time, free)
-                moments.append(fill.full_at(reading.time))
-        return min((moment for moment in moments if moment is not None), default=None)
+                forecast.update(reading.time, free)
+                times.append(forecast.full_at(reading.time))
+        return min((time for time in times if time is not None), default=None)
 
 
 class DiskCollector:
@@ -158,7 +160,11 @@ class DiskCollector:
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
         if not isinstance(answer, SpaceReading):
-            raise answer if isinstance(answer, Exception) else TypeError(f"{group.name}: {answer!r} is no answer")
+            raise (
+                answer
+                if isinstance(answer, Exception)
+                else TypeError(f"{group.name}: {answer!r} is not a SpaceReading")
+            )
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
     def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
@@ -187,8 +193,8 @@ class DiskCollector:
             if group.full_report_time is None or now - group.full_report_time > REPEAT_INTERVAL_S:
                 in_s = facts.full_at - now
                 soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
-                when = f"in {soon} at the current rate" if in_s > 0 else "now"
-                detail = f"{where} is full {when}: {left}"
+                state = f"will be full in {soon} at the current rate" if in_s > 0 else "is full now"
+                detail = f"{where} {state}: {left}"
                 self._event(now, "warning", "disk full expected", group.name, detail)
             group.full_report_time = now
 

@@ -97,12 +97,12 @@ def _use_rate(changes: list[tuple[float, float]], now: float) -> float | None:
         return None
     rises = sum(fall < 0 for _, fall in steps)
     usual = median(falls)
-    outstanding = sum(fall > OUTLIER_RATIO * usual for fall in falls)
+    outliers = sum(fall > OUTLIER_RATIO * usual for fall in falls)
     total, used = 0.0, [0.0]
     for _, fall in steps:
-        single = outstanding <= MOST_OUTLIERS < len(falls) // 2 and fall > OUTLIER_RATIO * usual
-        lonely = rises < REGULAR_RISES and fall < 0
-        total += 0.0 if single or lonely else fall
+        is_outlier = outliers <= MOST_OUTLIERS < len(falls) // 2 and fall > OUTLIER_RATIO * usual
+        is_rare_rise = rises < REGULAR_RISES and fall < 0
+        total += 0.0 if is_outlier or is_rare_rise else fall
         used.append(total)
     slope = _middle_slope([t for t, _ in changes], used)
     return slope if slope > 0 else None

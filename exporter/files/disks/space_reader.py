@@ -8,7 +8,7 @@ from exporter.files.disks.quota_reader import QuotaFacts, read_quota
 
 
 class SpaceFacts(NamedTuple):
-    """Space of one file system; ``available`` is what an ordinary user can still use."""
+    """Space of one file system; the available values are what an ordinary user can still use."""
 
     available_bytes: int
     size_bytes: int
@@ -70,5 +70,5 @@ class SpaceWatch:
         found = _nearest_existing(self._directory)
         if found is None:
             return SpaceReading(now, None, None)
-        place, told = found
-        return SpaceReading(now, _parse_statvfs(told), read_quota(place))
+        place, facts = found
+        return SpaceReading(now, _parse_statvfs(facts), read_quota(place))

@@ -1,4 +1,4 @@
-"""Whether a file is whole, judged without loading it: by the lengths, checksums and ends of its format.
+"""Whether a file is valid, checked without loading it: by the lengths, checksums and ends of its format.
 
 The first bytes decide the format; the name is a hint and the last resort. Nothing is unpickled, and at most
 ``source.MOST_BYTES`` are read. An undecided file is "unknown".
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class FileCheck(NamedTuple):
-    """Verdict on a file."""
+    """Check result of a file."""
 
     state: str  # one of valid, invalid, empty, unfinished (only its last line is half-written), unknown
     format: str | None
@@ -62,7 +62,7 @@ class FileFormat(Protocol):
 
     @property
     def NAME(self) -> str:  # noqa: N802 -- a constant of the module
-        """Name in a verdict."""
+        """Name in a check result."""
 
     @property
     def EXTENSIONS(self) -> tuple[str, ...]:  # noqa: N802
@@ -104,7 +104,7 @@ HOSTILE_ERRORS = (
 
 
 def check_file(source: FileSource) -> FileCheck:
-    """Judge whether the file is whole. Does not raise: an unreadable file is unknown."""
+    """Check whether the file is valid. Does not raise: an unreadable file is unknown."""
     if not source.size:
         return FileCheck("empty", None, "is empty")
     try:
@@ -117,9 +117,9 @@ def _check(source: FileSource) -> FileCheck:
     name = SHARD.sub("", source.name.lower())
     for known in BINARY_FORMATS:
         if _claims(known, source):
-            verdict = _check_format(known, source)
-            if verdict.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_match_by_chance(known, source):
-                return verdict
+            result = _check_format(known, source)
+            if result.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_match_by_chance(known, source):
+                return result
     for known in TEXT_FORMATS:
         if name.endswith(known.EXTENSIONS):
             return _check_text(known, source)
@@ -133,8 +133,8 @@ def _check(source: FileSource) -> FileCheck:
                 return FileCheck("unknown", None, reason)
             return FileCheck("invalid", known.NAME, reason)
     for known in JSON_FORMATS:
-        if _claims(known, source) and _has_values(verdict := _check_format(known, source)):
-            return verdict
+        if _claims(known, source) and _has_values(result := _check_format(known, source)):
+            return result
     return FileCheck("unknown", None, "has an unknown format")
 
 
@@ -153,7 +153,7 @@ def _check_format(file_format: FileFormat, source: FileSource) -> FileCheck:
     except CheckUndecided as doubt:
         return FileCheck("unknown", file_format.NAME, _reason_text(str(doubt)))
     except HOSTILE_ERRORS as error:
-        return FileCheck("unknown", file_format.NAME, f"could not be understood ({type(error).__name__})")
+        return FileCheck("unknown", file_format.NAME, f"could not be parsed ({type(error).__name__})")
     reason = None if found.reason is None else _reason_text(found.reason)
     return FileCheck("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
 
@@ -173,16 +173,16 @@ def _check_text(named: FileFormat, source: FileSource) -> FileCheck:
 
     If overlong lines leave the first check undecided, reading both ends of the other kind does not decide it either.
     """
-    verdict = _check_format(named, source)
-    if verdict.state != "valid" and named in JSON_FORMATS:
+    result = _check_format(named, source)
+    if result.state != "valid" and named in JSON_FORMATS:
         for known in JSON_FORMATS:
             if known is not named and _has_values(other := _check_format(known, source)):
-                return verdict if verdict.state == "unknown" and other.reason is not None else other
-    return verdict
+                return result if result.state == "unknown" and other.reason is not None else other
+    return result
 
 
 def _has_values(verdict: FileCheck) -> bool:
-    """Whether it has at least one whole value, which makes this format likely."""
+    """Whether it has at least one complete value, which makes this format likely."""
     return verdict.state in ("valid", "unfinished") and (verdict.format != json_lines.NAME or verdict.records != 0)
 
 

@@ -100,19 +100,19 @@ def inspect(source: FileSource) -> ValidFile:
     """Validate a file whose batches lie before its footer, or a stream up to its end."""
     if source.head(4) == OLD_FEATHER:
         if source.tail(4) != OLD_FEATHER:
-            raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
-        raise CheckUndecided("is of version 1 of Feather, which is not known")
+            raise FileDamaged("has no footer: it was not completely written, or its end is lost")
+        raise CheckUndecided("is Feather version 1, which is not checked")
     return _check_file(source) if source.head(len(MAGIC)) == MAGIC else _check_stream(source)
 
 
 def _check_file(source: FileSource) -> ValidFile:
     tail = source.tail(4 + len(MAGIC))
     if source.size < FILE_BEGIN + len(tail) or not tail.endswith(MAGIC):
-        raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
+        raise FileDamaged("has no footer: it was not completely written, or its end is lost")
     length = int.from_bytes(tail[:4], "little", signed=True)
     begin = source.size - len(tail) - length
     if length <= 0 or begin < FILE_BEGIN:
-        raise FileDamaged("has a footer that does not fit into it")
+        raise FileDamaged("has a footer length that does not fit the file")
     if length > FOOTER_BYTES:
         raise CheckUndecided(f"has a footer of {length} bytes")
     try:
@@ -124,14 +124,14 @@ def _check_file(source: FileSource) -> ValidFile:
         raise FileDamaged("has a footer without schema")
     for number, (offset, metadata, body) in enumerate(dictionaries + batches):
         if offset < FILE_BEGIN or metadata <= 0 or body < 0 or offset + metadata + body > begin:
-            raise FileDamaged(f"has a batch, number {number}, that does not fit before the footer")
+            raise FileDamaged(f"its batch {number} does not fit before the footer")
     rows = 0
     for number, (offset, _, _) in enumerate(batches):
         if number == MOST_BATCHES:
             return ValidFile(NAME, None, f"only {number} of its {len(batches)} batches were checked")
         message = read_message(source, offset)
         if message is None or message.kind != BATCH or message.end > begin:
-            raise FileDamaged(f"has something else where its batch {number} should be")
+            raise FileDamaged(f"has other data where its batch {number} should be")
         rows += message.rows
     return ValidFile(NAME, rows)
 
@@ -151,7 +151,7 @@ def _check_stream(source: FileSource) -> ValidFile:
         offset = message.end
         if offset > source.size:
             raise FileDamaged(f"ends {offset - source.size} bytes before the end of a message")
-    raise CheckUndecided("ends after a message, but without the mark of its end")
+    raise CheckUndecided("ends after a message, without an end-of-stream marker")
 
 
 def _end_stream(source: FileSource, offset: int, rows: int) -> ValidFile:
@@ -159,7 +159,7 @@ def _end_stream(source: FileSource, offset: int, rows: int) -> ValidFile:
     if not offset:
         raise FileDamaged("is a stream without a schema")
     if end < source.size:
-        raise CheckUndecided(f"goes on for {source.size - end} bytes after the end of its stream")
+        raise CheckUndecided(f"continues for {source.size - end} bytes after the end of its stream")
     return ValidFile(STREAM_NAME, rows)
 
 
@@ -174,7 +174,7 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
     if length == 0:
         return None
     if length < 0:
-        raise FileDamaged("has something else where a message should be")
+        raise FileDamaged("has other data where a message should be")
     if begin + length > left:
         raise FileDamaged(f"ends {begin + length - left} bytes before the end of a message")
     try:
@@ -184,7 +184,7 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
     try:
         return _parse(source.read(offset + begin, length), offset + begin + length)
     except PARSE_ERRORS as error:
-        raise FileDamaged("has something else where a message should be") from error
+        raise FileDamaged("has other data where a message should be") from error
 
 
 def _parse(metadata: bytes, body: int) -> ArrowMessage:

@@ -88,25 +88,25 @@ def _text(data: bytes) -> str:
 
 
 def _best_result(head: str, tail: str, window: str = "") -> DialectResult:
-    """Return the result of the first dialect that fits; else raise the complaint about the first one."""
+    """Return the result of the first dialect that fits; else raise the problem of the first one."""
     if window and not (head and tail and window.count("\n") > 1):
         raise CheckUndecided("its rows are longer than the part that was checked")
-    complaint: Exception | None = None
+    first_problem: Exception | None = None
     for way in _candidate_dialects(head, tail):
-        judgement = _check_ends(head, tail, way) if window else _check_rows(_rows(head, way))
+        result = _check_ends(head, tail, way) if window else _check_rows(_rows(head, way))
         if (
-            complaint is None
-            and judgement.is_unfinished
+            first_problem is None
+            and result.is_unfinished
             and tail.endswith("\n")
             and way.delimiter in OFTEN_WITHOUT_QUOTES
         ):
             plain = way._replace(quote=None)
             other = _check_ends(head, tail, plain) if window else _check_rows(_rows(head, plain))
-            judgement = other if other.problem is None else judgement
-        if judgement.problem is None:
-            return judgement
-        complaint = complaint or judgement.problem
-    raise complaint or CheckUndecided("holds no table")
+            result = other if other.problem is None else result
+        if result.problem is None:
+            return result
+        first_problem = first_problem or result.problem
+    raise first_problem or CheckUndecided("contains no table")
 
 
 def _candidate_dialects(head: str, tail: str) -> Iterator[CsvDialect]:
@@ -145,13 +145,13 @@ def _check_rows(rows: RowWidths, expected: int = 0, place: str = "row {}") -> Di
     most, _ = Counter(widths).most_common(1)[0]  # the first of several
     if not expected and most != widths[0]:
         return DialectResult(
-            problem=CheckUndecided(f"its first row has {_fields_text(widths[0])} and most others have {most}")
+            problem=CheckUndecided(f"its first row has {_fields_text(widths[0])}, but most others have {most}")
         )
     expected = expected or most
     last = rows.last or 0
     for number, width in enumerate([*rows.widths, *([last] if last > expected else [])], 1):
         if width != expected:
-            has = f"{place.format(number)} has {_fields_text(width)} and the first row {expected}"
+            has = f"{place.format(number)} has {_fields_text(width)}, but the first row has {expected}"
             return DialectResult(problem=CheckUndecided(has))  # another table may follow, or rows of another kind
     half = rows.is_open or (rows.last is not None and rows.last < expected)
     return DialectResult(half, len(rows.widths) + (rows.last is not None and not half))
@@ -164,10 +164,10 @@ def _fields_text(number: int) -> str:
 def _check_ends(head: str, tail: str, dialect: CsvDialect) -> DialectResult:
     """Compare the rows of both ends; the second may begin within a quoted field."""
     begin = _rows(head, dialect)
-    judgement = _check_rows(begin)
-    if judgement.problem is not None or not begin.widths:
+    result = _check_rows(begin)
+    if result.problem is not None or not begin.widths:
         return (
-            judgement
+            result
             if begin.widths
             else DialectResult(problem=CheckUndecided("its rows are longer than the part that was checked"))
         )

@@ -27,7 +27,7 @@ def inspect(source: FileSource) -> ValidFile:
         if place and not data[place] and not data[place:].tobytes().strip(b"\0"):
             break  # padding, as on tape
         if data[place : place + 2] != MAGIC[: len(data) - place]:
-            raise FileDamaged(f"has {source.size - place} bytes behind its end that are no gzip data")
+            raise FileDamaged(f"has {source.size - place} bytes after its end that are not gzip data")
         used, made = _unpack(data[place:], MOST_UNPACKED_BYTES - unpacked, whole)
         place, unpacked = place + used, unpacked + made
     if not whole:

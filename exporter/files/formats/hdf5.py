@@ -47,13 +47,15 @@ def inspect(source: FileSource) -> ValidFile:
     block = parse_superblock(source.read(place, min(SUPERBLOCK_BYTES, source.size - place)), place)
     objects = ObjectHeaders(source, block.base, block.address_bytes, block.length_bytes)
     if block.is_open:
-        raise CheckUndecided("is marked as open for writing: its writer is at work, or has not closed it")
+        raise CheckUndecided("is marked as open for writing: its writer is still active, or did not close it")
     if block.several_files or _has_driver(objects, block.extension):
         raise CheckUndecided("is one of several files that belong together")
     if source.size < block.end:
         raise FileDamaged(f"ends {block.end - source.size} bytes too early")
     if source.size > block.end:
-        raise CheckUndecided(f"goes on for {source.size - block.end} bytes after its end: its writer has not closed it")
+        raise CheckUndecided(
+            f"continues for {source.size - block.end} bytes after its end: its writer has not closed it"
+        )
     if block.root is None:
         raise FileDamaged("has no root group")
     try:
@@ -92,7 +94,7 @@ def parse_superblock(text: bytes, offset: int) -> Superblock:
         raise FileDamaged("ends within its superblock")
     version = text[8]
     if version > 3:
-        raise CheckUndecided(f"has a superblock of version {version}, which is not known")
+        raise CheckUndecided(f"has a superblock of unknown version {version}")
     old = version < 2
     size, length_bytes = (text[13], text[14]) if old else (text[9], text[10])
     if size not in (2, 4, 8) or length_bytes not in (2, 4, 8):
@@ -109,7 +111,7 @@ def parse_superblock(text: bytes, offset: int) -> Superblock:
     addresses = [parse_address(text[at : at + size], size) for at in range(begin, end, size)]
     base, second, eof, fourth = addresses[:4]
     if base is None or eof is None:
-        raise FileDamaged("has a superblock without an end of the file")
+        raise FileDamaged("has a superblock without an end-of-file address")
     return Superblock(
         base=offset,
         end=eof - base + offset,  # like the library, in case a user block was prepended

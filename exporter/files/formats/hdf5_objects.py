@@ -52,7 +52,7 @@ class ObjectHeaders:
         if top.startswith(b"OHDR"):
             return self._messages_v2(address)
         if top[0] != 1:
-            raise FileDamaged("has something else where an object should be")
+            raise FileDamaged("has other data where an object should be")
         _, _, _, length = struct.unpack_from("<BxHLL", top)
         return self._parse_messages(self._read(address + 16, length), struct.Struct("<HHB3x"), b"")
 
@@ -139,13 +139,13 @@ class ObjectHeaders:
                     if not is_soft_link:
                         yield int.from_bytes(entries[at + size : at + 2 * size], "little")
             else:
-                raise FileDamaged("has something else where its list of objects should be")
+                raise FileDamaged("has other data where its list of objects should be")
 
     def _messages_v2(self, address: int) -> list[ObjectMessage]:
         """Messages of an object header of version 2, which has a checksum."""
         version, flags = self._read(address + 4, 2)
         if version != 2:
-            raise FileDamaged("has something else where an object should be")
+            raise FileDamaged("has other data where an object should be")
         width = 1 << (flags & 3)
         begin = 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1) + width
         length = int.from_bytes(self._read(address + begin - width, width), "little")
@@ -174,7 +174,7 @@ class ObjectHeaders:
                     if not mark:
                         blocks.append(self._read(place, more))
                     elif self._read(place, 4) != mark:
-                        raise FileDamaged("has something else where an object should go on")
+                        raise FileDamaged("has other data where an object should continue")
                     else:
                         blocks.append(self._read_checked(place, more)[4:])
                 elif kind != NIL:

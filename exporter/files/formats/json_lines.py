@@ -66,7 +66,7 @@ def _check(lines: list[bytes], place: str) -> int:
 
 def _line_problem(error: FileDamaged) -> str:
     cause = error.__cause__
-    return f"is no JSON: {cause.msg}" if isinstance(cause, json.JSONDecodeError) else str(error)
+    return f"is not JSON: {cause.msg}" if isinstance(cause, json.JSONDecodeError) else str(error)
 
 
 def _classify_last_line(line: bytes) -> str:
@@ -82,7 +82,7 @@ def _classify_last_line(line: bytes) -> str:
     except FileDamaged as error:
         cause = error.__cause__
         if isinstance(cause, json.JSONDecodeError) and not json_text.is_truncated(cause):
-            raise FileDamaged(f"its last line is no JSON: {cause.msg}") from error
+            raise FileDamaged(f"its last line is not JSON: {cause.msg}") from error
         return "half"
     return "whole"
 

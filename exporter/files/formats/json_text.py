@@ -57,10 +57,10 @@ def parse_json(text: str) -> object:
         return _DECODER.decode(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         if not text.strip():
-            raise FileDamaged("holds nothing but white space") from error
+            raise FileDamaged("contains only white space") from error
         if is_truncated(error):
             raise FileDamaged(IN_THE_MIDDLE) from error
-        raise FileDamaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
+        raise FileDamaged(f"is not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise CheckUndecided("is nested too deeply to be checked") from error
 
@@ -87,14 +87,14 @@ def _check_ends(source: FileSource) -> ValidFile:
     if not text or not end:
         raise CheckUndecided("begins or ends with a lot of white space")
     if closer is None:
-        raise FileDamaged("begins with no bracket, though it is long")
+        raise FileDamaged("is large, but does not begin with a bracket")
     if not end.endswith(closer):
-        raise FileDamaged(f"begins with {text[:1].decode()} and does not end with {closer.decode()}")
+        raise FileDamaged(f"begins with {text[:1].decode()} but does not end with {closer.decode()}")
     if _closes_inner(end):
         raise FileDamaged("ends with a bracket that closes an inner value")
     line, newline, _ = text.partition(b"\n")
     if newline and _is_value(line):
-        raise FileDamaged("has text behind its first value")
+        raise FileDamaged("has text after its first value")
     if INDENTED.match(text) and INDENTED_END.search(tail):
         raise CheckUndecided("ends with a bracket that seems to close an inner value")
     return ValidFile(NAME, None, "only its beginning and end were checked")

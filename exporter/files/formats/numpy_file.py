@@ -70,10 +70,10 @@ def _check_arrays(source: FileSource) -> ValidFile:
     while begin < source.size:
         left = source.size - begin
         if begin and source.read(begin, min(left, len(MAGIC))) != MAGIC[:left]:
-            raise CheckUndecided(f"goes on for {left} bytes after its array")
+            raise CheckUndecided(f"continues for {left} bytes after its array")
         header = read_array_header(_reader(source, begin), left)
         if header.end is None:
-            raise CheckUndecided("holds Python objects of unknown length")
+            raise CheckUndecided("contains Python objects of unknown length")
         if header.end > left:
             raise FileDamaged(f"ends {header.end - left} bytes before the end of its array")
         records = header.shape[0] if header.shape and not begin else None
@@ -90,7 +90,7 @@ def _check_archive(source: FileSource) -> ValidFile:
     directory = zip_file.read_directory(source)
     members = [member for member in directory.members if member.name.endswith(".npy")]
     if directory.members and not members:
-        return ValidFile(zip_file.NAME, None, "holds no array")
+        return ValidFile(zip_file.NAME, None, "contains no array")
     headers = [
         header for member in members[:MOST_ARRAYS] if (header := _read_member_header(source, member)) is not None
     ]
@@ -143,7 +143,7 @@ def read_array_header(read: Callable[[int, int], bytes], size: int) -> ArrayHead
         raise FileDamaged("does not begin like an array")
     width = VERSIONS.get((top[-2], top[-1]))
     if width is None:
-        raise CheckUndecided(f"is of version {top[-2]}.{top[-1]} of its format, which is not known")
+        raise CheckUndecided(f"has unknown format version {top[-2]}.{top[-1]}")
     if size < len(top) + width:
         raise FileDamaged("ends within its header")
     length = int.from_bytes(read(len(top), width), "little")
@@ -163,16 +163,16 @@ def parse_array_header(header: bytes) -> tuple[tuple[int, ...], int | None]:
     except UnicodeDecodeError:
         text = PYTHON_2_LONG.sub("", header.decode("latin-1"))  # versions 1 and 2
     if LITERAL.fullmatch(text) is None:
-        raise FileDamaged("has a header that is no dictionary")
+        raise FileDamaged("has a header that is not a dictionary")
     try:
         fields = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise FileDamaged("has a header that is no dictionary") from error
+        raise FileDamaged("has a header that is not a dictionary") from error
     if not isinstance(fields, dict) or fields.keys() != {"descr", "fortran_order", "shape"}:
         raise FileDamaged("has a header without type, order and shape")
     shape = fields["shape"]
     if not isinstance(fields["fortran_order"], bool) or not _is_shape(shape):
-        raise FileDamaged("has a header with a wrong order or shape")
+        raise FileDamaged("has a header with an invalid order or shape")
     return shape, _item_bytes(fields["descr"], 0)
 
 
@@ -184,21 +184,21 @@ def _is_shape(shape: object) -> bool:
 def _item_bytes(descr: object, depth: int) -> int | None:
     """Bytes of one item: of ``'<f4'``, of fields ``[('x', '<f4'), ('y', '<i8', (2,))]``, or of ``('<f4', (3,))``."""
     if depth > MOST_FIELDS_DEPTH:
-        raise CheckUndecided("has fields within fields within fields")
+        raise CheckUndecided("has fields nested too deeply")
     if isinstance(descr, str):
         match = TYPE.fullmatch(descr)
         if match is None:
-            raise CheckUndecided("has items of a type that is not known")
+            raise CheckUndecided("has items of an unknown type")
         kind, length = match[1], match[2]
         return None if kind is None else int(length[:20]) * (4 if kind == "U" else 1)
     if isinstance(descr, tuple) and len(descr) == 2 and _is_shape(descr[1]):
         size = _item_bytes(descr[0], depth + 1)
         return None if size is None else size * math.prod(descr[1])
     if not isinstance(descr, list):
-        raise CheckUndecided("has items of a type that is not known")
+        raise CheckUndecided("has items of an unknown type")
     sizes = []
     for field in descr:
         if not isinstance(field, tuple) or len(field) not in (2, 3):
-            raise FileDamaged("has a header with a wrong type")
+            raise FileDamaged("has a header with an invalid type")
         sizes.append(_item_bytes(field[1] if len(field) == 2 else (field[1], field[2]), depth + 1))
     return None if None in sizes else sum(size for size in sizes if size is not None)

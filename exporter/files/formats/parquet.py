@@ -43,17 +43,17 @@ def claims(source: FileSource) -> bool:
 def inspect(source: FileSource) -> ValidFile:
     """Validate the footer, and that all columns end before it."""
     if source.size < len(MAGIC) + TAIL_BYTES:
-        raise FileDamaged("has no footer: its writing was not finished")
+        raise FileDamaged("has no footer: it was not completely written")
     tail = source.tail(TAIL_BYTES)
     magic = source.head(4)
     if tail[4:] != magic:
-        raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
+        raise FileDamaged("has no footer: it was not completely written, or its end is lost")
     if magic == ENCRYPTED_MAGIC:
         raise CheckUndecided("has an encrypted footer")
     length = int.from_bytes(tail[:4], "little")
     begin = source.size - TAIL_BYTES - length
     if begin < len(MAGIC):
-        raise FileDamaged("has a footer that does not fit into it")
+        raise FileDamaged("has a footer length that does not fit the file")
     footer = ThriftCompact(source.read(begin, min(length, FOOTER_BYTES)))
     rows, groups, reason = None, 0, None
     seen = set()
@@ -87,7 +87,7 @@ def _check_group(group: object, footer: int, number: int) -> int:
     columns = group.get(GROUP_COLUMNS) if isinstance(group, dict) else None
     rows = group.get(GROUP_ROWS) if isinstance(group, dict) else None
     if not isinstance(columns, list) or not isinstance(rows, int):
-        raise FileDamaged(f"has a group of rows, number {number}, without columns")
+        raise FileDamaged(f"has no columns in row group {number}")
     for column in columns:
         data = column.get(CHUNK_DATA) if isinstance(column, dict) else None
         if not isinstance(data, dict) or CHUNK_FILE in column:
@@ -96,9 +96,9 @@ def _check_group(group: object, footer: int, number: int) -> int:
         begin = min((place for place in begins if isinstance(place, int)), default=None)
         packed = data.get(PACKED_BYTES)
         if begin is None or not isinstance(packed, int):
-            raise FileDamaged(f"has a column without a place in its group of rows {number}")
+            raise FileDamaged(f"has a column without an offset in row group {number}")
         if begin < 0 or packed < 0 or begin + packed > footer:
-            raise FileDamaged(f"has a column that ends after the footer begins, in its group of rows {number}")
+            raise FileDamaged(f"has a column that ends after the footer begins, in row group {number}")
     return rows
 
 
@@ -130,7 +130,7 @@ class ThriftCompact:
     def value(self, kind: int, wanted: "Wanted | None", depth: int = 0) -> object:
         """Return a number, a list, or the wanted fields of a struct; None for others."""
         if depth > MOST_DEPTH:
-            raise FileDamaged("has a footer with structs within structs within structs")
+            raise FileDamaged("has a footer with structs nested too deeply")
         if kind in (I16, I32, I64):
             return self.number()
         if kind == LIST:
@@ -149,7 +149,7 @@ class ThriftCompact:
     def skip(self, kind: int, depth: int = 0) -> None:
         """Skip a value."""
         if depth > MOST_DEPTH:
-            raise FileDamaged("has a footer with structs within structs within structs")
+            raise FileDamaged("has a footer with structs nested too deeply")
         if kind in (I16, I32, I64):
             self._varint()
         elif kind in (BYTE, DOUBLE, BINARY):
@@ -163,7 +163,7 @@ class ThriftCompact:
             for _, of_field in self.fields():
                 self.skip(of_field, depth + 1)
         elif kind not in (TRUE, FALSE):  # booleans have no further bytes
-            raise FileDamaged("has a footer with a value of no known type")
+            raise FileDamaged("has a footer with a value of unknown type")
 
     def _skip_map(self, depth: int) -> None:
         count = self._varint()

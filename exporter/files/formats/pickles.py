@@ -62,7 +62,7 @@ def _pop_arguments(stack: list[object], opcode: pickletools.OpcodeInfo) -> tuple
             taken.append(top)
         taken.reverse()
     if count > len(stack):
-        raise ValueError("takes more than there is")
+        raise ValueError("takes more items than the stack has")
     below = stack[len(stack) - count :]
     del stack[len(stack) - count :]
     return below, taken

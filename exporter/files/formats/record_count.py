@@ -90,8 +90,8 @@ def read_csv_layout(top: bytes) -> CsvLayout:
     sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
     if not rows:
         return CsvLayout(begin, between, has_header=True, is_final=sure)
-    told = _has_header(rows)
-    header = not named and _could_be_names(rows[0]) if told is None else told
+    has_header = _has_header(rows)
+    header = not named and _could_be_names(rows[0]) if has_header is None else has_header
     return CsvLayout(begin, between, header, sure)
 
 

@@ -47,19 +47,19 @@ def inspect(source: FileSource) -> ValidFile:
     length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
     begin = LENGTH_BYTES + length
     if length > MOST_HEADER_BYTES:
-        raise FileDamaged("begins with a length that no header has")
+        raise FileDamaged("begins with an impossible header length")
     if begin > source.size:
         raise FileDamaged(f"ends {begin - source.size} bytes before the end of its header")
     end = 0
     for tensor in sorted(parse_tensor_header(source.read(LENGTH_BYTES, length))):
         if tensor.begin != end:
-            raise FileDamaged(f"its tensor {tensor.name[:80]!r} does not begin where the one before ends")
+            raise FileDamaged(f"its tensor {tensor.name[:80]!r} does not begin where the previous one ends")
         end = tensor.end
     left = source.size - begin
     if end > left:
         raise FileDamaged(f"ends {end - left} bytes before the end of its last tensor")
     if end < left:
-        raise FileDamaged(f"goes on for {left - end} bytes after its last tensor")
+        raise FileDamaged(f"continues for {left - end} bytes after its last tensor")
     return ValidFile(NAME)
 
 
@@ -68,25 +68,25 @@ def parse_tensor_header(header: bytes) -> list[TensorEntry]:
     try:
         fields = json.loads(header.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileDamaged("has a header that is no JSON") from error
+        raise FileDamaged("has a header that is not JSON") from error
     if not isinstance(fields, dict):
-        raise FileDamaged("has a header that is no table of tensors")
+        raise FileDamaged("has a header that is not a JSON object")
     return [_parse_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
 
 
 def _parse_tensor(name: str, field: object) -> TensorEntry:
     if not isinstance(field, dict):
-        raise FileDamaged(f"its tensor {name[:80]!r} is not described")
+        raise FileDamaged(f"its tensor {name[:80]!r} is not described by an object")
     dtype, shape, offsets = field.get("dtype"), field.get("shape"), field.get("data_offsets")
     if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise FileDamaged(f"its tensor {name[:80]!r} has no type, shape and place")
+        raise FileDamaged(f"its tensor {name[:80]!r} has no valid type, shape and offsets")
     if dtype not in ITEM_BITS:
         raise CheckUndecided(f"has a tensor of type {dtype[:80]!r}, whose item size is unknown")
     if len(shape) > MOST_DIMENSIONS:
         raise CheckUndecided(f"has a tensor of {len(shape)} dimensions")
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * ITEM_BITS[dtype]:
-        raise FileDamaged(f"its tensor {name[:80]!r} is not as long as its type and shape say")
+        raise FileDamaged(f"its tensor {name[:80]!r} does not have the length that its type and shape require")
     return TensorEntry(begin, end, name)
 
 

@@ -28,7 +28,7 @@ class FileDamaged(Exception):
 
 
 class CheckUndecided(Exception):
-    """No verdict is possible within the bounds or for this format; the text says why."""
+    """The check cannot decide within the bounds or for this format; the text says why."""
 
 
 class NotRegularFile(Exception):
@@ -64,7 +64,7 @@ class FileSource:
         Raises FileDamaged if the file ends before, CheckUndecided beyond the limits of the whole file.
         """
         if offset < 0 or length < 0:
-            raise FileDamaged("points to a place before its beginning")
+            raise FileDamaged("refers to a position before its beginning")
         if offset + length > self.size:
             raise FileDamaged(f"ends {offset + length - self.size} bytes too early")
         known = self._head[offset : offset + length]
@@ -87,7 +87,7 @@ class FileSource:
 
     def _pread(self, offset: int, length: int) -> bytes:
         if self.bytes_read + length > MOST_BYTES or self.reads >= MOST_READS:
-            raise CheckUndecided(f"cannot be checked within {MOST_BYTES >> 10} KiB of it")
+            raise CheckUndecided(f"cannot be checked by reading at most {MOST_BYTES >> 10} KiB")
         pieces = []
         while length:
             self.reads += 1
@@ -119,13 +119,13 @@ def _open(folder: str, name: str) -> int:
         top = os.path.realpath(folder)
         place = os.path.realpath(os.path.join(top, name))
         if not (place == top or place.startswith(os.path.join(top, ""))):
-            raise NotRegularFile("leads out of its folder")
+            raise NotRegularFile("is outside its folder")
         _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
         fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise NotRegularFile(_error_text(error)) from error
     except ValueError as error:
-        raise NotRegularFile("cannot be the name of a file") from error
+        raise NotRegularFile("is not a valid file name") from error
     try:
         _require_regular(os.fstat(fd))
     except OSError as error:
@@ -140,7 +140,7 @@ def _open(folder: str, name: str) -> int:
 def _require_regular(facts: os.stat_result) -> None:
     kind = stat.S_IFMT(facts.st_mode)
     if kind == stat.S_IFLNK:
-        raise NotRegularFile("is a link in a circle")
+        raise NotRegularFile("is a circular link")
     if kind != stat.S_IFREG:
         raise NotRegularFile(KINDS.get(kind, "is not a regular file"))
 

@@ -82,7 +82,7 @@ class RecordWalk:
             raise FileDamaged(f"ends in the middle of the header of record {number}")
         length = _parse_length(self._read(self.offset, HEADER_BYTES))
         if length is None:
-            raise FileDamaged(f"the length of record {number} does not agree with its checksum")
+            raise FileDamaged(f"the length of record {number} does not match its checksum")
         data, end = self.offset + HEADER_BYTES, self.offset + HEADER_BYTES + length + FOOTER_BYTES
         if end > source.size:
             raise FileDamaged(f"ends {end - source.size} bytes before the end of record {number}")
@@ -91,7 +91,7 @@ class RecordWalk:
             self._checked += length
             text = self._read(data, length + FOOTER_BYTES)
             if masked_crc32c(text[:length]) != int.from_bytes(text[length:], "little"):
-                raise FileDamaged(f"the data of record {number} does not agree with its checksum")
+                raise FileDamaged(f"the data of record {number} does not match its checksum")
         self.offset, self.records = end, number
 
     def _read(self, offset: int, length: int) -> bytes:

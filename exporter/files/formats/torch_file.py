@@ -39,7 +39,7 @@ ITEM_BYTES = {
 
 
 def claims(source: FileSource) -> bool:
-    """Whether it begins like either format; an ambiguous archive is judged by its name."""
+    """Whether it begins like either format; the name decides for an ambiguous archive."""
     if source.head(4) == zip_file.LOCAL_MARK:
         known = FIRST_MEMBER.fullmatch(zip_file.first_name(source)) is not None
         return known or source.name.lower().endswith(EXTENSIONS)
@@ -58,18 +58,18 @@ def _is_legacy(top: bytes) -> bool:
 def _check_archive(source: FileSource) -> ValidFile:
     directory = zip_file.read_directory(source)
     if source.name.lower().endswith(".distcp"):
-        raise CheckUndecided("is part of a distributed checkpoint: how long it should be is in the file .metadata")
+        raise CheckUndecided("is part of a distributed checkpoint, whose file .metadata has its expected length")
     members = {member.name: member for member in directory.members}
     folder = directory.members[0].name.partition("/")[0] if directory.members else ""
     has_version = not members.keys().isdisjoint({f"{folder}/version", f"{folder}/.data/version"})
     if f"{folder}/data.pkl" not in members:
         if has_version and members.keys().isdisjoint({f"{folder}/{name}" for name in OTHER_ARCHIVES}):
-            raise FileDamaged("has no data.pkl: torch.save has failed before it wrote one")
-        return ValidFile(zip_file.NAME, None, "an archive of another kind than torch.save writes")
+            raise FileDamaged("has no data.pkl: torch.save failed before it wrote one")
+        return ValidFile(zip_file.NAME, None, "is an archive that torch.save did not write")
     if directory.reason is not None:
         return ValidFile(NAME, None, directory.reason)
     if not has_version:
-        raise FileDamaged("has no version in it, which torch.save writes last")
+        raise FileDamaged("has no version member, which torch.save writes last")
     return ValidFile(NAME, None, _check_storages(source, members, folder))
 
 
@@ -80,18 +80,18 @@ def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], 
     """
     pickled = members[f"{folder}/data.pkl"]
     if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
-        return "which storages it should have was not checked"
+        return "its required storages were not checked"
     try:
         walked = walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
     except PICKLE_ERRORS as error:
-        raise FileDamaged("has a data.pkl that is no pickle") from error
+        raise FileDamaged("has a data.pkl that is not a pickle") from error
     for key, (kind, items) in _parse_storages(walked.persistent).items():
         member = members.get(f"{folder}/data/{key}")
         if member is None:
-            raise FileDamaged(f"has no storage {key[:80]!r}: torch.save has failed before it wrote it")
+            raise FileDamaged(f"has no storage {key[:80]!r}: torch.save failed before it wrote it")
         if kind in ITEM_BYTES and member.size != items * ITEM_BYTES[kind]:
             raise FileDamaged(
-                f"its storage {key[:80]!r} has {member.size} bytes, where its object has {items} items of {kind}"
+                f"its storage {key[:80]!r} has {member.size} bytes, but its object has {items} items of {kind}"
             )
     return None
 
@@ -102,7 +102,7 @@ def _check_legacy(source: FileSource) -> ValidFile:
     while begin < source.size:
         left = source.size - begin
         if begin and not _is_legacy(source.read(begin, min(left, 64))):
-            raise CheckUndecided(f"goes on for {left} bytes after its last storage")
+            raise CheckUndecided(f"continues for {left} bytes after its last storage")
         begin = _object_end(source, begin)
     return ValidFile(LEGACY_NAME)
 
@@ -120,7 +120,7 @@ def _object_end(source: FileSource, begin: int) -> int:
             raise FileDamaged("ends before its last storage")
         count = int.from_bytes(source.read(offset, COUNT_BYTES), "little", signed=True)
         if count != items:
-            raise FileDamaged(f"has a storage of {count} items, where its object has one of {items}")
+            raise FileDamaged(f"has a storage of {count} items, but its object has one of {items}")
         offset += COUNT_BYTES + count * ITEM_BYTES[kind]
         if offset > source.size:
             raise FileDamaged(f"ends {offset - source.size} bytes before the end of a storage")
@@ -137,12 +137,12 @@ def _read_pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, 
             magic, version, _, of_object, keys = (walk_pickle(stream) for _ in range(5))
         except PICKLE_ERRORS as error:
             if stream.tell() < len(text):
-                raise FileDamaged("has something else where a pickle should be") from error
+                raise FileDamaged("has other data where a pickle should be") from error
             if len(text) == left:
                 raise FileDamaged("ends within its pickled object") from error
             continue  # it may be longer
         if magic.value != MAGIC or version.value != PROTOCOL_VERSION:
-            raise FileDamaged("does not begin with the numbers of torch.save")
+            raise FileDamaged("does not begin with the magic number and version of torch.save")
         return _parse_storages(of_object.persistent), _parse_keys(keys.value), begin + stream.tell()
     raise CheckUndecided(f"has a pickled object of more than {PICKLES_BYTES[-1] >> 10} KiB")
 
@@ -152,7 +152,7 @@ def _parse_storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
     storages: dict[str, tuple[str, int]] = {}
     for found in persistent:
         if not isinstance(found, tuple) or not found:
-            raise FileDamaged("has an object that refers to nothing")
+            raise FileDamaged("has an object with an empty reference")
         if found[0] == "storage":
             kind, key, items = (found[1], found[2], found[4]) if len(found) in (5, 6) else (None, None, None)
             if not (isinstance(kind, str) and isinstance(key, str) and isinstance(items, int)):

@@ -27,7 +27,7 @@ WIDE = 0xFFFFFFFF  # placeholder for a number in the extra field
 WIDE_FIELD = 1
 SIZES_FOLLOW = 8  # flag of a local header whose sizes follow the member's bytes
 
-SEVERAL_REASON = "is several archives in one file, or has something before its directory"
+SEVERAL_REASON = "contains several archives, or has other data before its directory"
 
 DIRECTORY_BYTES = 1 << 19  # bytes of the central directory read: some 5000 members
 LOCAL_HEADERS = 8  # local headers compared with the directory, including the first and the last
@@ -89,7 +89,7 @@ def read_directory(source: FileSource) -> ZipDirectory:
     if len(text) < size:
         reason = f"only {len(members)} of its {count} members were checked"
     elif at != size or len(members) & 0xFFFF != count & 0xFFFF:  # writers without zip64 let the count overflow
-        raise FileDamaged(f"has {len(members)} members in its directory, but its end says {count}")
+        raise FileDamaged(f"has {len(members)} members in its directory, but its end record says {count}")
     step = max(1, (len(members) - 1) // (LOCAL_HEADERS - 1))
     for member in [*members[::step][:LOCAL_HEADERS], *members[-1:]]:
         if data_offset(source, member) + member.packed > begin:
@@ -108,7 +108,7 @@ def data_offset(source: FileSource, member: ZipMember) -> int:
     if _text(name) != member.name:
         raise FileDamaged(f"has {_text(name)[:80]!r} where its directory says {member.name[:80]!r}")
     if not flags & SIZES_FOLLOW and (packed not in (member.packed, WIDE) or size not in (member.size, WIDE)):
-        raise FileDamaged(f"its member {member.name[:80]!r} is not as long as its directory says")
+        raise FileDamaged(f"its member {member.name[:80]!r} does not have the length that its directory states")
     return int(member.offset + LOCAL.size + name_length + extra_length)
 
 
@@ -130,7 +130,7 @@ def _read_end(source: FileSource) -> tuple[int, int, int]:
         disk, first_disk, _, count, size, begin = found[4:]
         directory_end = wide_place
     if disk or first_disk:
-        raise CheckUndecided("is one part of an archive in several files")
+        raise CheckUndecided("is one part of a multi-file archive")
     if begin + size > directory_end:
         raise FileDamaged("its directory does not fit before its end record")
     if begin + size < directory_end:
@@ -149,7 +149,7 @@ def _find_commented_end(source: FileSource) -> int:
         ):
             return source.size - len(tail) + at
         at = tail.rfind(END_MARK, 0, at)
-    raise FileDamaged("has no end record: its writing was not finished, or its end is lost")
+    raise FileDamaged("has no end record: it was not completely written, or its end is lost")
 
 
 def _parse_entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
@@ -158,7 +158,7 @@ def _parse_entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
         return None
     fields = ENTRY.unpack_from(text, at)
     if fields[0] != ENTRY_MARK:
-        raise FileDamaged("its directory has something else where an entry should begin")
+        raise FileDamaged("its directory has other data where an entry should begin")
     method, packed, size, name_length, extra_length, comment_length, offset = (
         *(fields[4], fields[8], fields[9]),
         *(fields[10], fields[11], fields[12], fields[16]),
@@ -181,7 +181,7 @@ def _resolve_wide(extra: bytes, *numbers: int) -> list[int]:
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == WIDE_FIELD:
             values = iter(re.findall(rb"(?s).{8}", extra[at + 4 : at + 4 + length]))
-            missing = FileDamaged("its directory has a long member without its length")
+            missing = FileDamaged("its directory has a large member without its size")
             wide = []
             for number in numbers:
                 value = next(values, None) if number == WIDE else number.to_bytes(8, "little")

@@ -33,11 +33,11 @@ def inspect(source: FileSource) -> ValidFile:
             (length,) = struct.unpack("<I", _read_part(source, place + 4, 4))
             place = _require_within(source, place + 8 + length)
         elif magic in OLD_MAGICS:
-            raise CheckUndecided("is of a version before 0.8")
+            raise CheckUndecided("is of a Zstandard version before 0.8")
         elif not frames and not source.name.lower().endswith(EXTENSIONS):
-            raise CheckUndecided("begins with a frame to be skipped, and goes on as no Zstandard file")
+            raise CheckUndecided("begins with a skippable frame, but no Zstandard frame follows")
         else:
-            raise FileDamaged(f"has {source.size - place} bytes at byte {place} that begin no frame")
+            raise FileDamaged(f"has {source.size - place} bytes at byte {place} that are not a frame")
     return ValidFile(NAME)
 
 
@@ -73,5 +73,5 @@ def _frame_end(source: FileSource, offset: int) -> int:
         least += 0 if kind == COMPRESSED else length
         most += MOST_BLOCK_BYTES if kind == COMPRESSED else length
     if size_bytes and not least <= content <= most:
-        raise FileDamaged(f"a frame is said to hold {content} bytes and has blocks for {least} to {most}")
+        raise FileDamaged(f"a frame declares {content} bytes, but its blocks give {least} to {most}")
     return _require_within(source, offset + 4 * has_checksum)

@@ -23,17 +23,17 @@ from exporter.files.outputs.outputs_reader import (
 from exporter.machine.file_host import FileHelperEnded, WatchHandle, WatchHanging
 from exporter.machine.mounts import is_node_local, mount_of
 
-FILES = Family("output_files", "Files of the group that this node answers for.", labels=("group",))
-BYTES = Family("output_bytes", "Their size.", labels=("group",))
+FILES = Family("output_files", "Files of the path group that this node counts.", labels=("group",))
+BYTES = Family("output_bytes", "Size of these files.", labels=("group",))
 GROWTH = Family(
     "output_growth_bytes_per_second",
-    "Growth over the last two minutes, from one write to another; 0 when nothing has been written in them.",
+    "Growth over the last two minutes, measured between writes; 0 if nothing was written in that time.",
     labels=("group",),
 )
-MTIME = Family("output_file_mtime_timestamp_seconds", "When the newest of them was last written.", labels=("group",))
+MTIME = Family("output_file_mtime_timestamp_seconds", "When the newest file was last written.", labels=("group",))
 RECORDS = Family(
     "output_records",
-    "Records in them: lines of JSONL and CSV, items of JSON arrays, rows of Parquet, Arrow, HDF5 and NumPy files.",
+    "Records in the files: lines of JSONL and CSV, items of JSON arrays, rows of Parquet, Arrow, HDF5 and NumPy files.",
     labels=("group",),
 )
 VALID = Family(
@@ -41,21 +41,21 @@ VALID = Family(
     "Whether every checked file is undamaged; files that are still being written are not checked.",
     labels=("group",),
 )
-INVALID = Family("output_files_invalid", "Files that are damaged.", labels=("group",))
+INVALID = Family("output_files_invalid", "Damaged files.", labels=("group",))
 STALLED = Family(
     "output_stalled",
-    "Whether the job has written files of the group, and none for the stall timeout while workers run.",
+    "Whether the job has written files of the path group, but none for the stall timeout while workers run.",
     labels=("group",),
 )
 WORKER_GROUP = (*WORKER_LABELS, "group")
 WORKER_BYTES = Family("worker_output_bytes", "Size of the files with the worker's number.", labels=WORKER_GROUP)
-WORKER_RECORDS = Family("worker_output_records", "Records in them.", labels=WORKER_GROUP)
+WORKER_RECORDS = Family("worker_output_records", "Records in these files.", labels=WORKER_GROUP)
 WORKER_MTIME = Family(
-    "worker_output_mtime_timestamp_seconds", "When the newest of them was last written.", labels=WORKER_GROUP
+    "worker_output_mtime_timestamp_seconds", "When the newest file was last written.", labels=WORKER_GROUP
 )
 WORKER_STALLED = Family(
     "worker_output_stalled",
-    "Whether the worker has written files of the group, and none for the stall timeout while it runs.",
+    "Whether the worker has written files of the path group, but none for the stall timeout while it runs.",
     labels=WORKER_GROUP,
 )
 
@@ -186,8 +186,8 @@ class OutputsCollector:
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
         self._running_since = {rank: self._running_since.get(rank, now) for rank in self._published.running_ranks}
-        looks = self._files.poll([group.handle for group in self._groups], now)
-        found = [self._update_group(group, look, now) for group, look in zip(self._groups, looks, strict=True)]
+        results = self._files.poll([group.handle for group in self._groups], now)
+        found = [self._update_group(group, result, now) for group, result in zip(self._groups, results, strict=True)]
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
 
     def _update_group(
@@ -284,11 +284,11 @@ class OutputsCollector:
         return found
 
     def _report_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
-        words = f"nothing written for {self._timeout_s:g} s" if stalled else "is written again"
+        text = f"nothing written for {self._timeout_s:g} s" if stalled else "writing has resumed"
         task = self._tasks.get(rank) if rank is not None else None
-        whose = {} if task is None else {"worker": task.worker, "rank": task.rank}
+        worker = {} if task is None else {"worker": task.worker, "rank": task.rank}
         event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
-        self._event(group, now, level, event, words, **whose)
+        self._event(group, now, level, event, text, **worker)
 
     def _report_files(
         self, group: _OutputGroupWatch, reading: OutputReading, now: float, *, is_same_watch: bool

@@ -79,8 +79,8 @@ class StepGrowth:
             return 0.0
         first, last = self._points[0], self._points[-1]
         rate = (last.value - first.value) / (last.t - first.t)
-        silence, patience = now - self._last_seen, self._longest_silence_s()
-        return rate if silence <= patience else rate * patience / silence
+        silence, longest = now - self._last_seen, self._longest_silence_s()
+        return rate if silence <= longest else rate * longest / silence
 
 
 class GroupGrowth:

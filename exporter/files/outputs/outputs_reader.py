@@ -473,28 +473,26 @@ class OutputWatch(FolderListener):
         name, size, mtime = folder.names[slot] or "", folder.sizes[slot], folder.mtimes[slot]
         try:
             with open_source(folder.directory, name) as source:
-                verdict = check_file(source)
+                result = check_file(source)
         except NotRegularFile as error:
-            verdict = FileCheck("unknown", None, str(error))
+            result = FileCheck("unknown", None, str(error))
         if not folder.refresh(slot, now):
             return True  # written during the check
-        if verdict.state == "invalid":
+        if result.state == "invalid":
             doubt = self._suspected.get(slot)
             if doubt is None or (doubt.size, doubt.mtime) != (size, mtime):
                 self._suspected[slot] = _SuspectedDamage(now, size, mtime)
                 return True
-            self._invalid[slot] = InvalidFile(
-                printable(name), verdict.format, printable(verdict.reason or "is damaged")
-            )
+            self._invalid[slot] = InvalidFile(printable(name), result.format, printable(result.reason or "is damaged"))
         self._suspected.pop(slot, None)
         self._end_wait(slot)
         self._flags[slot] &= ~TO_CHECK
-        if verdict.state == "valid":
+        if result.state == "valid":
             self._valid_files += 1
-            self._record_valid(slot, verdict)
+            self._record_valid(slot, result)
         elif self._record_kind(slot) not in ("lines", "table"):
             known = self._record_kind(slot) is not None or self._records[slot] >= 0
-            self._set_records(slot, 0 if verdict.state == "empty" and known else -1)
+            self._set_records(slot, 0 if result.state == "empty" and known else -1)
         return True
 
     def _record_valid(self, slot: int, verdict: FileCheck) -> None:

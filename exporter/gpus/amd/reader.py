@@ -127,11 +127,11 @@ class _AmdCalls:
             self.call("amdsmi_get_gpu_memory_usage", VRAM)
         if self._new_failures and not self._success_count:
             raise GpuFailed("lost", self._new_failures[0])
-        for call, words, again in self._never_succeeded:
+        for call, text, again in self._never_succeeded:
             device.failures[call] = device.failures.get(call, 0) + 1
             # If no call succeeds, the GPU may be in a reset, when it refuses everything.
             if device.failures[call] >= TRIES or (not again and self._success_count):
-                device.unsupported_calls[call] = words
+                device.unsupported_calls[call] = text
 
     def _check_driver(self) -> None:
         """Raise GpuDriverReplaced if the library is unusable for all GPUs."""
@@ -142,15 +142,15 @@ class _AmdCalls:
                 raise GpuDriverReplaced(_error_text(error)) from error
 
     def _record_failure(self, call: str, error: Exception) -> None:
-        code, words = _code(error), _error_text(error)
+        code, text = _code(error), _error_text(error)
         if code in DRIVER_GONE:
             self._check_driver()
         if code in TRANSIENT:
             return
         if call in self._device.succeeded_calls:
-            self._new_failures.append(f"{call}: {words}")
+            self._new_failures.append(f"{call}: {text}")
         else:
-            self._never_succeeded.append((call, words, code not in PERMANENT and not isinstance(error, AttributeError)))
+            self._never_succeeded.append((call, text, code not in PERMANENT and not isinstance(error, AttributeError)))
 
 
 class AmdReader:
@@ -194,19 +194,19 @@ class AmdReader:
 
     def activity(self, gpu: Gpu) -> GpuActivity:
         """Read the activity. Power is an average up to MI200 and on graphics cards, instant from MI300 on."""
-        look = self._calls(gpu)
-        use = table_value(look.call("amdsmi_get_gpu_activity"))
-        memory = look.call("amdsmi_get_gpu_memory_usage", VRAM)
-        power = table_value(look.call("amdsmi_get_power_info"))
-        energy = table_value(look.call("amdsmi_get_energy_count"))
-        heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", CURRENT_TEMPERATURE)
+        reading = self._calls(gpu)
+        use = table_value(reading.call("amdsmi_get_gpu_activity"))
+        memory = reading.call("amdsmi_get_gpu_memory_usage", VRAM)
+        power = table_value(reading.call("amdsmi_get_power_info"))
+        energy = table_value(reading.call("amdsmi_get_energy_count"))
+        heat = reading.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", CURRENT_TEMPERATURE)
         if heat is None:
-            heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", CURRENT_TEMPERATURE)
-        memory_heat = look.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", CURRENT_TEMPERATURE)
-        clock = table_value(look.call("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
-        memory_clock = table_value(look.call("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
-        throttle = self._throttle(look, gpu)
-        look.evaluate_failures()
+            heat = reading.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", CURRENT_TEMPERATURE)
+        memory_heat = reading.call("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", CURRENT_TEMPERATURE)
+        clock = table_value(reading.call("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
+        memory_clock = table_value(reading.call("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
+        throttle = self._throttle(reading, gpu)
+        reading.evaluate_failures()
         return GpuActivity(
             utilization_ratio=ratio_value(use.get("gfx_activity")),
             memory_utilization_ratio=ratio_value(use.get("umc_activity")),
@@ -229,11 +229,11 @@ class AmdReader:
         In older libraries the call fails if a process ends meanwhile or is not readable. The last list is then repeated
         for a few reads.
         """
-        device, look = self._device(gpu), self._calls(gpu)
-        told = look.call(PROCESSES)
-        look.evaluate_failures()
-        if told is not None:
-            found = [_process(entry) for entry in list_value(told)]
+        device, reading = self._device(gpu), self._calls(gpu)
+        entries = reading.call(PROCESSES)
+        reading.evaluate_failures()
+        if entries is not None:
+            found = [_process(entry) for entry in list_value(entries)]
             device.processes, device.failed_reads = tuple(process for process in found if process is not None), 0
         else:
             device.failed_reads += 1
@@ -243,18 +243,18 @@ class AmdReader:
 
     def condition(self, gpu: Gpu) -> GpuCondition:
         """Read the condition. Retired pages are those with uncorrectable errors; AMD retires no others."""
-        look = self._calls(gpu)
-        errors = table_value(look.call("amdsmi_get_gpu_total_ecc_count"))
-        pages = bad_pages(look.call("amdsmi_get_gpu_bad_page_info"))
-        link = table_value(look.call("amdsmi_get_pcie_info"))
+        reading = self._calls(gpu)
+        errors = table_value(reading.call("amdsmi_get_gpu_total_ecc_count"))
+        pages = bad_pages(reading.call("amdsmi_get_gpu_bad_page_info"))
+        link = table_value(reading.call("amdsmi_get_pcie_info"))
         fixed, present = table_value(link.get("pcie_static")), table_value(link.get("pcie_metric"))
         replays = count_value(present.get("pcie_replay_count"))
         if replays is None:
-            replays = count_value(look.call("amdsmi_get_gpu_pci_replay_counter"))
-        links = list_value(table_value(look.call("amdsmi_get_link_metrics")).get("links"))
-        fan = look.call("amdsmi_get_gpu_fan_speed", 0)
-        fan_most = None if fan is None else look.call("amdsmi_get_gpu_fan_speed_max", 0)
-        look.evaluate_failures()
+            replays = count_value(reading.call("amdsmi_get_gpu_pci_replay_counter"))
+        links = list_value(table_value(reading.call("amdsmi_get_link_metrics")).get("links"))
+        fan = reading.call("amdsmi_get_gpu_fan_speed", 0)
+        fan_most = None if fan is None else reading.call("amdsmi_get_gpu_fan_speed_max", 0)
+        reading.evaluate_failures()
         return GpuCondition(
             ecc_corrected=count_value(errors.get("correctable_count")),
             ecc_uncorrected=count_value(errors.get("uncorrectable_count")),
@@ -284,11 +284,11 @@ class AmdReader:
         for gpu in self._gpus:
             for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items()):
                 places.setdefault((name, reason), []).append(gpu.index)
-        told: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for (name, reason), indices in places.items():
-            words = f"{reason} (GPU {', '.join(indices)})"
-            told[name] = f"{told[name]}; {words}" if name in told else words
-        return told
+            text = f"{reason} (GPU {', '.join(indices)})"
+            texts[name] = f"{texts[name]}; {text}" if name in texts else text
+        return texts
 
     def close(self) -> None:
         """Close the library and wake the event thread."""
@@ -315,23 +315,23 @@ class AmdReader:
         """Set the GPUs, in HIP's order."""
         found: list[tuple[int | None, Gpu, _AmdDevice]] = []
         for device in devices:
-            look = _AmdCalls(self._library, device)
-            ids = table_value(look.call("amdsmi_get_gpu_enumeration_info"))
-            bus = text_value(look.call("amdsmi_get_gpu_device_bdf"))
+            reading = _AmdCalls(self._library, device)
+            ids = table_value(reading.call("amdsmi_get_gpu_enumeration_info"))
+            bus = text_value(reading.call("amdsmi_get_gpu_device_bdf"))
             uuid = ids.get("hip_uuid")
             if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
-                uuid = text_value(look.call("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
+                uuid = text_value(reading.call("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
             if any(uuid == other.uuid for _, other, _ in found):
                 uuid = f"{uuid}@{bus or len(found)}"  # partitions of a GPU share its number
             gpu = Gpu(
                 uuid,
                 "",
                 self.vendor,
-                name=text_value(table_value(look.call("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
+                name=text_value(table_value(reading.call("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
                 pci_bus_id=None if bus is None else bus.lower(),
-                memory_total_bytes=count_value(look.call("amdsmi_get_gpu_memory_total", VRAM)) or None,
+                memory_total_bytes=count_value(reading.call("amdsmi_get_gpu_memory_total", VRAM)) or None,
             )
-            look.evaluate_failures()
+            reading.evaluate_failures()
             found.append((count_value(ids.get("hip_id")), gpu, device))
         if all(ordinal is not None for ordinal, _, _ in found):
             found.sort(key=lambda entry: entry[0] or 0)
@@ -342,17 +342,17 @@ class AmdReader:
         """Versions of the driver and of ROCm, if known."""
         version = rocm = None
         if devices:
-            told = table_value(_AmdCalls(self._library, devices[0]).call("amdsmi_get_gpu_driver_info"))
-            version = text_value(told.get("driver_version"))
+            facts = table_value(_AmdCalls(self._library, devices[0]).call("amdsmi_get_gpu_driver_info"))
+            version = text_value(facts.get("driver_version"))
         with contextlib.suppress(Exception):  # it loads another library, which may be missing
-            known, words = self._library.amdsmi_get_rocm_version()
-            rocm = ".".join(str(words).split(".")[:2]) if known else None
+            known, release = self._library.amdsmi_get_rocm_version()
+            rocm = ".".join(str(release).split(".")[:2]) if known else None
         return GpuDriver(self.vendor, version, rocm)
 
     def _device(self, gpu: Gpu) -> _AmdDevice:
         device = self._devices.get(gpu.uuid)
         if device is None:
-            raise GpuFailed("lost", f"{gpu.uuid} is not there any more")
+            raise GpuFailed("lost", f"{gpu.uuid} is no longer present")
         return device
 
     def _throttle(self, calls: _AmdCalls, gpu: Gpu) -> Mapping[ThrottleReason, float]:
@@ -361,7 +361,7 @@ class AmdReader:
         if now >= device.throttle_due and (metrics := calls.call(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
             if not device.throttle_time.update(table_value(metrics), now):
-                device.unsupported_calls[METRICS] = "it has no counters of throttling"
+                device.unsupported_calls[METRICS] = "it has no throttling counters"
         return dict(device.throttle_time.seconds)
 
     def _calls(self, gpu: Gpu) -> _AmdCalls:
@@ -370,14 +370,14 @@ class AmdReader:
 
 def _load() -> Any:
     """Load the package with its library; raises GpuUnavailable."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):  # it prints that its library is missing, and then fails
+        with contextlib.redirect_stdout(output):  # it prints that its library is missing, and then fails
             import amdsmi  # lazy: costs time and memory, and most machines have no such GPU
     except AttributeError as error:
-        raise GpuUnavailable("version_mismatch", f"amdsmi is not of its library's version: {error}") from error
+        raise GpuUnavailable("version_mismatch", f"amdsmi and its library have different versions: {error}") from error
     except (ImportError, OSError, KeyError) as error:
-        raise GpuUnavailable("no_library", " ".join(said.getvalue().split()) or _error_text(error)) from error
+        raise GpuUnavailable("no_library", " ".join(output.getvalue().split()) or _error_text(error)) from error
     return amdsmi
 
 

@@ -30,8 +30,8 @@ class AmdThrottleTime:
     def update(self, metrics: Mapping[str, Any], now: float) -> dict[ThrottleReason, float]:
         """Add a reading and return the seconds by known reason. Falling ticks (a GPU reset) add nothing."""
         names = ("accumulation_counter", *(name for group in THROTTLING.values() for name in group))
-        told = {name: count_value(metrics.get(name)) for name in names}
-        ticks = {name: number for name, number in told.items() if number is not None}
+        counters = {name: count_value(metrics.get(name)) for name in names}
+        ticks = {name: number for name, number in counters.items() if number is not None}
         if "accumulation_counter" not in ticks:
             return dict(self.seconds)
         passed = self._tick_increase("accumulation_counter", ticks)
@@ -130,8 +130,8 @@ def pcie_lanes(value: object) -> int | None:
 
 def link_bytes_total(kilobytes: Iterable[object]) -> int | None:
     """Sum of the known links, from KB."""
-    told = [link for link in map(count_value, kilobytes) if link is not None]
-    return sum(told) * 1024 if told else None
+    counts = [link for link in map(count_value, kilobytes) if link is not None]
+    return sum(counts) * 1024 if counts else None
 
 
 def fan_ratio(speed: object, max_speed: object) -> float | None:

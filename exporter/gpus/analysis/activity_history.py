@@ -143,19 +143,19 @@ class MemoryHistory:
     def update(self, now: float, used: float, total: float) -> None:
         """Add a reading in bytes."""
         self._forecast.update(now, max(0.0, total - used))
-        course = self._history
+        history = self._history
         if self._last is not None and now < self._last:
-            course.clear()
+            history.clear()
         self._last, self._total = now, total
-        if not course or now - course[-1][0] >= GROWTH_STEP_S:
-            course.append((now, used, used))
+        if not history or now - history[-1][0] >= GROWTH_STEP_S:
+            history.append((now, used, used))
             begins = True
         else:
-            t, low, high = course[-1]
-            course[-1] = (t, min(low, used), max(high, used))
+            t, low, high = history[-1]
+            history[-1] = (t, min(low, used), max(high, used))
             begins = False
-        while now - course[0][0] > GROWTH_HISTORY_S:
-            course.popleft()
+        while now - history[0][0] > GROWTH_HISTORY_S:
+            history.popleft()
         if begins:
             self._update_growth(now)
 

@@ -68,12 +68,12 @@ class FaultAttribution:
         ``lost`` maps UUIDs to time and message. A lost GPU takes its MIG instances with it and is reported once.
         """
         found = []
-        for uuid, (since, words) in sorted(lost.items(), key=lambda entry: entry[1]):
+        for uuid, (since, text) in sorted(lost.items(), key=lambda entry: entry[1]):
             gpu = self._gpus.get(uuid)
             if gpu is None or gpu.parent in lost:
                 continue
             if any(unit.is_own for unit in (gpu, *self._instances.get(uuid, ()))):
-                found.append((_name(gpu), since, words))
+                found.append((_name(gpu), since, text))
         return found
 
     def _deduplicated(self, reported: Iterable[GpuError]) -> list[GpuError]:
@@ -116,15 +116,17 @@ class FaultAttribution:
         if gpu is None:
             return False
         parts = self._instances.get(gpu.uuid, [])
-        told = bool(parts) and error.gpu_instance is not None
-        has_it = [part for part in parts if part.gpu_instance == error.gpu_instance] if told else [gpu, *parts]
+        is_instance_known = bool(parts) and error.gpu_instance is not None
+        has_it = (
+            [part for part in parts if part.gpu_instance == error.gpu_instance] if is_instance_known else [gpu, *parts]
+        )
         if not any(unit.is_own for unit in has_it):
             return False
-        if error.xid in CONTAINED_XIDS and told and error.pid is None:
+        if error.xid in CONTAINED_XIDS and is_instance_known and error.pid is None:
             return True
         if is_device_fault(error.xid) and error.xid not in CONTAINED_XIDS:
             return True  # ignore the named process: it is only the first that met the error, which may be any program
-        alone = all(part.is_exclusive for part in has_it) if told else gpu.is_exclusive
+        alone = all(part.is_exclusive for part in has_it) if is_instance_known else gpu.is_exclusive
         return alone and error.pid not in self._other_pids
 
     def _error_text(self, error: GpuError) -> str:

@@ -42,7 +42,7 @@ def gpu_evidence(
     devices = worker_devices(entry, gpu_status)
     if not devices:
         return {}
-    troubles = worker_gpu_problems(entry, devices, gpu_status)
+    problems = worker_gpu_problems(entry, devices, gpu_status)
     lost = [device for device in gpu_status.get("gpus") or () if device.get("lost_since") is not None]
     times = {f"{device['state']} {device['gpu']}": device["lost_since"] for device in lost}
     return {
@@ -51,7 +51,7 @@ def gpu_evidence(
             {**device, **{key: find_device(device["uuid"], gpu_status).get(key) for key in _DEVICE_KEYS}}
             for device in devices
         ],
-        "troubles": [{"words": trouble.text, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
+        "troubles": [{"words": problem.text, "time": times.get(problem.key, problem.time)} for problem in problems],
     }
 
 
@@ -71,18 +71,18 @@ def gpu_lines(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str, float | N
     """Lines of the evidence for people: title, text, and time or None."""
     if not evidence:
         return
-    for trouble in evidence["troubles"]:
-        yield "wrong", trouble["words"], trouble["time"]
-    last, words = evidence["last_minute"], []
+    for problem in evidence["troubles"]:
+        yield "wrong", problem["words"], problem["time"]
+    last, texts = evidence["last_minute"], []
     if "gpu_utilization_ratio" in last:
-        words.append(f"{100 * last['gpu_utilization_ratio']:.0f} % busy")
+        texts.append(f"{100 * last['gpu_utilization_ratio']:.0f} % busy")
     if "gpu_sm_ratio" in last:
-        words.append(f"{100 * last['gpu_sm_ratio']:.0f} % by its own kernels")
+        texts.append(f"{100 * last['gpu_sm_ratio']:.0f} % by its own kernels")
     if "gpu_memory_bytes" in last:
         memory, peak = last["gpu_memory_bytes"] / GIB, last["gpu_memory_peak_bytes"] / GIB
-        words.append(f"{memory:.1f} GiB of GPU memory at the end, at most {peak:.1f} GiB")
-    if words:
-        yield "last minute", ", ".join(words), None
+        texts.append(f"{memory:.1f} GiB of GPU memory at the end, at most {peak:.1f} GiB")
+    if texts:
+        yield "last minute", ", ".join(texts), None
     for device in evidence["devices"]:
         if device["uuid"] is None:
             continue  # already listed among the problems

@@ -142,7 +142,7 @@ class _GpuTrack:
         if power is None:
             return None
         if work:
-            return power <= LOW_POWER_OF_WORK * work, f"{power:.0f} W, {power / work:.0%} of what its work takes"
+            return power <= LOW_POWER_OF_WORK * work, f"{power:.0f} W, {power / work:.0%} of its usual power under load"
         if limit:
             return power <= LOW_POWER_OF_LIMIT * limit, f"{power:.0f} W, {power / limit:.0%} of its limit"
         return None
@@ -202,7 +202,7 @@ class _WorkerTrack:
         found = [(index, low) for index, gpu in busy if (low := gpu.low_power()) is not None]
         if not found:
             return None
-        return all(low for _, (low, _) in found), ", ".join(f"GPU {index} at {words}" for index, (_, words) in found)
+        return all(low for _, (low, _) in found), ", ".join(f"GPU {index} at {text}" for index, (_, text) in found)
 
 
 class ConditionDetector:
@@ -268,23 +268,23 @@ class ConditionDetector:
     def _hanging(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
         sample, spins = worker.sample, worker.busy_timer
         if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
-            words = "its log shows no progress" if sample.stalled is None or sample.last_rise is None else ""
-            yield WorkerGpuCondition("busy_without_progress", None, words)
-            yield WorkerGpuCondition("busy_without_progress_low_power", None, words)
+            text = "its log shows no progress" if sample.stalled is None or sample.last_rise is None else ""
+            yield WorkerGpuCondition("busy_without_progress", None, text)
+            yield WorkerGpuCondition("busy_without_progress_low_power", None, text)
             return
         if not (sample.stalled and spins.lasted_s >= self._stall_timeout_s):
             yield WorkerGpuCondition("busy_without_progress", False)
             yield WorkerGpuCondition("busy_without_progress_low_power", False)
             return
         busy = ", ".join(index for index, gpu in worker.gpus.items() if gpu.busy)
-        words = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
-        words += f", no progress for {_time(now - sample.last_rise)}"
+        text = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
+        text += f", no progress for {_time(now - sample.last_rise)}"
         low = worker.low_power()
-        yield WorkerGpuCondition("busy_without_progress", True, words)
+        yield WorkerGpuCondition("busy_without_progress", True, text)
         yield WorkerGpuCondition(
             "busy_without_progress_low_power",
             None if low is None else low[0],
-            f"{words}, {low[1]}" if low is not None and low[0] else "",
+            f"{text}, {low[1]}" if low is not None and low[0] else "",
         )
 
     def _held_idle(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
@@ -299,7 +299,7 @@ class ConditionDetector:
             )
         rise = worker.sample.last_rise
         progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log shows no progress"
-        return WorkerGpuCondition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
+        return WorkerGpuCondition("held_idle", True, f"holds memory, GPU idle for {_time(lasted_s)}{progress}")
 
     def _unused(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         known = {
@@ -310,8 +310,8 @@ class ConditionDetector:
         absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
         if not absent:
             return WorkerGpuCondition("unused", False)
-        words = f"no process of it on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
-        return WorkerGpuCondition("unused", True, words)
+        text = f"none of its processes on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
+        return WorkerGpuCondition("unused", True, text)
 
     def _idle_beside_peers(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         name = "idle_beside_peers"
@@ -330,8 +330,8 @@ class ConditionDetector:
         lasted_s = worker.idle_peers_timer.lasted_s
         if lasted_s < PEERS_S:
             return WorkerGpuCondition(name, False)
-        words = f"no use for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
-        return WorkerGpuCondition(name, True, f"{words}, at {median(working):.0%}" if working else words)
+        text = f"GPUs idle for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
+        return WorkerGpuCondition(name, True, f"{text}, at {median(working):.0%}" if working else text)
 
     def _slow_clock(self, worker: _WorkerTrack) -> WorkerGpuCondition:
         state: bool | None = None
@@ -346,8 +346,8 @@ class ConditionDetector:
                 continue  # close to the fastest, so not below the median by that much either
             usual = median(hz for other, hz in peers.items() if other is not gpu)
             if own <= (1 - SLOW_CLOCK) * usual:
-                words = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
-                return WorkerGpuCondition("slow_clock", True, words)
+                text = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
+                return WorkerGpuCondition("slow_clock", True, text)
         return WorkerGpuCondition("slow_clock", state)
 
 
@@ -365,8 +365,8 @@ def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
         return WorkerGpuCondition("throttled", None)
     if most <= THROTTLE_SHARE:
         return WorkerGpuCondition("throttled", False)
-    told = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
-    shown = ", ".join(f"{name} {share:.0%}" for share, name in told)
+    shares_shown = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
+    shown = ", ".join(f"{name} {share:.0%}" for share, name in shares_shown)
     return WorkerGpuCondition(
         "throttled", True, f"GPU {index} at reduced clocks in the last {_time(THROTTLE_S)}: {shown}"
     )
@@ -381,8 +381,8 @@ def _memory_filling(now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         return WorkerGpuCondition("memory_filling", False)
     at, index = min(full)
     growth = 3600 * (known[index].growth or 0.0) / GIB
-    words = f"the memory of GPU {index} fills by {growth:.1f} GiB an hour, and is full in {_time(at - now)}"
-    return WorkerGpuCondition("memory_filling", True, words, at)
+    text = f"the memory of GPU {index} grows by {growth:.1f} GiB an hour and will be full in {_time(at - now)}"
+    return WorkerGpuCondition("memory_filling", True, text, at)
 
 
 def _smoothed(before: float | None, value: float, share: float) -> float:

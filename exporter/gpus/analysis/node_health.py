@@ -24,10 +24,10 @@ SLOW_READINGS = 2  # one reading is not enough: the GPU may have started or paus
 XID_LASTS_S = 3600.0
 
 ACTION_TEXT = {
-    "reset": "the driver asks for a reset of it",
+    "reset": "the driver asks for a reset of the GPU",
     "reboot": "the driver asks for a reboot of the node",
-    "drain_p2p": "the driver requests that peer access to it ends",
-    "drain_and_reset": "the driver asks that it is drained and reset",
+    "drain_p2p": "the driver asks to end peer access to the GPU",
+    "drain_and_reset": "the driver asks to drain and reset the GPU",
 }
 DRIVER_REASONS: Mapping[str, tuple[Health, str]] = {
     "hanging": ("failure", "the driver does not answer"),
@@ -169,15 +169,15 @@ def _recent_reasons(now: float, gpu: GpuHealthFacts, history: _GpuCounterHistory
     """Reasons that need several readings."""
     for rate, count, limit, what in (
         (history.ecc, gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
-        (history.pcie, gpu.pcie_replays, REPLAYS_PER_MINUTE, "repeats on PCIe"),
-        (history.nvlink, gpu.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "errors on NVLink"),
+        (history.pcie, gpu.pcie_replays, REPLAYS_PER_MINUTE, "PCIe replays"),
+        (history.nvlink, gpu.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "NVLink errors"),
     ):
         rise = rate.per_minute(now, count)
         if rise is not None and rise > limit:
             yield HealthReason(gpu.index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
     if history.link.is_slow(gpu):
-        words = f"PCIe runs as generation {gpu.pcie_generation} of {gpu.pcie_generation_max} while the GPU works"
-        yield HealthReason(gpu.index, "warning", words)
+        text = f"PCIe runs at generation {gpu.pcie_generation} of {gpu.pcie_generation_max} while the GPU works"
+        yield HealthReason(gpu.index, "warning", text)
 
 
 def _failures(gpu: GpuHealthFacts) -> Iterator[HealthReason]:
@@ -203,15 +203,15 @@ def _warnings(now: float, gpu: GpuHealthFacts) -> Iterator[HealthReason]:
         return HealthReason(gpu.index, "warning", words)
 
     if gpu.row_remap_pending:
-        yield warning("a row of its memory is remapped at the next reset")
+        yield warning("a row of its memory will be remapped at the next reset")
     if gpu.pages_pending:
-        yield warning("a page of its memory is retired once the driver is loaded again")
+        yield warning("a page of its memory will be retired when the driver is reloaded")
     for code, (count, last) in sorted(gpu.xids.items()):
         if count > 0 and is_device_fault(code) and code not in PAGING_XIDS and now - last <= XID_LASTS_S:
             yield warning(_xid(code, count))
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width and widest and width < widest:
-        yield warning(f"PCIe has {width} lanes of {widest}")
+        yield warning(f"PCIe uses {width} of {widest} lanes")
 
 
 def _xid(code: int, count: int) -> str:

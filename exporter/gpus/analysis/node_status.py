@@ -75,8 +75,8 @@ def worker_devices(entry: Mapping[str, Any], gpu_status: GpuStatus) -> list[dict
                 **{key: used.get(key) for key in _USE_KEYS},
             }
         )
-    nobody = {"uuid": None, "planned": True, "used": None, **dict.fromkeys(_USE_KEYS)}
-    return [*found, *({"gpu": position, **nobody} for position in entry.get("gpu_missing") or ())]
+    unused = {"uuid": None, "planned": True, "used": None, **dict.fromkeys(_USE_KEYS)}
+    return [*found, *({"gpu": position, **unused} for position in entry.get("gpu_missing") or ())]
 
 
 def find_device(uuid: str | None, gpu_status: GpuStatus) -> Mapping[str, Any]:
@@ -93,13 +93,13 @@ def worker_gpu_problems(
     """
     found = []
     if entry.get("gpu_misplaced"):
-        found.append(GpuProblem("misplaced", str(entry["gpu_misplaced"]), "is not misplaced any more"))
-    lacking = [device["gpu"] for device in devices if device["uuid"] is None]
-    found += [GpuProblem(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is there") for gpu in lacking]
+        found.append(GpuProblem("misplaced", str(entry["gpu_misplaced"]), "is no longer misplaced"))
+    missing = [device["gpu"] for device in devices if device["uuid"] is None]
+    found += [GpuProblem(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is present again") for gpu in missing]
     for device in _with_parents(devices, gpu_status):
         found += device_problems(device, entry.get("start"))
     conditions = entry.get("gpu_conditions") or {}
-    found += [GpuProblem(name, f"{name}: {words}", f"{name} is over") for name, words in conditions.items()]
+    found += [GpuProblem(name, f"{name}: {text}", f"{name} is over") for name, text in conditions.items()]
     return found
 
 
@@ -108,26 +108,26 @@ def device_problems(device: Mapping[str, Any], since: float | None = None) -> It
     gpu, state = device["gpu"], device.get("state") or "ok"
     if state != "ok":
         # For a lost device, the library's message only repeats the state.
-        words = f": {device['words']}" if device.get("words") and state == "hanging" else ""
-        yield GpuProblem(f"{state} {gpu}", f"GPU {gpu} {STATE_TEXT.get(state, state)}{words}", f"GPU {gpu} works again")
+        text = f": {device['words']}" if device.get("words") and state == "hanging" else ""
+        yield GpuProblem(f"{state} {gpu}", f"GPU {gpu} {STATE_TEXT.get(state, state)}{text}", f"GPU {gpu} works again")
     for xid in device.get("xids") or ():
         earlier = since is not None and xid["class"] not in LASTING and (xid["time"] or since) < since
         if xid["class"] != NOISE and not earlier:
-            over = f"GPU {gpu}: Xid {xid['xid']} is over"
-            yield GpuProblem(f"xid {gpu} {xid['xid']}", f"GPU {gpu}: {xid_text(xid)}", over, xid["time"])
+            resolved = f"GPU {gpu}: Xid {xid['xid']} is over"
+            yield GpuProblem(f"xid {gpu} {xid['xid']}", f"GPU {gpu}: {xid_text(xid)}", resolved, xid["time"])
     for process in device.get("foreign") or ():
         memory = process.get("memory_bytes")
-        held = f"holds {memory / GIB:.1f} GiB of" if memory is not None else "is on"
+        use = f"holds {memory / GIB:.1f} GiB of" if memory is not None else "is on"
         name = "".join(letter if letter.isprintable() else "?" for letter in process.get("name") or "")
         who = f"process {process['pid']}{f' ({name})' if name else ''}"
-        words = f"{who}, which is not of this job, {held} GPU {gpu}"
-        yield GpuProblem(f"{FOREIGN} {gpu} {process['pid']}", words, f"{who} is no longer on GPU {gpu}")
+        text = f"{who}, not of this job, {use} GPU {gpu}"
+        yield GpuProblem(f"{FOREIGN} {gpu} {process['pid']}", text, f"{who} is no longer on GPU {gpu}")
 
 
 def xid_text(xid: Mapping[str, Any]) -> str:
     """Text such as ``Xid 79, GPU has fallen off the bus``, with the count if more than one."""
-    words = f", {xid['words']}" if xid.get("words") else ""
-    return f"Xid {xid['xid']}{words}" + (f" ({xid['count']} times)" if xid["count"] > 1 else "")
+    meaning = f", {xid['words']}" if xid.get("words") else ""
+    return f"Xid {xid['xid']}{meaning}" + (f" ({xid['count']} times)" if xid["count"] > 1 else "")
 
 
 def reason_text(reason: Mapping[str, Any]) -> str:
@@ -139,17 +139,17 @@ def node_gpu_problems(gpu_status: GpuStatus) -> list[GpuProblem]:
     """GPU problems of a node: unreadable, too few, or not healthy."""
     state, health = gpu_status.get("driver_state"), gpu_status.get("health")
     if state not in (None, "ok") and gpu_status.get("allocated"):
-        words = f": {gpu_status['words']}" if gpu_status.get("words") else ""
-        return [GpuProblem(f"driver {state}", f"cannot be read ({state}){words}", "can be read again")]
+        text = f": {gpu_status['words']}" if gpu_status.get("words") else ""
+        return [GpuProblem(f"driver {state}", f"cannot be read ({state}){text}", "can be read again")]
     found = []
-    if lacking := missing_gpus_text(gpu_status):
-        found.append(GpuProblem("missing", lacking, "all that the plan needs are there"))
+    if missing := missing_gpus_text(gpu_status):
+        found.append(GpuProblem("missing", missing, "all GPUs of the plan are present"))
     if health not in (None, "healthy"):
         reasons = gpu_status.get("reasons") or ()
         which = ",".join(sorted({str(reason["gpu"]) for reason in reasons}))
-        words = "; ".join(map(reason_text, reasons))
-        words = f"{health}: {words}" if words else str(health)
-        found.append(GpuProblem(f"health {health} {which}", words, "healthy again"))
+        text = "; ".join(map(reason_text, reasons))
+        text = f"{health}: {text}" if text else str(health)
+        found.append(GpuProblem(f"health {health} {which}", text, "healthy again"))
     return found
 
 
@@ -180,7 +180,7 @@ def account_gpus(
     Sums cover the GPUs with known values. For a divided GPU, its MIG instances count, except that energy is known only
     for the whole GPU. Events without a node belong to the only node.
     """
-    nodes = [_node(node, told) for node, status in sorted(statuses.items()) if (told := status.get("gpus"))]
+    nodes = [_node(node, gpus) for node, status in sorted(statuses.items()) if (gpus := status.get("gpus"))]
     if not nodes:
         return None
     units = [device for node in nodes for device in assignable_gpus(node["gpus"])]
@@ -237,17 +237,17 @@ def _sums(devices: Sequence[Mapping[str, Any]], units: Sequence[Mapping[str, Any
 
 def account_text(account: Mapping[str, Any]) -> str:
     """Summary such as ``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, with the nodes that could not be read."""
-    words = [", ".join(f"{count} x {name}" for name, count in account["names"].items())]
+    texts = [", ".join(f"{count} x {name}" for name, count in account["names"].items())]
     if account["utilization_mean_ratio"] is not None:
-        words.append(f"{100 * account['utilization_mean_ratio']:.0f} % busy")
+        texts.append(f"{100 * account['utilization_mean_ratio']:.0f} % busy")
     if account["energy_j"] is not None:
         parts = any(divided_gpus(node["gpus"]) for node in account["nodes"])
-        words.append(energy_text(account["energy_j"], includes_all_instances=parts))
+        texts.append(energy_text(account["energy_j"], includes_all_instances=parts))
     unread = [f"{node['node']} ({node['driver_state']})" for node in account["nodes"] if node["driver_state"] != "ok"]
     if unread:
         more = f" and {len(unread) - NODES_LISTED} more nodes" if len(unread) > NODES_LISTED else ""
-        words.append(f"could not be read on {', '.join(unread[:NODES_LISTED])}{more}")
-    return ", ".join(filter(None, words))
+        texts.append(f"could not be read on {', '.join(unread[:NODES_LISTED])}{more}")
+    return ", ".join(filter(None, texts))
 
 
 def energy_text(joules: float | None, *, includes_all_instances: bool = False) -> str:
@@ -258,5 +258,5 @@ def energy_text(joules: float | None, *, includes_all_instances: bool = False) -
     if joules is None:
         return "-"
     amount = joules / JOULES_PER_KWH
-    words = f"{amount:.0f} kWh" if amount >= 100 else f"{amount:.1f} kWh" if amount >= 1 else f"{amount:.3f} kWh"
-    return f"{words} (whole GPU)" if includes_all_instances else words
+    text = f"{amount:.0f} kWh" if amount >= 100 else f"{amount:.1f} kWh" if amount >= 1 else f"{amount:.3f} kWh"
+    return f"{text} (whole GPU)" if includes_all_instances else text

@@ -15,17 +15,17 @@ _NUMBER = re.compile(r"\+?(\d{1,9})")
 def parse_visible_devices(text: str) -> tuple[str, ...]:
     """Devices in ``CUDA_VISIBLE_DEVICES`` as CUDA parses it: numbers, or UUIDs and their prefixes.
 
-    Parsing ends at a word that is not a device (``-1``, ``NoDevFiles``) or whose form differs from the first: number,
-    GPU or MIG instance. A duplicate makes the list empty. Text after a number in a word is ignored.
+    Parsing ends at an entry that is not a device (``-1``, ``NoDevFiles``) or whose form differs from the first: number,
+    GPU or MIG instance. A duplicate makes the list empty. Text after a number in an entry is ignored.
     """
-    words = [word.strip() for word in text.split(",")]
-    form = next((form for form in _UUID_FORMS if words[0].startswith(form)), None)
+    entries = [entry.strip() for entry in text.split(",")]
+    form = next((form for form in _UUID_FORMS if entries[0].startswith(form)), None)
     devices: list[str] = []
-    for word in words:
+    for entry in entries:
         if form is not None:
-            device = word if word.startswith(form) else None
+            device = entry if entry.startswith(form) else None
         else:
-            number = _NUMBER.match(word)
+            number = _NUMBER.match(entry)
             device = str(int(number[1])) if number else None
         if device is None:
             break
@@ -267,8 +267,8 @@ class _NodeUsage:
         if wrong:
             uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
-            words = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
-            return WorkerPlacement(worker.rank, True, words, unused)
+            text = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
+            return WorkerPlacement(worker.rank, True, text, unused)
         # Inferred processes always match the plan, so they prove nothing.
         sure = any(self.occupants[uuid].attribution[worker.rank] == "process" for uuid in used) or (
             bool(used) and bool(self.named_gpus(worker))

@@ -48,22 +48,22 @@ class GpuMetricsCollector:
             self._file = self._files.watch(NAME, make)
 
     def read(self) -> None:
-        look = self._published.gpu_reading
+        reading = self._published.gpu_reading
         if (
             self._file is None
-            or look is None
-            or look.time == self._last_written
+            or reading is None
+            or reading.time == self._last_written
             or self._published.job_phase == "finished"
         ):
             return
-        text = csv_lines(look, self._published.own_gpus, self._node)
+        text = csv_lines(reading, self._published.own_gpus, self._node)
         if not text:
             return
         if not self._is_written:
             self._write(self._file)
         os.ftruncate(self._lines_fd, 0)
         os.pwrite(self._lines_fd, text.encode(), 0)
-        self._is_written, self._last_written = False, look.time
+        self._is_written, self._last_written = False, reading.time
         self._write(self._file)
 
     def _write(self, file: WatchHandle) -> None:

@@ -73,9 +73,9 @@ class GpuFaultCounts:
 
     def _count_xids(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
         """Count new Xids and return those that raised a count."""
-        told = _new_entries(self._last_event, events)
+        new_events = _new_entries(self._last_event, events)
         logged = _new_entries(self._last_kernel_event, tuple(self._kernel.events) if self._kernel is not None else ())
-        if not told and not logged:
+        if not new_events and not logged:
             return ()
         # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
         whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
@@ -93,7 +93,7 @@ class GpuFaultCounts:
             return (event.uuid, event.gpu_instance) in instances
 
         fresh: list[GpuEvent] = []
-        for event in told:
+        for event in new_events:
             self._last_event = event
             if counts(event):
                 self._driver_counts[event.uuid, event.xid] += 1
@@ -146,8 +146,8 @@ class GpuFaultCounts:
 
     def _count_memory_errors(self, uuid: str, condition: GpuCondition) -> bool:
         """Count memory errors; return whether anything changed."""
-        told = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
-        counts = {kind: count for kind, count in told.items() if count is not None}
+        totals = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
+        counts = {kind: count for kind, count in totals.items() if count is not None}
         before = self._ecc.get(uuid, [{}, {}])
         base, last = before
         begun = {kind: counter_offset(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
@@ -177,7 +177,7 @@ class GpuFaultCounts:
             body.setdefault(uuid, {"xids": {}})["ecc"] = parts
         problem = save_state(*self._state_args, {"gpus": body}, kind=KIND)
         if problem is not None:
-            log.warning("faults of GPUs are not saved: %s", problem)
+            log.warning("GPU faults cannot be saved: %s", problem)
 
 
 def _new_entries(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

@@ -116,40 +116,40 @@ class GpusCollector:
         host, now = self._context.gpus, self._context.clock.time()
         if host is None or not self._has_gpus:
             return GpusSnapshot()
-        look = host.poll(WAIT_S)
-        if not look.is_ready and look.state == "ok":
+        reading = host.poll(WAIT_S)
+        if not reading.is_ready and reading.state == "ok":
             return GpusSnapshot()  # the driver has not listed its GPUs yet
-        own = job_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
-        shown = _with_parents(own.values(), look)
-        risen = self._faults.update(look, [state.gpu for state in shown])
-        board = self._context.published
-        board.gpu_reading, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
-        board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
-        over = board.job_phase == "finished"
-        entries = tuple(self._entry(look.time, state, is_job_over=over) for state in shown)
+        own = job_gpus(reading, self._context.manifest, self._context.identity, self._positions, os.environ)
+        shown = _with_parents(own.values(), reading)
+        risen = self._faults.update(reading, [state.gpu for state in shown])
+        published = self._context.published
+        published.gpu_reading, published.own_gpus = reading, tuple(gpu.uuid for gpu in own.values())
+        published.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
+        is_over = published.job_phase == "finished"
+        entries = tuple(self._entry(reading.time, state, is_job_over=is_over) for state in shown)
         self._totals.save()
-        judged = self._evaluate_health(now, look, entries)
-        health = judged.health
-        missing = tuple(sorted(self._positions - own.keys())) if look.state == "ok" else ()
+        result = self._evaluate_health(now, reading, entries)
+        health = result.health
+        missing = tuple(sorted(self._positions - own.keys())) if reading.state == "ok" else ()
         if missing and missing != self._reported_missing:
-            words = f"GPU {', '.join(map(str, missing))} of the plan is not there: the driver shows {len(own)}"
-            self._add_event(now, "critical", "GPU missing", words)
+            text = f"GPU {', '.join(map(str, missing))} of the plan is missing: the driver shows {len(own)}"
+            self._add_event(now, "critical", "GPU missing", text)
         self._reported_missing = missing
         self._publish_lost_gpus(now, entries)
-        self._log_events(now, look, entries, risen, health.health, health.reasons)
+        self._log_events(now, reading, entries, risen, health.health, health.reasons)
         return GpusSnapshot(
-            state=look.state,
-            message=look.message,
-            driver=look.driver,
+            state=reading.state,
+            message=reading.message,
+            driver=reading.driver,
             allocated=len(self._positions),
             visible=len(own),
             missing=missing,
-            lost_since={uuid: since for uuid, (since, _) in board.gpus_lost.items()},
+            lost_since={uuid: since for uuid, (since, _) in published.gpus_lost.items()},
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
-            xids=judged.xids,
-            unsupported_calls=look.unsupported_calls,
+            xids=result.xids,
+            unsupported_calls=reading.unsupported_calls,
             events=tuple(self._events),
         )
 
@@ -162,15 +162,15 @@ class GpusCollector:
 
     def _evaluate_health(self, now: float, reading: GpuReading, entries: Sequence[GpuEntry]) -> NodeGpuResult:
         """Health and error counts; the previous result if nothing changed."""
-        tells = self._can_detect_xids(reading)
+        detects_xids = self._can_detect_xids(reading)
         states = [entry.state for entry in entries]
         parts = [(s.gpu.uuid, s.gpu.index, s.state, s.message, s.condition_time, s.condition) for s in states]
-        known = (reading.state, reading.message, tells, self._faults.changes, *parts)
+        known = (reading.state, reading.message, detects_xids, self._faults.changes, *parts)
         last = self._last_result
         if last is not None and known == last.inputs and 0 <= now - last.time < HEALTH_INTERVAL_S:
             return last
         judgement = self._health.update(now, reading.state, [_facts(entry) for entry in entries], reading.message)
-        sums = dict.fromkeys(KNOWN_XIDS if tells else (), 0)
+        sums = dict.fromkeys(KNOWN_XIDS if detects_xids else (), 0)
         for entry in entries:
             for code, xid in entry.xids.items():
                 sums[code] = sums.get(code, 0) + xid.count
@@ -212,8 +212,8 @@ class GpusCollector:
             if reading.state == "ok":
                 self._add_event(now, "info", "GPU driver", "GPUs can be read again")
             else:
-                words = f": {reading.message}" if reading.message else ""
-                self._add_event(now, "warning", "GPU driver", f"GPUs cannot be read: {reading.state}{words}")
+                text = f": {reading.message}" if reading.message else ""
+                self._add_event(now, "warning", "GPU driver", f"GPUs cannot be read: {reading.state}{text}")
             self._reported_driver = reading.state
         for entry in entries:
             uuid, state = entry.state.gpu.uuid, entry.state.state
@@ -233,8 +233,8 @@ class GpusCollector:
             )
         if health is not None and health != self._reported_health:
             level = {"failure": "critical", "warning": "warning"}.get(health, "info")
-            words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.text}" for r in reasons)
-            self._add_event(now, level, "GPU health", f"{health}{': ' if words else ''}{words}")
+            text = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.text}" for r in reasons)
+            self._add_event(now, level, "GPU health", f"{health}{': ' if text else ''}{text}")
             self._reported_health = health
 
     def _add_event(self, time: float, level: str, kind: str, detail: str) -> None:
@@ -276,8 +276,8 @@ class GpusCollector:
         )
         status.events.extend(snapshot.events)
         for task in self._context.tasks if snapshot.missing else ():
-            lacking = [str(position) for position in task.gpus if position in snapshot.missing]
-            status.worker(task.rank).update(gpu_missing=lacking)
+            missing = [str(position) for position in task.gpus if position in snapshot.missing]
+            status.worker(task.rank).update(gpu_missing=missing)
 
 
 def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) -> str | None:

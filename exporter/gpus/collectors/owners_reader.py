@@ -44,13 +44,13 @@ class GpuProcessOwners:
             for state in reading.gpus
         ]
         positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
-        told = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        reported_pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
         owners = {pid: rank for rank, pids in board.pids.items() for pid in pids}
-        here = self._local_pids(told - owners.keys(), owners)
-        strangers = {here.get(pid, pid) for pid in told} - owners.keys()
-        self._read_outside_processes(strangers)
+        here = self._local_pids(reported_pids - owners.keys(), owners)
+        unowned_pids = {here.get(pid, pid) for pid in reported_pids} - owners.keys()
+        self._read_outside_processes(unowned_pids)
         pids = {task.rank: frozenset(board.pids.get(task.rank, ())) for task in self._tasks}
-        ignored = {os.getpid(), *self._former_job_pids(strangers)}
+        ignored = {os.getpid(), *self._former_job_pids(unowned_pids)}
         for pid, holder in self.outside_processes.items():
             if holder.name.startswith(MPS):
                 ignored.add(pid)
@@ -60,10 +60,10 @@ class GpuProcessOwners:
                     pids[holder.rank] |= {pid}
                 else:
                     ignored.add(pid)
-        self._job_pids = (self._job_pids & strangers).union(owners, *pids.values())
+        self._job_pids = (self._job_pids & unowned_pids).union(owners, *pids.values())
         return gpu_usage(
             gpus,
-            [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
+            [own.get(position, f"{position}, which is missing") for position in range(max(positions) + 1)],
             [
                 WorkerAssignment(
                     rank=task.rank,

@@ -62,17 +62,17 @@ RETIRED = Family(
     "gpu_retired_pages_total", "Memory pages retired, on GPUs before Ampere.", ("gpu", "type"), kind="counter"
 )
 PAGES_PENDING = Family("gpu_pages_pending", "Whether a page waits for a reset to be retired.", GPU)
-RECOVERY = Family("gpu_recovery_action", "What the driver asks for, 1 for the present action.", ("gpu", "action"))
-REPLAYS = Family("gpu_pcie_replays_total", "Packets that were sent again over PCIe.", GPU, kind="counter")
-PCIE_WIDTH = Family("gpu_pcie_link_width_ratio", "Lanes of the PCIe link, of the most that it can have.", GPU)
+RECOVERY = Family("gpu_recovery_action", "Action that the driver asks for, 1 for the present one.", ("gpu", "action"))
+REPLAYS = Family("gpu_pcie_replays_total", "Packets that were resent over PCIe.", GPU, kind="counter")
+PCIE_WIDTH = Family("gpu_pcie_link_width_ratio", "Lanes of the PCIe link, as a share of its maximum.", GPU)
 PCIE_GENERATION = Family(
     "gpu_pcie_link_generation_ratio",
-    "Generation of the PCIe link, of the highest that it can have; idle GPUs go lower to save power.",
+    "Generation of the PCIe link, as a share of its maximum; idle GPUs lower it to save power.",
     GPU,
 )
 NVLINK_BYTES = Family("gpu_nvlink_bytes_total", "Bytes over NVLink.", ("gpu", "direction"), kind="counter")
 NVLINK_ERRORS = Family("gpu_nvlink_errors_total", "Errors of the GPU's NVLinks.", GPU, kind="counter")
-FAN = Family("gpu_fan_ratio", "Speed of the fan, of its highest.", GPU)
+FAN = Family("gpu_fan_ratio", "Fan speed, as a share of its maximum.", GPU)
 
 XID_TIME = Family("gpu_xid_last_timestamp_seconds", "When the GPU last had this error.", ("gpu", "xid"))
 

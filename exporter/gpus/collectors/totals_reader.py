@@ -83,7 +83,7 @@ class GpuTotals:
         body = {uuid: vars(total) for uuid, total in self._totals.items()}
         problem = save_state(*self._state_args, body, kind=KIND)
         if problem is not None and self._save_problem is None:
-            log.warning("totals of GPUs are not saved: %s", problem)
+            log.warning("GPU totals cannot be saved: %s", problem)
         self._save_problem = problem
 
     def _restore(self) -> dict[str, GpuTotal]:
@@ -99,5 +99,5 @@ class GpuTotals:
                     counter_j=None if counter is None else float(counter),
                 )
             except (KeyError, TypeError, ValueError) as error:
-                log.warning("what an earlier sidecar knew of GPU %s is not used: %s", uuid, error)
+                log.warning("the totals of GPU %s saved by an earlier sidecar are not used: %s", uuid, error)
         return found

@@ -33,13 +33,13 @@ MISPLACED = Family(
 )
 CONDITION = Family(
     "worker_gpu_condition",
-    "Whether a signature of a worker that hangs on its GPUs, does not use them or is held back by them holds; absent "
-    "where that cannot be told.",
+    "Whether the worker shows this sign of hanging on its GPUs, not using them or being slowed down by them; absent "
+    "while unknown.",
     labels=(*WORKER_LABELS, "condition"),
 )
 FULL = Family(
     "worker_gpu_memory_full_timestamp_seconds",
-    "When the memory of a GPU of the worker will be full at the present growth.",
+    "When the memory of a GPU of the worker will be full at the present rate of growth.",
     WORKER_LABELS,
 )
 FOREIGN = Family("gpu_foreign_processes", "Processes on the GPU that are not of this job.", ("gpu",))
@@ -95,13 +95,13 @@ class GpuWorkersCollector:
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
 
     def read(self) -> GpuWorkersSnapshot:
-        board, now = self._context.published, self._context.clock.time()
-        look, own = board.gpu_reading, board.gpu_positions
-        if look is None or not own or now - look.time > STALE_S:
-            board.gpus_busy = {}
+        published, now = self._context.published, self._context.clock.time()
+        reading, own = published.gpu_reading, published.gpu_positions
+        if reading is None or not own or now - reading.time > STALE_S:
+            published.gpus_busy = {}
             return GpuWorkersSnapshot(events=tuple(self._events))
-        usage = self._owners.usage(look)
-        states = {state.gpu.uuid: state for state in look.gpus}
+        usage = self._owners.usage(reading)
+        states = {state.gpu.uuid: state for state in reading.gpus}
         held = {(use.rank, use.uuid): use for use in usage.uses}
         uses: dict[int, list[GpuUse]] = {}
         for use in usage.uses:
@@ -121,22 +121,22 @@ class GpuWorkersCollector:
             )
             self._detector.update(now, self._worker_sample(task, samples))
         conditions = self._detector.conditions(now)
-        board.gpu_users = self._recent_users_by_gpu(
+        published.gpu_users = self._recent_users_by_gpu(
             now, usage, {uuid: state.gpu.parent for uuid, state in states.items()}
         )
-        board.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
-        board.gpus_busy = {
+        published.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
+        published.gpus_busy = {
             rank: busy for rank in self._tasks if (busy := self._detector.is_busy(rank, now)) is not None
         }
         self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
-        young = frozenset(rank for rank, start in board.start_times.items() if now - start < SETTLED_S)
+        young = frozenset(rank for rank, start in published.start_times.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if rank in uses:
                 self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
-        ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
+        ended = {rank: last for rank, last in self._last_uses.items() if not published.pids.get(rank)}
         return GpuWorkersSnapshot(
             usage, conditions, planned, self._owners.outside_processes, ended, young, tuple(self._events)
         )

@@ -156,13 +156,13 @@ class GpuActivityReader:
 
     def _find_supported_fields(self) -> None:
         """Find out which fields the device supports."""
-        told = self._fields.readable_fields()
-        if "thermal" in told:
+        readable = self._fields.readable_fields()
+        if "thermal" in readable:
             self._fields.drop(THERMAL_POLICY)
-        self._has_power_fields = not told.isdisjoint(("power_average", "power_instant"))
+        self._has_power_fields = not readable.isdisjoint(("power_average", "power_instant"))
         for reason in THROTTLE_REASONS:
-            name = THERMAL_POLICY if reason == "thermal" and reason not in told else reason
-            if name in told:
+            name = THERMAL_POLICY if reason == "thermal" and reason not in readable else reason
+            if name in readable:
                 self._counters.append((reason, name))
             else:
                 self._states.append(reason)
@@ -182,10 +182,10 @@ class GpuActivityReader:
         mask = device.long(
             "nvmlDeviceGetCurrentClocksEventReasons" if newer else "nvmlDeviceGetCurrentClocksThrottleReasons"
         )
-        looked, self._reasons_read_at = self._reasons_read_at, now
+        last_read_at, self._reasons_read_at = self._reasons_read_at, now
         if mask is None:
             return
-        elapsed_s = 0.0 if looked is None else min(now - looked, LONGEST_GAP_S)
+        elapsed_s = 0.0 if last_read_at is None else min(now - last_read_at, LONGEST_GAP_S)
         if mask & HW_SLOWDOWN and not mask & (REASON_BITS["hw_thermal"] | REASON_BITS["hw_power_brake"]):
             mask |= REASON_BITS["hw_thermal"]  # older drivers do not specify which
         for reason in reasons:

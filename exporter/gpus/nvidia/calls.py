@@ -334,8 +334,8 @@ class NvmlFieldReader:
     def _prepare_buffer(self) -> None:
         self._names = [name for name, _, _ in self._fields]
         self._values = (NvmlFieldValue * len(self._fields))()
-        for told, (_, field, scope) in zip(self._values, self._fields, strict=True):
-            told.field, told.scope = field, scope
+        for value, (_, field, scope) in zip(self._values, self._fields, strict=True):
+            value.field, value.scope = field, scope
         self._set_layout((0,) * len(self._fields))
 
     def _set_layout(self, kinds: tuple[int, ...]) -> None:

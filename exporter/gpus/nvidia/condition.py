@@ -97,23 +97,23 @@ class _NvlinkReader:
         if self._traffic is None:
             return None, None
         fields, unit = self._traffic
-        told = fields.read()
-        if len(told) < len(fields.readable_fields()):
+        values = fields.read()
+        if len(values) < len(fields.readable_fields()):
             return None, None  # a sum without some links would look like a reset counter
-        received, sent = (sum(value for name, value in told.items() if name.startswith(way)) for way in ("rx", "tx"))
+        received, sent = (sum(value for name, value in values.items() if name.startswith(way)) for way in ("rx", "tx"))
         return int(received) * unit, int(sent) * unit
 
     def errors(self) -> int | None:
         """Errors of all links."""
         if self._errors is None:
             return None
-        told = self._errors.read()
-        return int(sum(told.values())) if len(told) == len(self._errors.readable_fields()) else None
+        values = self._errors.read()
+        return int(sum(values.values())) if len(values) == len(self._errors.readable_fields()) else None
 
     def _find_fields(self) -> None:
         count = NvmlFieldReader(self._device, LINK_COUNT, report_unsupported=False)
-        told = count.read().get("links")
-        links = MOST_LINKS if told is None else int(told)
+        link_count = count.read().get("links")
+        links = MOST_LINKS if link_count is None else int(link_count)
         each = range(links)
         traffic: tuple[NvmlFieldReader, int] | None = None
         errors: NvmlFieldReader | None = None

@@ -66,8 +66,8 @@ class _ProcessList:
             self._records = (self._record * _next_length(len(self._records), count.value))()
         if code:
             return None
-        told = (self._records[position] for position in range(min(count.value, len(self._records))))
-        return [(p.pid, None if p.memory == NOT_AVAILABLE else p.memory) for p in told if 0 < p.pid <= LARGEST_PID]
+        records = (self._records[position] for position in range(min(count.value, len(self._records))))
+        return [(p.pid, None if p.memory == NOT_AVAILABLE else p.memory) for p in records if 0 < p.pid <= LARGEST_PID]
 
 
 class GpuProcessReader:

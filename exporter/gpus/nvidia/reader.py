@@ -173,11 +173,11 @@ class NvmlReader:
                     places.setdefault(refusal, []).append(self._units[uuid].gpu.index)
         for ordinal, code in list(self._hidden.items()):
             places.setdefault(("nvmlDeviceGetHandleByIndex_v2", code), []).append(str(ordinal))
-        told: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for (name, code), indices in sorted(places.items()):
-            words = f"{self._library.error_text(code)} (GPU {', '.join(indices)})"
-            told[name] = f"{told[name]}; {words}" if name in told else words
-        return told
+            text = f"{self._library.error_text(code)} (GPU {', '.join(indices)})"
+            texts[name] = f"{texts[name]}; {text}" if name in texts else text
+        return texts
 
     def close(self) -> None:
         """Close the library. No other thread may be in a call."""
@@ -206,9 +206,9 @@ class NvmlReader:
         unit = self._units.get(gpu.uuid)
         if unit is not None:
             return unit
-        for ordinal, (state, words) in self._failed.items():
+        for ordinal, (state, text) in self._failed.items():
             if gpu.uuid == _placeholder_uuid(ordinal):
-                raise GpuFailed(state, words)
+                raise GpuFailed(state, text)
         raise GpuFailed("lost", "the driver no longer lists it")
 
     def _handles(self) -> Mapping[str, c_void_p]:
@@ -218,7 +218,7 @@ class NvmlReader:
     def _identify(self, library: NvmlLibrary, ordinal: int) -> None:
         """Identify a GPU. The first call to it can take seconds or never return."""
         if ordinal in self._identifying:
-            self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not come back")
+            self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not returned")
             return
         self._identifying.add(ordinal)
         try:

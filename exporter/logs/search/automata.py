@@ -9,15 +9,17 @@ from typing import Any
 import ahocorasick_rs
 
 from exporter.logs.records import Buffer
-from exporter.logs.search.pieces import PIECE_BYTES, SLIM_PIECES, WIDTH, Pieces, plan_search
 from exporter.logs.search.literals import bytes_after_match
+from exporter.logs.search.pieces import PIECE_BYTES, SLIM_PIECES, WIDTH, Pieces, plan_search
 from exporter.logs.search.units import SearchUnit
 
 MANY_USELESS_HITS = 500  # useless hits of a piece that justify an expression of its own
 # texts that justify lengthening a short one to join their pass; fewer are cheaper in a short pass each
 LEAST_OTHERS = 3
 
-_Following = tuple[int, re.Pattern[bytes] | None]  # pattern that must match at this many bytes before the end of a literal
+_Following = tuple[
+    int, re.Pattern[bytes] | None
+]  # pattern that must match at this many bytes before the end of a literal
 # Literals around a piece (None if the piece contains them): their begin relative to the piece, units, end, and the
 # pattern required from there
 _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
@@ -26,9 +28,13 @@ _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, i
 class AutomatonGroup:
     """An automaton over pieces of literals; ``asking`` gives each literal's units, by what must follow it."""
 
-    def __init__(self, order: list[bytes], pieces: Pieces, units_by_literal: Mapping[bytes, Mapping[_Following, int]]) -> None:
+    def __init__(
+        self, order: list[bytes], pieces: Pieces, units_by_literal: Mapping[bytes, Mapping[_Following, int]]
+    ) -> None:
         self.shared_units = 0  # units that have literals in other groups too
-        self.mask = reduce(or_, (mask for of in pieces.values() for text, _ in of for mask in units_by_literal[text].values()), 0)
+        self.mask = reduce(
+            or_, (mask for of in pieces.values() for text, _ in of for mask in units_by_literal[text].values()), 0
+        )
         automaton = ahocorasick_rs.BytesAhoCorasick(order, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst)
         # (number of the piece, start, end) of each hit; hits do not overlap
         self.find: Callable[[Buffer], list[tuple[int, int, int]]] = automaton.find_matches_as_indexes
@@ -78,7 +84,11 @@ class AutomatonGroup:
     def record_useless_hit(self, number: int) -> None:
         """Count a useless hit of a piece; if these are frequent, build one expression that rejects them."""
         self._useless_hits[number] += 1
-        if self._useless_hits[number] == MANY_USELESS_HITS and not self.certain_units[number] and self._conditions[number]:
+        if (
+            self._useless_hits[number] == MANY_USELESS_HITS
+            and not self.certain_units[number]
+            and self._conditions[number]
+        ):
             piece = self._order[number]
             leads: dict[bytes, dict[bytes, None]] = {}
             for begin, literal, (back, behind) in self._conditions[number]:
@@ -122,7 +132,7 @@ def build_automata(units: Iterable[SearchUnit], sample: bytes = b"") -> tuple[Au
 def _texts(units: Iterable[SearchUnit], *, with_previous_bytes: bool = False) -> dict[bytes, dict[_Following, int]]:
     """Texts to search for, and the units of each by what must follow it.
 
-    A literal too short to join the others takes a pass of its own. ``with_previous_bytes`` lengthens it by each byte that
+    A literal too short to join the others takes a separate pass. ``with_previous_bytes`` lengthens it by each byte that
     may precede it.
     """
     masks: dict[bytes, dict[_Following, int]] = {}

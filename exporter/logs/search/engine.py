@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from exporter.logs.search.automata import AutomatonGroup, build_automata
+from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk, record_ends
-from exporter.logs.search.pieces import take_sample
+from exporter.logs.search.automata import AutomatonGroup, build_automata
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import LogFindings
-from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
 from exporter.logs.search.literals import safe_length
+from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
+from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
-from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
-__all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "record_ends"]
+__all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps", "record_ends"]
 
 SMALL_BYTES = 256 * 1024  # up to here all positions of a read are kept; beyond, at least the last of each chunk
 WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is searched backwards
@@ -47,7 +47,9 @@ class SearchEngine:
         self._notes = [note for pattern in patterns if pattern.is_user_defined for note in _unbounded_notes(pattern)]
         self.forward_units: list[SearchUnit] = []  # units for which each match counts
         self.last_match_units: list[SearchUnit] = []  # units for which the last match counts
-        self.chunk_units: list[SearchUnit] = []  # as `last_match_units`, but with one unit for each key of a pattern of pairs
+        self.chunk_units: list[
+            SearchUnit
+        ] = []  # as `last_match_units`, but with one unit for each key of a pattern of pairs
         self._units: list[SearchUnit] = []
         for order, pattern in enumerate(patterns):
             extractor = NumberExtractor(pattern)
@@ -66,7 +68,9 @@ class SearchEngine:
             if unit.second_literals and shared[unit.literals] > 1:
                 unit.literals, unit.second_literals = unit.second_literals, unit.literals
         self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
-        self._backlog_mask: int | None = None  # mask of the last-match units whose literals are in the automata for backlogs
+        self._backlog_mask: int | None = (
+            None  # mask of the last-match units whose literals are in the automata for backlogs
+        )
         # Microseconds that better automata for backlogs would have saved, and those that justify a rebuild
         self._wasted_us, self._rebuild_us = 0.0, BUILD_US
         self.units_by_mask: dict[int, tuple[SearchUnit, ...]] = {}
@@ -150,14 +154,15 @@ class SearchEngine:
         if not self.time_budget.record_timeout(pattern):
             return
         self._notes.append(
-            f'pattern "{pattern.name}" was given up {MOST_TIMEOUTS} times and is left out from now on: '
-            f"each time a search took over {RECORD_TIMEOUT_S} s"
+            f'pattern "{pattern.name}" is no longer searched: '
+            f"{MOST_TIMEOUTS} of its searches took more than {RECORD_TIMEOUT_S} s each"
         )
         for unit in self._units:
             if unit.pattern == pattern:
                 unit.disable()  # for scans under way
         self.forward_units, self.last_match_units, self.chunk_units = (
-            [unit for unit in units if unit.pattern != pattern] for units in (self.forward_units, self.last_match_units, self.chunk_units)
+            [unit for unit in units if unit.pattern != pattern]
+            for units in (self.forward_units, self.last_match_units, self.chunk_units)
         )
         self._update_masks()
 
@@ -167,8 +172,8 @@ def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
         yield f'pattern "{pattern.name}" contains no fixed text: every record is searched, which is slower'
     if not safe_length(pattern.regex):
         yield (
-            f'pattern "{pattern.name}" repeats what can match in many ways: '
-            f"a search that takes over {RECORD_TIMEOUT_S} s is given up"
+            f'pattern "{pattern.name}" has repetitions that can match in many ways: '
+            f"a search is stopped after {RECORD_TIMEOUT_S} s"
         )
 
 
@@ -221,7 +226,9 @@ class FileSearch:
                 self._search_forward(chunk, self._engine.groups(mask, chunk), mask, mask, followed)
             for unit in units:
                 places = followed.get(unit.number)
-                if self._find_last(unit, chunk, chunk.records_backwards(unit.literals, 0) if places is None else places, None):
+                if self._find_last(
+                    unit, chunk, chunk.records_backwards(unit.literals, 0) if places is None else places, None
+                ):
                     settled.add(unit.number)
         self._unsearched.clear()
         return self._results.findings()
@@ -330,11 +337,13 @@ class FileSearch:
         mask: int,
         records_by_unit: dict[int, list[tuple[int, int]]],
     ) -> None:
-        """Search for ``wanted_mask``; for units in ``mask`` only note the records in ``records_by_unit``, last first."""
+        """Search for ``wanted_mask``; for units in ``mask`` only note records in ``records_by_unit``, last first."""
         taken: dict[int, int] = {}
         for group in groups:
             if hits := group.find(chunk.view()):
-                self._engine.add_waste(HIT_US * self._evaluate_hits(chunk, group, hits, wanted_mask, mask, records_by_unit, taken))
+                self._engine.add_waste(
+                    HIT_US * self._evaluate_hits(chunk, group, hits, wanted_mask, mask, records_by_unit, taken)
+                )
         for places in records_by_unit.values():
             if len(groups) > 1:
                 places.sort()
@@ -356,13 +365,19 @@ class FileSearch:
     ) -> int:
         """Evaluate the hits of an automaton, each unit once per record. Return how many were useless.
 
-        Units in ``deferred_mask`` are not tried: ``records_by_unit`` receives their records by unit number. If several automata share a
-        unit, ``processed_units`` holds the units already processed, by the end of their record.
+        Units in ``deferred_mask`` are not tried: ``records_by_unit`` receives their records by unit number. If several
+        automata share a unit, ``processed_units`` holds the units processed so far, by the end of their record.
         """
         text, end, has_returns = chunk.text, chunk.end, chunk.has_returns
         find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._results.errors
         of_masks = self._engine.units_by_mask
-        sure, checks, tests, shared_units, rfind = group.certain_units, group.checks, group.tests, group.shared_units, text.rfind
+        sure, checks, tests, shared_units, rfind = (
+            group.certain_units,
+            group.checks,
+            group.tests,
+            group.shared_units,
+            text.rfind,
+        )
         stop, begin, seen, in_vain = -1, -1, 0, 0
         for number, place, behind in hits:
             if (test := tests[number]) is not None and test(text, place, end) is None:

@@ -3,7 +3,7 @@
 import re
 from typing import Protocol
 
-from exporter.logs.patterns import PatternKind, Pattern
+from exporter.logs.patterns import Pattern, PatternKind
 
 MOST_DIGITS = 18  # no count is longer; a record could contain a million digits
 _COUNT = re.compile(rb"[ \t]{0,8}\+?(\d{1,3}(?:[,_]\d{3}){1,6}|\d{1,18})(?:\.\d{0,30})?[ \t]{0,8}")
@@ -103,19 +103,19 @@ class NumberExtractor:
 
     def values(self, match: RegexMatch, record: bytes, only_key: int | None = None) -> list[tuple[str, float]]:
         """Extract each value of a record, or only that of key number ``only_key``."""
-        told: list[tuple[str, float]] = []
+        values: list[tuple[str, float]] = []
         if not self._is_pairs:
-            told += self._sets
+            values += self._sets
             for name, group in self._values:
                 found = parse_number(match.group(group))
                 if found is not None:
-                    told.append((name, found))
-            return told
+                    values.append((name, found))
+            return values
         if self._skip and match.group(self._skip) is not None:
-            return told
+            return values
         for name, regex in self._pairs if only_key is None else self._pairs[only_key : only_key + 1]:
             pair = regex.search(record)
             found = None if pair is None else parse_number(pair[1])
             if found is not None:
-                told.append((name, found))
-        return told
+                values.append((name, found))
+        return values

@@ -614,7 +614,8 @@ def _part_first_characters(op: Any, argument: Any, flags: int, after: int | None
         return 1 << 10 if argument in (sre.AT_END, sre.AT_END_STRING) and after is None else _ALL
     if op is sre.BRANCH:
         return reduce(
-            or_, (_first_characters(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1])
+            or_,
+            (_first_characters(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1]),
         )
     if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
         least, _, inner = argument

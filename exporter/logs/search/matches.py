@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Protocol
 
+from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import LogChunk
 from exporter.logs.search.extraction import RegexMatch
-from exporter.logs.search.findings import LogFindings, ActivityMark, LogPosition, LogValue
+from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.logs.search.time_budget import READ_TIMEOUT_S, RECORD_TIMEOUT_S, TimeBudget
-from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
 FEW_RECORDS = 8  # records of a chunk with a value up to which it is still searched forwards
@@ -62,8 +62,8 @@ class MatchResults:
         """Find a unit's last finding among records given last first. Return whether there is one.
 
         None after ``most_tries`` records in a row without one. A pattern that names ranks has a last finding per rank,
-        and continues until no new rank comes. If the chunk ``has_more_before`` before these records, also None when findings
-        may be incomplete.
+        and continues until no new rank appears. With ``has_more_before``, the chunk has earlier records, so None also
+        means that findings may be incomplete.
         """
         tries = 0
         if unit.wanted_findings == 1 and not unit.extractor.has_ranks:
@@ -84,7 +84,9 @@ class MatchResults:
                     return True
             else:
                 tries += 1
-                if most_tries is not None and (tries >= most_tries or (tries >= FEW_RECORDS and found == _WITHOUT_RANKS)):
+                if most_tries is not None and (
+                    tries >= most_tries or (tries >= FEW_RECORDS and found == _WITHOUT_RANKS)
+                ):
                     return True if found else None
         return None if has_more_before and found else bool(found)
 

@@ -177,7 +177,9 @@ def _cheapest_plans(
         plans = [_search_alone(piece, of) for piece, of in members.items() if len(piece) < width]
         others = [of for piece, of in members.items() if len(piece) >= width]
         if len(others) * _ALONE_US <= _SLIM_US[width]:
-            plans += [_search_alone(_extend_piece(piece, of), of) for piece, of in members.items() if len(piece) >= width]
+            plans += [
+                _search_alone(_extend_piece(piece, of), of) for piece, of in members.items() if len(piece) >= width
+            ]
         elif others:
             plans.append(_arrange(others, sample, prices, width))
             if width == WIDTH:
@@ -316,7 +318,9 @@ def _arrange(
                 is_new = is_new or not bucket.pieces
                 lows = {choice.lower_halves for choice in bucket.pieces.values()}
                 for choice in choices[number]:
-                    if homes.get(choice.lower_halves, bucket) is not bucket or (len(lows) == most and choice.lower_halves not in lows):
+                    if homes.get(choice.lower_halves, bucket) is not bucket or (
+                        len(lows) == most and choice.lower_halves not in lows
+                    ):
                         continue
                     more = _false_hits(bucket.halves, choice.halves) - bucket.false_hits
                     cost = choice.cost_us + more * sample.false_hit_us

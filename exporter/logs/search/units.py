@@ -5,17 +5,17 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import PAIR, NumberExtractor, RegexMatch
 from exporter.logs.search.literals import (
+    bytes_before_literal,
+    find_literals,
+    is_literal_only,
     patterns_after_literals,
     prefix_byte_mask,
-    is_literal_only,
-    find_literals,
-    bytes_before_literal,
     required_literals,
     safe_length,
 )
-from exporter.logs.patterns import PatternKind, Pattern
 
 
 class SearchUnit:
@@ -33,14 +33,15 @@ class SearchUnit:
         self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
         self.name = pattern.name
         self.search: Callable[..., RegexMatch | None] = pattern.regex.search
-        self.second_literals = find_literals(pattern.regex).second_texts  # a match contains one of these too; empty if unknown
+        # A match contains one of these too; empty if unknown
+        self.second_literals = find_literals(pattern.regex).second_texts
         self.is_error = pattern.kind is PatternKind.ERROR
         self.is_mark = pattern.kind is PatternKind.MARK
         self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
         self.has_history = pattern.kind in (PatternKind.POSITION, PatternKind.MARK)
         self.after_literal: Mapping[bytes, re.Pattern[bytes]] = {}  # pattern for the text after a literal, where known
-        # `previous_bytes`: one of these bytes precedes the literal in every match. `before`: all text before it consists of
-        # these, such as digits. Empty if unknown.
+        # `previous_bytes`: one of these bytes precedes the literal in every match. `prefix_bytes`: all text before it
+        # consists of these, such as digits. Empty if unknown.
         self.previous_bytes = self.prefix_bytes = b""
         if key is not None:
             self.after_literal = {pattern.keys[key][0]: PAIR}

@@ -129,18 +129,18 @@ class RunPrior(NamedTuple):
         if not all(LEAST_NUMBER <= number <= MOST_NUMBER for number in (self.pace, self.spread)):
             return "its pace and spread must be above 0 and finite"
         if not 1 <= self.runs <= MOST_NUMBER:
-            return "it must be of one run or more"
+            return "it must come from at least one run"
         if not all(name is None or isinstance(name, str) for name in (self.unit, *(p.name for p in self.pauses))):
             return "its unit and the names of its pauses must be text"
         if len(self.pauses) > MOST_PAUSES or len(self.curve) > MOST_POINTS + 1:  # including the end
-            return "it has more pauses or points than are kept of a run"
+            return "it has too many pauses or points"
         numbers = [self.warm_up_seconds, self.gap, self.items, self.seconds]
         numbers += [number for pause in self.pauses for number in (pause.seconds, pause.period)]
         numbers += [number for point in self.curve for number in point]
         if not all(0 <= number <= MOST_NUMBER for number in numbers):
-            return "its numbers must not be negative, and must be finite"
+            return "its numbers must be finite and not negative"
         if any(pause.period < 1 for pause in self.pauses):
-            return "pauses come after at least one item"
+            return "its pauses must be at least one item apart"
         if any(not (a[0] < b[0] and a[1] <= b[1]) for a, b in pairwise(self.curve)):
             return "its curve must rise"
         return None

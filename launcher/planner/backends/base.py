@@ -89,10 +89,10 @@ class BackendContext:
 
     def args_key(self, role: str, *names: str) -> str:
         """Key of the job file for a role's options, or for those with these names."""
-        said = [
+        places = [
             place for place, options in self.role_options(role) if set(spell_options(options.args, "-")) & set(names)
         ]
-        return f"{(said or ['backend'])[-1]}.args"
+        return f"{(places or ['backend'])[-1]}.args"
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ class LaunchedBackend(Backend):
 
     def problems(self, context: BackendContext, role: Role) -> list[str]:
         if role.name in SERVING_ROLES:
-            wrong = f"{self.name} runs the processes of one program, and {role.name} is a role of serving"
+            wrong = f"{self.name} runs the processes of one program, and {role.name} is a serving role"
             return [f"backend.type: {wrong}; use sglang, vllm or trtllm, or a role of another name"]
         if not command_argv(role.options):
             return [
-                f"{context.role_key(role.name, 'command')}: {self.name} needs the program of {role.name}; say it here"
+                f"{context.role_key(role.name, 'command')}: {self.name} needs the program of {role.name}; set it here"
             ]
         return []
 

@@ -26,7 +26,7 @@ def unused_option_problems(context: BackendContext, role: str) -> list[str]:
     """Report options for a backend that has no program to take them."""
     kind = context.spec.backend.type
     return [
-        f"{place}.args: type {kind} has no program of its own that takes them; put them into the command"
+        f"{place}.args: type {kind} starts no program of its own that accepts options; put them into the command"
         for place, options in context.role_options(role)
         if options.args
     ]

@@ -83,13 +83,13 @@ def divide_gpus(context: BackendContext, role: Role, *, shares_gpus: bool) -> tu
 
     If the job file sets no tensor size, it is the rest.
     """
-    said = {**spell_options(context.config(role.name), "-"), **context.arguments(role.name)}
+    settings = {**spell_options(context.config(role.name), "-"), **context.arguments(role.name)}
     problems, found = [], {}
     for kind, names in SIZE_OPTIONS.items():
-        value = next((said[name] for name in names if said.get(name) is not None), None)
+        value = next((settings[name] for name in names if settings.get(name) is not None), None)
         number = int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
         if value is not None and (isinstance(value, bool) or number < 1):
-            problems.append(f"{context.args_key(role.name, *names)}: {value!r} is no size; use a number above 0")
+            problems.append(f"{context.args_key(role.name, *names)}: {value!r} is not a size; use a number above 0")
         elif value is not None:
             found[kind] = number
     gpus = max(role.gpus, 1)
@@ -98,16 +98,16 @@ def divide_gpus(context: BackendContext, role: Role, *, shares_gpus: bool) -> tu
     result = ParallelSizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
     if role.gpus == 0 or problems:
         return result, problems
-    told = " x ".join(
+    sizes_text = " x ".join(
         f"{kind} parallel {number}"
         for kind, number in (("tensor", result.tensor), ("pipeline", pipeline), ("data", 1 if shares_gpus else data))
         if number > 1 or kind == "tensor"
     )
     place = context.args_key(role.name, *SIZE_OPTION_NAMES)
     if result.tensor * others != gpus:
-        cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes that multiply to it"
+        fix = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes that multiply to it"
         problems.append(
-            f"{place}: {told} is {result.tensor * others} GPUs and each {role.name} worker has {gpus}; {cure}, "
+            f"{place}: {sizes_text} is {result.tensor * others} GPUs and each {role.name} worker has {gpus}; {fix}, "
             f"or give it {result.tensor * others} GPUs"
         )
     if shares_gpus and result.tensor % data:

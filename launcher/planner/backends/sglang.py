@@ -40,8 +40,8 @@ class SglangBackend(EngineBackend):
 
     def shares_gpus(self, context: BackendContext, role: Role) -> bool:
         """Whether data parallel attention is on: it runs on the GPUs of tensor parallelism."""
-        said = {**context.config(role.name), **context.arguments(role.name)}
-        return any(said.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
+        settings = {**context.config(role.name), **context.arguments(role.name)}
+        return any(settings.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
 
     def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "dist_init" if processes > 1 else "nccl"]

@@ -44,7 +44,9 @@ class TrtllmBackend(EngineBackend):
         found = super().size_problems(context, role)
         if not found and self.sizes(context, role).data > 1:
             place = context.args_key(role.name, *SIZE_OPTION_NAMES)
-            found = [f"{place}: trtllm takes no size of data parallelism; use config: {{enable_attention_dp: true}}"]
+            found = [
+                f"{place}: trtllm has no size option for data parallelism; use config: {{enable_attention_dp: true}}"
+            ]
         return found
 
     def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:

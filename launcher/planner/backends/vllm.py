@@ -49,10 +49,10 @@ class VllmBackend(EngineBackend):
         place, nodes = context.args_key(role.name, *SIZE_OPTION_NAMES), max(1, -(-role.gpus // max(1, per_node)))
         if parts.data > 1 and parts.data % nodes:
             spread = f"{nodes} nodes of each {role.name} worker"
-            cure = f"use a multiple of {nodes}, or 1"
-            return [f"{place}: data parallel {parts.data} cannot be divided over the {spread}; {cure}"]
+            fix = f"use a multiple of {nodes}, or 1"
+            return [f"{place}: data parallel {parts.data} cannot be divided over the {spread}; {fix}"]
         if parts.expert is not None:
-            return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
+            return [f"{place}: vLLM has no size option for expert parallelism; use enable-expert-parallel: true"]
         return []
 
     def granularity_problems(self, context: BackendContext, role: Role) -> list[str]:

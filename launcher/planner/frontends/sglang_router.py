@@ -20,8 +20,8 @@ class SglangRouterFrontend(Frontend):
     def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         silent = dict.fromkeys(worker.role.name for worker in workers if "http" not in worker.ports)
         return [
-            f"{context.role_key(role, 'command')}: the router asks the {role} workers over HTTP; "
-            "have the command listen on {http_port}"
+            f"{context.role_key(role, 'command')}: the router sends requests to the {role} workers over HTTP; "
+            "let the command listen on {http_port}"
             for role in silent
         ]
 

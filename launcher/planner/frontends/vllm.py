@@ -18,9 +18,9 @@ class VllmFrontend(Frontend):
         frontend = job_frontend(context)
         found = []
         if len(workers) != 1 or workers[0].role.name in DISAGGREGATED:
-            told = ", ".join(dict.fromkeys(f"{worker.role.count} {worker.role.name}" for worker in workers))
+            workers_text = ", ".join(dict.fromkeys(f"{worker.role.count} {worker.role.name}" for worker in workers))
             found.append(
-                f"frontend.type: vllm is one agg worker that serves by itself, and there are {told}; use dynamo"
+                f"frontend.type: vllm needs exactly one agg worker, and the job has {workers_text}; use dynamo"
             )
         if frontend.balanced:
             what = f"count: {frontend.count}" if frontend.count > 1 else "nginx: true"

@@ -8,8 +8,8 @@ Write ``nodes/NAME.json`` in the run directory, then a line to standard output. 
 
 Exit with 2 and the problem on standard error if the node lacks the requested network.
 
-The node reserves its ports with the first offset that works, and records it as ``offset``. It holds them
-against other jobs until the file ``nodes/released_a0_0`` (attempt and round) exists.
+The node reserves its ports with the first offset that works, and records it as ``offset``. It keeps them
+reserved until the file ``nodes/released_a0_0`` (attempt and round) exists.
 """
 
 import argparse
@@ -71,9 +71,9 @@ def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int |
     """Return the first offset for which all ports can be reserved, and their locks; None if there is none."""
     for offset in offsets:
         wanted = {port + offset for port in ports}
-        held = try_reserve_ports(wanted)
-        if held is not None and wanted.isdisjoint(read_claimed_ports((CLAIM_PREFIX,))) and all(map(is_free, wanted)):
-            return offset, held
+        locks = try_reserve_ports(wanted)
+        if locks is not None and wanted.isdisjoint(read_claimed_ports((CLAIM_PREFIX,))) and all(map(is_free, wanted)):
+            return offset, locks
     return None, []
 
 
@@ -90,14 +90,14 @@ def interface_address(name: str) -> str:
     """
     names = [known for _, known in socket.if_nameindex()]
     if name not in names:
-        raise NodeError(f'there is no network interface "{name}"; there are {", ".join(names)}')
+        raise NodeError(f'there is no network interface "{name}"; use one of {", ".join(names)}')
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)))
             return socket.inet_ntoa(answer[20:24])
         except OSError:
             pass  # no IPv4 address
-    raise NodeError(f'the network interface "{name}" has no IPv4 address; choose another of {", ".join(names)}')
+    raise NodeError(f'the network interface "{name}" has no IPv4 address; use one of {", ".join(names)}')
 
 
 def released_file(run_dir: Path, attempt: int, round_number: int) -> Path:
@@ -144,7 +144,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
             problem = f"{node}: network_interface: {error}"
     ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
-    offset, held = reserve_ports(ports, offsets) if ports else (None, [])
+    offset, locks = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}
     folder = run_dir / run_files.NODES_DIR
     folder.mkdir(exist_ok=True)
@@ -160,7 +160,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
             "problem": problem,
         },
     )
-    return problem, held
+    return problem, locks
 
 
 def report_survey_done() -> None:
@@ -178,13 +178,13 @@ def main(arguments: list[str]) -> int:
     attempt = int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
     number = int(os.environ.get("GPUJOB_SURVEY_ROUND") or 0)
     try:
-        problem, held = survey_node(options.run_dir, options.node, attempt, number)
+        problem, locks = survey_node(options.run_dir, options.node, attempt, number)
         if problem is not None:
             sys.stderr.write(f"gpujob: {problem}\n")
             sys.stderr.flush()
     finally:
         report_survey_done()  # even after an error: the others would wait for this node
-    if held:
+    if locks:
         hold_ports_until(released_file(options.run_dir, attempt, number))
     return 0 if problem is None else 2
 

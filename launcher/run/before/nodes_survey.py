@@ -46,8 +46,10 @@ class PortReservation:
             if process.stdout is not None:
                 self._output[index] += process.stdout.read() or b""
         most = nodes if len(over) == 1 else 1  # one srun serves all nodes; locally each node has a process
-        told = [most if ended else said.count(DONE_LINE) for ended, said in zip(over, self._output, strict=True)]
-        return all(over) or sum(told) >= nodes
+        counts = [
+            most if has_ended else output.count(DONE_LINE) for has_ended, output in zip(over, self._output, strict=True)
+        ]
+        return all(over) or sum(counts) >= nodes
 
     def release(self, wait_s: float = 0.0, is_ending: Callable[[], bool] = lambda: False) -> None:
         """Release the ports, and terminate processes that do not end within ``wait_s``. Safe to call twice.
@@ -100,24 +102,22 @@ def run_node_survey(
     """
     end = time.monotonic() + SURVEY_S + plan.nodes / NODES_PER_S
     ports, number, reservation = all_ports(plan), 0, PortReservation()
-    told: NodeAnswers = {}
+    answers: NodeAnswers = {}
     while True:
-        offsets = possible_offsets(plan, facts, told)
+        offsets = possible_offsets(plan, facts, answers)
         try:
             released = released_file(facts.run_dir, facts.attempt, number)
             reservation = PortReservation(steps.start_survey(offsets, number), released)
         except OSError as error:
-            log_line(
-                f"The nodes cannot be asked for ports and addresses: {error}; the job goes on with those of the plan"
-            )
+            log_line(f"The node survey cannot be started: {error}; the job uses the ports and addresses of the plan")
             return facts, reservation
         while signals.end_signal is None and time.monotonic() < end and not reservation.have_answered(len(facts.hosts)):
             signals.sleep(0.05 if plan.nodes == 1 else 0.2)
-        told = read_node_answers(plan, facts, number)
-        offset = agreed_offset(facts, ports, told)
+        answers = read_node_answers(plan, facts, number)
+        offset = agreed_offset(facts, ports, answers)
         if offset is not None or signals.end_signal is not None or time.monotonic() >= end:
             break
-        if not ports or not told or not possible_offsets(plan, facts, told):
+        if not ports or not answers or not possible_offsets(plan, facts, answers):
             break
         reservation.release(END_S, lambda: signals.end_signal is not None)
         signals.sleep(random.uniform(0.0, PAUSE_S))
@@ -126,17 +126,17 @@ def run_node_survey(
         number += 1
     if signals.end_signal is not None:
         return facts, reservation  # nothing more will be started
-    if silent := [host for host in facts.hosts[: plan.nodes] if host not in told]:
+    if silent := [host for host in facts.hosts[: plan.nodes] if host not in answers]:
         log_line(silence_text(plan, silent))
-    for problem in filter(None, (entry.get("problem") for entry in told.values())):
-        log_line(f"{problem}; the job goes on with its host name")
-    offset = port_offset(plan, facts, told) if offset is None else offset
+    for problem in filter(None, (entry.get("problem") for entry in answers.values())):
+        log_line(f"{problem}; the job uses its host name")
+    offset = port_offset(plan, facts, answers) if offset is None else offset
     if offset:
         log_line(f"Ports of the job: those of the plan + {offset}")
-    facts = dataclasses.replace(facts, addresses=node_addresses(plan, facts, told), port_offset=offset)
+    facts = dataclasses.replace(facts, addresses=node_addresses(plan, facts, answers), port_offset=offset)
     if ports:
-        told_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, assigned_ports(plan, facts))
-        attempt_optional(f"write {PORTS_FILE}", told_ports)
+        write_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, assigned_ports(plan, facts))
+        attempt_optional(f"write {PORTS_FILE}", write_ports)
     return facts, reservation
 
 
@@ -145,18 +145,18 @@ def silence_text(plan: Plan, silent_hosts: Sequence[str]) -> str:
     names = "its host name is used" if len(silent_hosts) == 1 else "their host names are used"
     consequences = [
         *([names] if plan.network_interface is not None else []),
-        *(["the ports of the job are untested there"] if all_ports(plan) else []),
+        *(["the ports of the job were not checked there"] if all_ports(plan) else []),
     ]
-    return f"Nothing is known of {', '.join(silent_hosts)}: {', and '.join(consequences)}"
+    return f"No answer to the node survey from {', '.join(silent_hosts)}: {', and '.join(consequences)}"
 
 
 def read_node_answers(plan: Plan, facts: RunFacts, round_number: int) -> dict[str, dict[str, object]]:
     """Answers of the nodes in this round of this attempt, by host name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
-        told = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
-        if (told.get("attempt"), told.get("round")) == (facts.attempt, round_number):
-            found[host] = told
+        answer = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
+        if (answer.get("attempt"), answer.get("round")) == (facts.attempt, round_number):
+            found[host] = answer
     return found
 
 
@@ -178,7 +178,7 @@ def possible_offsets(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple
 
 
 def agreed_offset(facts: RunFacts, nodes: Collection[int], answers: NodeAnswers) -> int | None:
-    """Offset that all answering nodes of ``nodes`` reserved; None where they differ."""
+    """Offset that all answering ``nodes`` reserved; None if they differ."""
     held = {answers[facts.hosts[node]].get("offset") for node in nodes if facts.hosts[node] in answers}
     offset = held.pop() if len(held) == 1 else None
     return offset if isinstance(offset, int) else None
@@ -190,7 +190,7 @@ def port_offset(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> int:
         return 0
     offsets = possible_offsets(plan, facts, answers)
     if not offsets:
-        log_line("No offset leaves all ports of the job free on their nodes; it goes on with those of the plan")
+        log_line("No port offset leaves all ports of the job free on its nodes; the job uses those of the plan")
         return 0
     if answers:
         log_line("The nodes did not reserve the same ports in time: another job may take some of them")

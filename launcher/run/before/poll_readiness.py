@@ -154,7 +154,7 @@ def _error_text(error: Exception, target: ReadinessTarget) -> str:
     if isinstance(error, ConnectionError):  # e.g. the server ended before it answered
         return f"connection closed by {target.address}"
     if isinstance(error, http.client.IncompleteRead):
-        return f"the answer of {target.address} is cut off"
+        return f"the answer from {target.address} is truncated"
     if isinstance(error, OSError):
         return f"{target.address} cannot be reached: {error.strerror or error}"
     return f"{target.address} does not answer in HTTP: {str(error) or type(error).__name__}"
@@ -166,7 +166,7 @@ class ReadinessPoller:
     def __init__(self, targets: Sequence[ReadinessTarget], interval_s: float) -> None:
         self._targets = targets
         self._interval_s = interval_s
-        self.statuses = [unreached_status(target.rule, "not asked yet") for target in targets]
+        self.statuses = [unreached_status(target.rule, "not polled yet") for target in targets]
         self.polled = [False] * len(targets)
         # heaps of (due, index): targets that answer in time, and late ones
         self._schedules: tuple[list[tuple[float, int]], ...] = ([(0.0, index) for index in range(len(targets))], [])
@@ -298,9 +298,9 @@ class ReadinessPublisher:
         if self._was_ready or now < self._next_abandoned_read_at:
             return
         self._next_abandoned_read_at = now + ABANDONED_INTERVAL_S
-        told: Any = run_files.read_json(self._abandoned_path)
-        if told is not None and told.get("attempt") == self._attempt:
-            self._abandoned = told["workers"]
+        content: Any = run_files.read_json(self._abandoned_path)
+        if content is not None and content.get("attempt") == self._attempt:
+            self._abandoned = content["workers"]
 
     def _write(
         self,
@@ -324,13 +324,13 @@ class ReadinessPublisher:
                 {
                     "subject": rule.subject,
                     "kind": rule.kind,
-                    "ready": standing.ready,
-                    "seen": standing.seen,
+                    "ready": status.ready,
+                    "seen": status.seen,
                     "expected": rule.expected,
                     "before": rule.before,
-                    "detail": standing.detail,
+                    "detail": status.detail,
                 }
-                for rule, standing in zip(rules, statuses, strict=True)
+                for rule, status in zip(rules, statuses, strict=True)
             ],
         }
         if body == self._written_body and now - self._written_at < REPEAT_INTERVAL_S:
@@ -375,36 +375,38 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m launcher.run.before.poll_readiness", allow_abbrev=False)
     parser.add_argument("--run-dir", type=Path, required=True)
     run_dir: Path = parser.parse_args(arguments).run_dir
-    parent, ended, poller = os.getppid(), False, None
+    parent, is_ended, poller = os.getppid(), False, None
 
     def end(*_: object) -> None:
-        nonlocal ended
-        ended = True
+        nonlocal is_ended
+        is_ended = True
         if poller is not None:
             poller.wake()
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     while (loaded := load_readiness_targets(run_dir)) is None:
-        if ended or os.getppid() != parent:
+        if is_ended or os.getppid() != parent:
             return 0
         time.sleep(LOAD_INTERVAL_S)
     readiness, targets, attempt = loaded
     if not targets:
         return 0
-    course = ReadinessPublisher(run_dir, targets, attempt, readiness)
+    publisher = ReadinessPublisher(run_dir, targets, attempt, readiness)
     for line in intro_lines(targets, readiness.interval_s):
         log_raw_line(line)
-    poller, begun = ReadinessPoller(targets, readiness.interval_s), time.monotonic()
+    poller, started_at = ReadinessPoller(targets, readiness.interval_s), time.monotonic()
     gap_s = min(PUBLISH_INTERVAL_S, PUBLISH_INTERVAL_S * len(targets) / 1000)
-    due, fresh = begun, False
-    while not ended and os.getppid() == parent:
+    publish_at, has_results = started_at, False
+    while not is_ended and os.getppid() == parent:
         now = time.monotonic()
-        if now >= due:
-            course.publish(poller.statuses, now, is_complete=all(poller.polled) or now - begun > ANSWER_S)
-            poller.set_interval(max(readiness.interval_s, READY_INTERVAL_S) if course.ready else readiness.interval_s)
-            due, fresh = now + gap_s, False
-        fresh = poller.step(due if fresh else math.inf) or fresh
+        if now >= publish_at:
+            publisher.publish(poller.statuses, now, is_complete=all(poller.polled) or now - started_at > ANSWER_S)
+            poller.set_interval(
+                max(readiness.interval_s, READY_INTERVAL_S) if publisher.ready else readiness.interval_s
+            )
+            publish_at, has_results = now + gap_s, False
+        has_results = poller.step(publish_at if has_results else math.inf) or has_results
     return 0
 
 

@@ -105,7 +105,7 @@ def rule_status(rule: ReadyRule, replies: Sequence[ServerReply]) -> RuleStatus:
     if rule.kind in COUNTING_KINDS:
         counts = (parse_dynamo if rule.kind == "dynamo" else parse_sglang)(replies[0].body)
         if counts is None:
-            return unreached_status(rule, f"{request_paths(rule)[0]} answers something else than {rule.kind} does")
+            return unreached_status(rule, f"{request_paths(rule)[0]} does not answer like {rule.kind}")
         seen = counts_by_role(counts, rule.expected)
         return RuleStatus(all(seen[role] >= number for role, number in rule.expected.items()), seen)
     if rule.kind == "vllm" and not parse_models(replies[1].body):
@@ -138,19 +138,19 @@ def without_workers(
     """
     lost = Counter(abandoned.values())
     asked, found = [], []
-    for rule, standing in zip(rules, statuses, strict=True):
+    for rule, status in zip(rules, statuses, strict=True):
         if rule.subject in abandoned:
             asked.append(replace(rule, expected={}))
-            found.append(RuleStatus(ready=True, detail="given up"))
+            found.append(RuleStatus(ready=True, detail="abandoned"))
             continue
         if rule.kind in COUNTING_KINDS and any(lost[role] for role in rule.expected):
             expected = {role: max(0, number - lost[role]) for role, number in rule.expected.items()}
             rule = replace(rule, expected=expected)
-            if not standing.detail:  # the workers were counted
-                enough = all(standing.seen.get(role, 0) >= number for role, number in expected.items())
-                standing = replace(standing, ready=enough)
+            if not status.detail:  # the workers were counted
+                enough = all(status.seen.get(role, 0) >= number for role, number in expected.items())
+                status = replace(status, ready=enough)
         asked.append(rule)
-        found.append(standing)
+        found.append(status)
     return asked, found
 
 
@@ -162,9 +162,9 @@ def worker_totals(rules: Sequence[ReadyRule], statuses: Sequence[RuleStatus]) ->
     """
     views: dict[str, list[tuple[int, int]]] = {}
     singles: dict[str, tuple[int, int]] = {}
-    for rule, standing in zip(rules, statuses, strict=True):
+    for rule, status in zip(rules, statuses, strict=True):
         for role, number in rule.expected.items():
-            here = standing.seen.get(role, 0)
+            here = status.seen.get(role, 0)
             if rule.kind in COUNTING_KINDS:
                 views.setdefault(role, []).append((here, number))
             else:
@@ -174,7 +174,7 @@ def worker_totals(rules: Sequence[ReadyRule], statuses: Sequence[RuleStatus]) ->
         views.setdefault(role, []).append(sums)
     seen = {role: min(here for here, _ in found) for role, found in views.items()}
     expected = {role: max(number for _, number in found) for role, found in views.items()}
-    away = Counter(_polled_role(rule) for rule, standing in zip(rules, statuses, strict=True) if not standing.ready)
+    away = Counter(_polled_role(rule) for rule, status in zip(rules, statuses, strict=True) if not status.ready)
     for role in away.keys() & seen.keys():
         seen[role] = min(seen[role], max(0, expected[role] - away[role]))
     return seen, expected
@@ -193,18 +193,18 @@ def missing_text(
     A surplus in one role does not make up for a gap in another. Workers with their own rule are not named again
     if they are among the counted gaps.
     """
-    if all(standing.ready for standing in statuses):
+    if all(status.ready for status in statuses):
         return ""
     prefill, decode = missing_counts(seen, expected)
     counted = prefill + decode > 0
-    words = [f"{prefill} prefills and {decode} decodes"] if counted else []
+    parts = [f"{prefill} prefills and {decode} decodes"] if counted else []
     lacking = {role for role, number in expected.items() if seen.get(role, 0) < number}
-    others = [
+    services = [
         rule.subject or "the model"
-        for rule, standing in zip(rules, statuses, strict=True)
-        if not standing.ready and not (counted and (rule.expected or _polled_role(rule) in lacking))
+        for rule, status in zip(rules, statuses, strict=True)
+        if not status.ready and not (counted and (rule.expected or _polled_role(rule) in lacking))
     ]
-    return " and ".join(words + shorten_names(list(dict.fromkeys(others))))
+    return " and ".join(parts + shorten_names(list(dict.fromkeys(services))))
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
@@ -233,24 +233,24 @@ def describe_missing(
     are part of the log names.
     """
     rules = plan.readiness.rules if plan.readiness else ()
-    told = (content or {}).get("rules") or []
+    statuses = (content or {}).get("rules") or []
     lines: list[str] = []
     suspects: dict[int, TaskPlan] = {}
     for index, rule in enumerate(rules):
-        standing = told[index] if index < len(told) else {}
-        if standing.get("ready"):
+        status = statuses[index] if index < len(statuses) else {}
+        if status.get("ready"):
             continue
-        seen, detail = standing.get("seen") or {}, standing.get("detail") or ""
+        seen, detail = status.get("seen") or {}, status.get("detail") or ""
         lacking = {role: number - seen.get(role, 0) for role, number in rule.expected.items()}
         subject = rule.subject or "the model"
         asked = [planned for planned in plan.tasks if _is_polled_by(planned, rule)]
-        if rule.kind in COUNTING_KINDS and not detail and standing:
+        if rule.kind in COUNTING_KINDS and not detail and status:
             for role, number in lacking.items():
                 if number <= 0:
                     continue
                 workers = [task for task in plan.tasks if task.task.role == role and task.task.local_rank == 0]
                 names = shorten_names([_worker_text(task, facts) for task in workers])
-                lines.append(f"{role}: {number} of {rule.expected[role]} not ready, of {', '.join(names)}")
+                lines.append(f"{role}: {number} of {rule.expected[role]} not ready, among {', '.join(names)}")
                 suspects.update((task.task.rank, task) for task in workers)
         else:
             lines.append(f"{subject} is not ready: {detail or 'no answer yet'}")

@@ -1,4 +1,4 @@
-"""``monitor_config.yaml``: what it gives, and everything that is wrong with it at once."""
+"""``monitor_config.yaml``: its settings, and all its problems at once."""
 
 import re
 from collections.abc import Collection
@@ -66,7 +66,7 @@ alerts:
 """
 
 
-def test_every_key_of_a_whole_file_is_understood() -> None:
+def test_every_key_of_a_complete_file_is_read() -> None:
     settings = merge_settings({}, parse_monitor_config(EXAMPLE, "monitor_config.yaml"))
     assert (settings.job_name, settings.num_workers, settings.gpu_ids) == ("embedding_generation_v2", 4, (0, 1, 2, 3))
     assert settings.total_items == 100000
@@ -89,19 +89,19 @@ def test_every_key_of_a_whole_file_is_understood() -> None:
 
 
 def test_the_webhook_is_not_kept() -> None:
-    found = parse_monitor_config(EXAMPLE, "c")
-    assert "hooks.slack.com" not in repr(found)
-    assert found["alert_slack"] == "given"
+    config = parse_monitor_config(EXAMPLE, "c")
+    assert "hooks.slack.com" not in repr(config)
+    assert config["alert_slack"] == "given"
 
 
-def test_flags_come_before_the_file() -> None:
+def test_flags_take_precedence_over_the_file() -> None:
     flags = {"job_name": "other", "num_workers": None, "log_dir": "/elsewhere", "gpu_ids": [7]}
     settings = merge_settings(flags, parse_monitor_config(EXAMPLE, "c"))
     assert (settings.job_name, settings.num_workers, settings.log_dir) == ("other", 4, "/elsewhere")
     assert settings.gpu_ids == (7,)
 
 
-def test_gpu_metrics_are_asked_for_in_the_file_or_by_a_flag_that_comes_before_it() -> None:
+def test_gpu_metrics_are_enabled_by_the_file_or_by_a_flag() -> None:
     assert merge_settings({}, parse_monitor_config(EXAMPLE, "c")).gpu_metrics is False
     config = parse_monitor_config(EXAMPLE.replace("check_interval: 10", "gpu_metrics: true"), "c")
     assert merge_settings({"gpu_metrics": None}, config).gpu_metrics is True
@@ -109,11 +109,11 @@ def test_gpu_metrics_are_asked_for_in_the_file_or_by_a_flag_that_comes_before_it
     assert problems("monitoring: {gpu_metrics: 'yes'}") == ['monitoring.gpu_metrics: "yes" is not true or false']
 
 
-NEEDED = ("job_name", "num_workers", "output_dir", "log_dir")
+REQUIRED = ("job_name", "num_workers", "output_dir", "log_dir")
 
 
-def problems(text: str, given: Collection[str] = NEEDED) -> list[str]:
-    """The problems of a text, without the head line; what shows the place in a pattern goes with its problem."""
+def problems(text: str, given: Collection[str] = REQUIRED) -> list[str]:
+    """The problems of a text without the heading. The marker of a position belongs to its problem."""
     with pytest.raises(ExporterError) as caught:
         parse_monitor_config(text, "c.yaml", given)
     head, *found = re.split(r"\n(?!    )", str(caught.value))
@@ -124,7 +124,7 @@ def problems(text: str, given: Collection[str] = NEEDED) -> list[str]:
     return [line[2:] for line in found]
 
 
-def test_all_problems_are_said_at_once_each_with_its_place() -> None:
+def test_all_problems_are_reported_at_once_with_their_keys() -> None:
     text = """
 job: {name: 7, num_workers: four, gpu_ids: 0, total_items: -1}
 paths: {output_dir: "", logdir: x}
@@ -150,7 +150,7 @@ alert: {}
         'monitoring.stall_timeout: "soon" is not a number of seconds',
         (
             "progress_patterns.items_processed: is not a regular expression: missing ), unterminated subpattern at "
-            "position 0; to find such a character as it is, write a backslash before it\n    (\\d+\n    ^"
+            "position 0; to match such a character literally, put a backslash before it\n    (\\d+\n    ^"
         ),
         (
             'progress_patterns.epoch: "Epoch \\d+" has no group for the number; '
@@ -161,7 +161,7 @@ alert: {}
         'error_patterns[0].severity: "fatal" is not one of "critical", "warning", "info"',
         (
             "error_patterns[0].pattern: is not a regular expression: missing ), unterminated subpattern at position 0; "
-            "to find such a character as it is, write a backslash before it\n    (x\n    ^"
+            "to match such a character literally, put a backslash before it\n    (x\n    ^"
         ),
         'error_patterns[1]: "oom" is not a mapping with a pattern and a severity',
         (
@@ -200,22 +200,22 @@ alert: {}
         ("alerts: {email: {enabled: maybe}}\n", "alerts.email.enabled: the value is not true or false"),
     ],
 )
-def test_one_problem(text: str, problem: str) -> None:
+def test_a_single_problem_is_reported_in_one_line(text: str, problem: str) -> None:
     assert problems(text) == [problem]
 
 
-def test_what_is_missing_is_said_with_the_flag_that_gives_it_too() -> None:
+def test_missing_keys_are_reported_with_their_flags() -> None:
     assert problems("job: {name: a, num_workers: x, gpu_ids: null}\npaths: {output_dir: o}\n", ()) == [
         'job.num_workers: "x" is not a whole number',
-        "paths.log_dir: is missing; --log-dir gives it too",
+        "paths.log_dir: is missing; set it here or with --log-dir",
     ]
     assert problems("paths: {output_dir: o, log_dir: l}", ("num_workers",)) == [
-        "job.name: is missing; --job-name gives it too"
+        "job.name: is missing; set it here or with --job-name"
     ]
 
 
 @pytest.mark.parametrize(
-    ("key", "place"),
+    ("key", "suggestion"),
     [
         ("num_workers", "job.num_workers"),
         ("num-workers", "job.num_workers"),
@@ -227,12 +227,12 @@ def test_what_is_missing_is_said_with_the_flag_that_gives_it_too() -> None:
         ("webhook", "alerts.slack.webhook"),
     ],
 )
-def test_a_key_at_the_top_is_told_its_place(key: str, place: str) -> None:
+def test_a_misplaced_key_gets_a_suggestion(key: str, suggestion: str) -> None:
     (problem,) = problems(f"{key}: 4\n")
-    assert problem.startswith(f'{key}: unknown key "{key}"; did you mean "{place}"? (known: alerts, ')
+    assert problem.startswith(f'{key}: unknown key "{key}"; did you mean "{suggestion}"? (known: alerts, ')
 
 
-def test_a_key_with_several_places_is_told_none() -> None:
+def test_an_ambiguous_key_gets_no_suggestion() -> None:
     assert "did you mean" not in problems("enabled: true\n")[0]
 
 
@@ -253,26 +253,28 @@ def test_the_example_has_every_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "gpu_ids:", "gpu_ids: []"])
-def test_a_job_may_do_without_gpus(line: str) -> None:
+def test_a_job_may_have_no_gpus(line: str) -> None:
     text = f"job:\n  name: a\n  num_workers: 2\n  {line}\npaths: {{output_dir: /o, log_dir: /l}}\n"
     assert merge_settings({}, parse_monitor_config(text, "c")).gpu_ids == ()
 
 
-def test_null_is_no_value() -> None:
-    found = parse_monitor_config("job: {total_items: null}\npaths: {checkpoint_dir: null}\nalerts: null\n", "c", NEEDED)
-    assert found == {}
+def test_null_is_the_same_as_a_missing_key() -> None:
+    config = parse_monitor_config(
+        "job: {total_items: null}\npaths: {checkpoint_dir: null}\nalerts: null\n", "c", REQUIRED
+    )
+    assert config == {}
 
 
-def test_patterns_with_the_same_words_have_names_of_their_own() -> None:
+def test_patterns_with_the_same_text_have_different_names() -> None:
     text = "error_patterns: [{pattern: 'a+'}, {pattern: 'a.'}, {pattern: '++', name: x}, {pattern: 'b', name: bad}]"
     with pytest.raises(ExporterError, match=r"error_patterns\[2\].pattern"):
-        parse_monitor_config(text, "c", NEEDED)
-    found: dict[str, Any] = parse_monitor_config(text.replace("{pattern: '++', name: x}, ", ""), "c", NEEDED)
-    assert [pattern.name for pattern in found["error_patterns"]] == ["a", "a_", "bad"]
-    assert {pattern.severity for pattern in found["error_patterns"]} == {"warning"}
+        parse_monitor_config(text, "c", REQUIRED)
+    config: dict[str, Any] = parse_monitor_config(text.replace("{pattern: '++', name: x}, ", ""), "c", REQUIRED)
+    assert [pattern.name for pattern in config["error_patterns"]] == ["a", "a_", "bad"]
+    assert {pattern.severity for pattern in config["error_patterns"]} == {"warning"}
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ExporterError, match=r"none\.yaml: No such file"):
         read_monitor_config(str(tmp_path / "none.yaml"))
     path = tmp_path / "c.yaml"

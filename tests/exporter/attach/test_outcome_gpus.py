@@ -1,4 +1,4 @@
-"""GPUs in the report and the summary of a job that others have started."""
+"""GPUs in the report and the summary of an attached job."""
 
 from typing import Any
 
@@ -8,13 +8,20 @@ from tests.support.gpu_status import XID_79, gpu, gpus, of_worker, use
 
 
 def status(**over: Any) -> dict[str, Any]:
-    """A job of two workers, of which one has lost its GPU."""
-    same = {"role": "worker", "node": "cn01", "gpus": [0], "up": False, "state": "dead", "start": 1.0, "restarts": 0}
+    """Status of a job with two workers, one of which lost its GPU."""
+    common = {"role": "worker", "node": "cn01", "gpus": [0], "up": False, "state": "dead", "start": 1.0, "restarts": 0}
     end: dict[str, Any] = {"code": 0, "signal": None, "time": 5.0, "restart": 0, "evidence": []}
-    failed, well = {**end, "reason": "app_error", "code": 1}, {**end, "reason": "completed"}
+    failed, completed = {**end, "reason": "app_error", "code": 1}, {**end, "reason": "completed"}
     workers = [
-        {**same, "worker": "worker_w0", "rank": 0, "exit": failed, "exits": [failed], **of_worker(0)},
-        {**same, "worker": "worker_w1", "rank": 1, "exit": well, "exits": [well], **of_worker(1, gpu_use=[use(0)])},
+        {**common, "worker": "worker_w0", "rank": 0, "exit": failed, "exits": [failed], **of_worker(0)},
+        {
+            **common,
+            "worker": "worker_w1",
+            "rank": 1,
+            "exit": completed,
+            "exits": [completed],
+            **of_worker(1, gpu_use=[use(0)]),
+        },
     ]
     return {
         "attempt": 0,
@@ -36,15 +43,15 @@ def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
     assert used == [[("0", True, True)], [("1", True, False), ("0", False, True)]]
 
 
-def test_the_report_tells_what_happened_to_gpus() -> None:
+def test_the_report_has_the_events_of_gpus() -> None:
     event = {"time": 3.0, "level": "critical", "event": "GPU lost", "detail": "GPU 0"}
-    (found,) = outcome.build_attached_report(status(events=[event]), AttachedOutcome("FAILED", ()), "/r", 6.0, {})[
-        "gpus"
-    ]["events"]
-    assert (found["time"], found["node"], found["event"]) == (3.0, "cn01", "GPU lost")
+    (reported_event,) = outcome.build_attached_report(
+        status(events=[event]), AttachedOutcome("FAILED", ()), "/r", 6.0, {}
+    )["gpus"]["events"]
+    assert (reported_event["time"], reported_event["node"], reported_event["event"]) == (3.0, "cn01", "GPU lost")
 
 
-def test_the_summary_says_what_was_wrong_with_gpus_of_workers_that_failed() -> None:
+def test_the_summary_names_gpu_problems_of_failed_workers() -> None:
     lines = outcome.end_summary(status(), AttachedOutcome("FAILED", ()), "/r").splitlines()
     assert lines[-3:] == [
         "worker_w0: GPU 0: Xid 79, GPU has fallen off the bus",
@@ -53,7 +60,7 @@ def test_the_summary_says_what_was_wrong_with_gpus_of_workers_that_failed() -> N
     ]
 
 
-def test_a_job_without_gpus_has_none_in_its_report() -> None:
+def test_the_report_of_a_job_without_gpus_has_no_gpu_section() -> None:
     bare = status(gpus={})
     for worker in bare["workers"]:
         worker |= of_worker(gpu_use=None)

@@ -1,4 +1,4 @@
-"""A job that others have started: its settings, its run directory, the finding of its workers, its end."""
+"""Attached jobs: settings, run directory, search for workers, and end."""
 
 import http.client
 import json
@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from exporter import cli
-from exporter.attach import outcome
-from exporter.attach import settings as attach
+from exporter.attach import outcome, settings
 from exporter.attach.finder import RESTART_S, SETTLE_S, WorkerFinder
 from exporter.attach.outcome import AttachedOutcome
 from exporter.attach.settings import AttachSettings, gpus_of_workers, merge_settings, setting_notices
@@ -62,7 +61,7 @@ FLAGS: dict[str, Any] = {
 }
 
 
-def test_the_defaults_are_those_of_the_flags() -> None:
+def test_settings_have_the_defaults_of_the_flags() -> None:
     settings = merge_settings(FLAGS, {})
     assert settings == AttachSettings("embed", 2, "/o", "/l", (0, 1))
     assert merge_settings({**FLAGS, "gpu_ids": None}, {}).gpu_ids == ()
@@ -71,31 +70,31 @@ def test_the_defaults_are_those_of_the_flags() -> None:
     assert patterns == ("output_worker_*.json", "worker_*.log", "checkpoint_*.pt")
 
 
-def test_paths_count_from_the_working_directory_or_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_working_directory_or_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")
     settings = merge_settings({**FLAGS, "output_dir": "out", "log_dir": "~/logs"}, {})
     assert (settings.output_dir, settings.log_dir) == (f"{tmp_path}/out", "/home/ada/logs")
 
 
-def test_what_is_missing_is_said_by_its_flags() -> None:
+def test_missing_settings_are_named_by_their_flags() -> None:
     with pytest.raises(ExporterError, match=r"^missing --num-workers, --log-dir; .*--config FILE.*--run-dir DIR"):
         merge_settings({**FLAGS, "num_workers": None, "log_dir": None}, {})
 
 
-def test_alerts_are_explained_without_showing_a_webhook(tmp_path: Path) -> None:
+def test_alert_notices_do_not_show_the_webhook(tmp_path: Path) -> None:
     settings = merge_settings(
         {**FLAGS, "output_dir": str(tmp_path), "alert_email": "a@b.c", "alert_slack": "https://hooks/secret"}, {}
     )
-    mail, slack, place = setting_notices(settings)
+    mail, slack, directory = setting_notices(settings)
     assert "a@b.c" in mail
     assert "alertmanager/alertmanager.yml" in mail
     assert "alertmanager/alertmanager.yml" in slack
     assert "secret" not in slack
-    assert place == "log_dir: /l is not there yet"
+    assert directory == "log_dir: /l does not exist yet"
 
 
-def test_alerts_that_are_switched_off_need_no_words(tmp_path: Path) -> None:
+def test_disabled_alerts_give_no_notice(tmp_path: Path) -> None:
     config = {"alert_email": "a@b.c", "email_enabled": False, "alert_slack": "given", "slack_enabled": False}
     flags = {**FLAGS, "output_dir": str(tmp_path), "log_dir": str(tmp_path)}
     assert setting_notices(merge_settings(flags, config)) == []
@@ -105,12 +104,12 @@ def test_alerts_that_are_switched_off_need_no_words(tmp_path: Path) -> None:
 # -- the run directory -----------------------------------------------------------------------------------
 
 
-def attached(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> attach.AttachedJob:
+def attached(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> settings.AttachedJob:
     flags = {**FLAGS, "job_name": f"none{os.getpid()}", "log_dir": str(tmp_path), **more}
-    return attach.attach_to_job(merge_settings(flags, {}), environ or {}, ":9410")
+    return settings.attach_to_job(merge_settings(flags, {}), environ or {}, ":9410")
 
 
-def test_the_run_directory_is_named_as_a_launcher_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_directory_is_named_as_the_launcher_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir = attached(tmp_path, {"SLURM_JOB_ID": "77"}, job_name="a b/c").manifest.run_dir
     assert run_dir.parent == tmp_path / "logs"
@@ -119,9 +118,9 @@ def test_the_run_directory_is_named_as_a_launcher_names_it(tmp_path: Path, monke
 
 
 def test_the_manifest_describes_the_job(tmp_path: Path) -> None:
-    made = attached(tmp_path, state_dir=str(tmp_path / "state"), gpu_ids=[4, 5], total_items=10)
+    job = attached(tmp_path, state_dir=str(tmp_path / "state"), gpu_ids=[4, 5], total_items=10)
     manifest = read_manifest(tmp_path / "state")
-    assert manifest == made.manifest
+    assert manifest == job.manifest
     assert manifest.attached
     assert [(t.worker, t.role, t.rank, t.gpus, t.logs) for t in manifest.tasks] == [
         ("worker_w0", "worker", 0, (4,), ()),
@@ -134,28 +133,28 @@ def test_the_manifest_describes_the_job(tmp_path: Path) -> None:
     assert manifest.logs is not None
     assert (manifest.logs.directory, manifest.logs.pattern) == (str(tmp_path), "worker_*.log")
     assert (manifest.total_items, manifest.cluster, manifest.partition) == (10, "local", "local")
-    assert made.identity.job_id == "state"
-    assert made.identity.start == pytest.approx(time.time(), abs=60)
+    assert job.identity.job_id == "state"
+    assert job.identity.start == pytest.approx(time.time(), abs=60)
 
 
-@pytest.mark.parametrize(("words", "asked"), [((), None), (("--gpu-metrics",), True), (("--no-gpu-metrics",), False)])
-def test_gpu_metrics_have_a_flag(words: tuple[str, ...], asked: bool | None) -> None:
-    assert cli._parser().parse_args(["sidecar", *words]).gpu_metrics is asked
-    assert "gpu_metrics" in attach.FLAGS
+@pytest.mark.parametrize(("argv", "expected"), [((), None), (("--gpu-metrics",), True), (("--no-gpu-metrics",), False)])
+def test_gpu_metrics_have_a_flag(argv: tuple[str, ...], expected: bool | None) -> None:
+    assert cli._parser().parse_args(["sidecar", *argv]).gpu_metrics is expected
+    assert "gpu_metrics" in settings.FLAGS
 
 
-def test_gpu_metrics_are_the_manifests_matter(tmp_path: Path) -> None:
+def test_the_gpu_metrics_flag_is_written_to_the_manifest(tmp_path: Path) -> None:
     assert attached(tmp_path, state_dir=str(tmp_path / "a")).manifest.gpu_metrics is False
     assert attached(tmp_path, state_dir=str(tmp_path / "b"), gpu_metrics=True).manifest.gpu_metrics is True
 
 
-def test_nobody_starts_the_sidecar_of_a_running_job_again(tmp_path: Path) -> None:
-    environ = {"GPUJOB_SUPERVISED": "1", "GPUJOB_FIRST_GPU": "4"}  # of a job around this command
+def test_the_sidecar_of_an_attached_job_is_not_supervised(tmp_path: Path) -> None:
+    environ = {"GPUJOB_SUPERVISED": "1", "GPUJOB_FIRST_GPU": "4"}  # from a job that runs this command
     identity = attached(tmp_path, environ, state_dir=str(tmp_path / "a")).identity
     assert (identity.supervised, identity.first_gpu) == (False, None)
 
 
-def test_slurm_tells_about_the_job_around_this_command(tmp_path: Path) -> None:
+def test_slurm_variables_describe_the_job_of_this_command(tmp_path: Path) -> None:
     environ = {
         "SLURM_JOB_ID": "77",
         "SLURM_CLUSTER_NAME": "hal",
@@ -170,7 +169,7 @@ def test_slurm_tells_about_the_job_around_this_command(tmp_path: Path) -> None:
     assert (other.job_id, other.cluster, other.partition, other.end) == ("78", "slurm", "", None)
 
 
-def test_a_restarted_sidecar_goes_on_and_a_finished_job_is_followed_by_its_next_launch(tmp_path: Path) -> None:
+def test_a_restarted_sidecar_keeps_its_attempt_until_the_job_has_finished(tmp_path: Path) -> None:
     state = tmp_path / "state"
     first = attached(tmp_path, state_dir=str(state)).identity
     again = attached(tmp_path, state_dir=str(state)).identity
@@ -202,11 +201,11 @@ def test_a_directory_has_one_sidecar(tmp_path: Path, start: Start) -> None:
     run_files.write_json(path, {**record, "pid": other.pid, "start_ticks": ticks + 1})
     attached(tmp_path, state_dir=str(tmp_path / "state"))
     run_files.write_json(path, {**record, "pid": other.pid, "start_ticks": ticks})
-    with pytest.raises(ExporterError, match=f"is in use: process {other.pid} watches this job already"):
+    with pytest.raises(ExporterError, match=f"is in use: process {other.pid} already watches this job"):
         attached(tmp_path, state_dir=str(tmp_path / "state"))
 
 
-def test_without_a_place_for_logs_the_run_directory_is_temporary(
+def test_the_run_directory_is_temporary_if_logs_cannot_be_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "logs").write_text("a file", encoding="ascii")
@@ -225,41 +224,43 @@ LAUNCH: dict[str, Any] = {"verified": False, "final": True, "checks": []}
 
 
 class Job:
-    """A finder over workers that a test starts and ends by words."""
+    """A worker finder with workers that the test starts and ends."""
 
     def __init__(self, run_dir: Path, workers: int = 2, **changes: Any) -> None:
         manifest = make_manifest(run_dir, *map(make_task, range(workers)), attached=True, **changes)
         self.clock = FakeClock()
         self.context = make_context(manifest, self.clock)
         self.final = False
-        self.asked = 0
-        self.slots: list[Any] = [SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.ask)]
-        self.there: list[WorkerCandidate] = []
-        self.happened: list[dict[str, Any]] = []
+        self.worker_reads = 0
+        self.slots: list[Any] = [
+            SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.request_worker_read)
+        ]
+        self.candidates: list[WorkerCandidate] = []
+        self.worker_events: list[dict[str, Any]] = []
         self.gone: dict[int, str] = {}
         self.problems: tuple[str, ...] = ()
         self.ends: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(workers)}
         self.known: set[int] = set()
         self.by_name = True
-        self.looks = 0
+        self.searches = 0
         for folder in (run_files.WORKERS_DIR,):
             (run_dir / folder).mkdir(exist_ok=True)
         self.run_dir = run_dir
-        self.finder = self.make()
+        self.finder = self.make_finder()
 
-    def make(self) -> WorkerFinder:
-        search: Any = SimpleNamespace(find=self.look)
+    def make_finder(self) -> WorkerFinder:
+        search: Any = SimpleNamespace(find=self.find)
         sidecar: Any = self
         return WorkerFinder(sidecar, search)
 
-    def ask(self) -> None:
-        self.asked += 1
+    def request_worker_read(self) -> None:
+        self.worker_reads += 1
 
-    def look(self, known: set[int], *, by_name: bool) -> WorkerSearchResult:
-        self.looks += 1
+    def find(self, known: set[int], *, by_name: bool) -> WorkerSearchResult:
+        self.searches += 1
         self.known, self.by_name = set(known), by_name
-        there = [sighting for sighting in self.there if by_name or sighting.found_by != "name"]
-        found = tuple(sighting for sighting in there if sighting.pid not in known)
+        visible = [candidate for candidate in self.candidates if by_name or candidate.found_by != "name"]
+        found = tuple(candidate for candidate in visible if candidate.pid not in known)
         return WorkerSearchResult(found, self.gone, self.problems)
 
     def status(self) -> dict[str, Any]:
@@ -280,22 +281,22 @@ class Job:
         ]
         job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
         facts = {"node": {"name": "n"}, "attempt": 0, "launch": dict(LAUNCH)}
-        return {"workers": workers, "job": job, "events": self.happened, **facts}
+        return {"workers": workers, "job": job, "events": self.worker_events, **facts}
 
-    def come(
-        self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, place: str | None = "/a"
+    def start_worker(
+        self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, directory: str | None = "/a"
     ) -> None:
-        self.there.append(
-            WorkerCandidate(pid, pid, self.clock.now - age, found_by, number, place, None, f"python {pid}.py")
+        self.candidates.append(
+            WorkerCandidate(pid, pid, self.clock.now - age, found_by, number, directory, None, f"python {pid}.py")
         )
 
-    def go(self, rank: int, code: int = 0) -> None:
-        self.there = [s for s in self.there if s.pid != self.record(rank)["pid"]]
+    def end_worker(self, rank: int, code: int = 0) -> None:
+        self.candidates = [s for s in self.candidates if s.pid != self.record(rank)["pid"]]
         end = {"restart": len(self.ends[rank]), "time": self.clock.now, "code": code, "signal": None}
         self.ends[rank].append({**end, "reason": "app_error" if code else "completed", "evidence": []})
 
     def step(self, seconds: float = 1.0) -> str:
-        """Let time pass, look, and give the published phase."""
+        """Advance the clock, read once, and return the published phase."""
         self.clock.advance(seconds)
         self.events = self.finder.read()
         state = run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
@@ -310,7 +311,7 @@ class Job:
 def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
     job = Job(tmp_path)
     assert job.step() == "launching"
-    job.come(101, 1, "pid_file")
+    job.start_worker(101, 1, "pid_file")
     assert job.step() == "launching"
     assert job.record(1) == {
         "schema": 1,
@@ -323,18 +324,18 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
         "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
         "pid": 101,
         "start_ticks": 101,
-        "start": job.there[0].start,
+        "start": job.candidates[0].start,
         "found_by": "pid_file",
         "directory": "/a",
         "session": None,
     }
-    job.come(100, 0, "slurm_step")
+    job.start_worker(100, 0, "slurm_step")
     assert job.step() == "running"
     assert job.known == {101}
-    assert job.asked == 2, "the processes are looked at as soon as they are known"
-    job.go(0)
+    assert job.worker_reads == 2, "new workers are read immediately"
+    job.end_worker(0)
     assert job.step() == "running"
-    job.go(1)
+    job.end_worker(1)
     assert job.step() == "completing"
     assert job.step(RESTART_S) == "completing, ended"
     assert job.step() == "completing, ended"
@@ -346,12 +347,12 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
 
 
-def test_what_happens_is_written_down_once(tmp_path: Path) -> None:
+def test_each_event_is_written_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     ended = {"time": 5.0, "level": "critical", "event": "worker ended", "worker": "worker_w1", "rank": 1, "detail": "x"}
-    job.happened = [ended]
+    job.worker_events = [ended]
     job.finder.read()
     job.finder.read()
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -361,28 +362,28 @@ def test_what_happens_is_written_down_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_worker_that_comes_back_is_its_next_run(tmp_path: Path) -> None:
+def test_a_restarted_worker_begins_its_next_run(tmp_path: Path) -> None:
     job = Job(tmp_path, check_interval_s=10)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     assert job.step() == "running"
-    looks = job.looks
-    job.go(0, 1)
+    searches = job.searches
+    job.end_worker(0, 1)
     job.step(5)
-    assert job.looks == looks, "looked again before the check interval"
-    job.come(200, 0)
+    assert job.searches == searches, "searched again before the check interval"
+    job.start_worker(200, 0)
     job.step(6)
     assert (job.record(0, 1)["pid"], job.record(0, 1)["restart"]) == (200, 1)
-    job.go(0)
-    job.go(1)
+    job.end_worker(0)
+    job.end_worker(1)
     assert job.step() == "completing"
-    job.come(300, 1)
+    job.start_worker(300, 1)
     assert job.step() == "running"
     assert job.record(1, 1)["pid"] == 300
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "place", "comes_back"),
+    ("first_found_by", "then_found_by", "directory", "is_next_run"),
     [
         ("pid_file", "pid_file", "/b", True),
         ("pid_file", "slurm_step", "/a", False),
@@ -398,130 +399,130 @@ def test_a_worker_that_comes_back_is_its_next_run(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_worker_comes_back_by_what_it_was_found_by(
-    tmp_path: Path, before: str, after: str, place: str | None, comes_back: bool, restarted: bool
+def test_a_restart_is_recognized_by_how_the_worker_was_found(
+    tmp_path: Path, first_found_by: str, then_found_by: str, directory: str | None, is_next_run: bool, restarted: bool
 ) -> None:
     job = Job(tmp_path)
-    job.come(100, 0, "slurm_step")
-    job.come(101, 1, before)
+    job.start_worker(100, 0, "slurm_step")
+    job.start_worker(101, 1, first_found_by)
     assert job.step() == "running"
-    job.go(1, 1)
+    job.end_worker(1, 1)
     if restarted:
-        job.finder = job.make()
+        job.finder = job.make_finder()
     job.step(20)
-    job.come(201, 1, after, place=place)
+    job.start_worker(201, 1, then_found_by, directory=directory)
     job.step(20)
-    assert job.record(1, 1).get("pid") == (201 if comes_back else None)
-    assert job.by_name == (before != "pid_file")
+    assert job.record(1, 1).get("pid") == (201 if is_next_run else None)
+    assert job.by_name == (first_found_by != "pid_file")
 
 
-def test_an_end_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_ends_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gpujob.finder")
     job = Job(tmp_path)
     common = {"time": 5.0, "level": "info", "rank": 1, "worker": "worker_w1"}
-    words = "killed_unknown: killed by SIGKILL; nobody knows by whom"
-    job.happened = [
-        {**common, "event": "worker ended", "detail": words},
+    detail = "killed_unknown: killed by SIGKILL; nobody knows by whom"
+    job.worker_events = [
+        {**common, "event": "worker ended", "detail": detail},
         {**common, "event": "worker daemonised", "detail": "pid 7 has ended, pid 8 goes on"},
         {**common, "event": "worker started", "detail": "pid 7"},
     ]
     job.step()
     job.step()
     assert [record.getMessage() for record in caplog.records] == [
-        f"worker_w1 ended: {words}",
+        f"worker_w1 ended: {detail}",
         "worker_w1 daemonised: pid 7 has ended, pid 8 goes on",
     ]
 
 
-def test_what_a_worker_left_behind_is_no_next_run_of_it(tmp_path: Path) -> None:
+def test_processes_left_behind_by_a_worker_are_not_its_next_run(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=1)
-    job.come(100, 0)
+    job.start_worker(100, 0)
     job.step()
     job.step(60)
-    job.go(0)
-    job.come(105, 0, age=30)
-    job.come(106, None, age=30)
+    job.end_worker(0)
+    job.start_worker(105, 0, age=30)
+    job.start_worker(106, None, age=30)
     assert job.step() == "completing"
     assert job.record(0, 1) == {}
-    job.come(107, 0, "pid_file", age=30)
+    job.start_worker(107, 0, "pid_file", age=30)
     assert job.step() == "running"
     assert job.record(0, 1)["pid"] == 107
 
 
-def test_processes_without_a_number_fill_the_free_places_in_order_once_they_stay(tmp_path: Path) -> None:
+def test_unnumbered_processes_get_the_free_ranks_after_the_settling_time(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=3)
-    job.come(101, 1)
-    job.come(99, None)
-    job.come(98, None)
+    job.start_worker(101, 1)
+    job.start_worker(99, None)
+    job.start_worker(98, None)
     job.step(SETTLE_S / 2)
     assert (job.record(0), job.record(2)) == ({}, {})
     assert job.step(SETTLE_S) == "running"
     assert (job.record(0)["pid"], job.record(2)["pid"]) == (99, 98)
 
 
-def test_a_surplus_is_told_once(tmp_path: Path) -> None:
+def test_surplus_processes_are_reported_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
-        job.come(pid, number)
+        job.start_worker(pid, number)
     job.step()
     assert [event["detail"] for event in job.events] == [
         "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
     ]
-    job.go(0)
+    job.end_worker(0)
     job.step(20)
     assert len(job.events) == 1
 
 
-def test_a_worker_that_has_ended_and_can_still_be_seen_is_no_surplus(tmp_path: Path) -> None:
+def test_an_ended_worker_that_is_still_visible_is_not_surplus(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     job.step()
-    seen = list(job.there)
+    candidates = list(job.candidates)
     job.step(60)
-    job.go(0)
-    job.there = seen
+    job.end_worker(0)
+    job.candidates = candidates
     assert job.step(60) == "running"
     assert job.events == ()
 
 
-CURE = (
-    "; write their pids into worker_pids.txt of the log directory or --pid-file, "
-    "or let their command lines hold the job's name"
+SUGGESTION = (
+    "; write their pids to worker_pids.txt in the log directory, or to --pid-file, "
+    "or put the job's name into their command lines"
 )
 
 
-def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) -> None:
+def test_missing_workers_are_named_with_their_details(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=4, launch_timeout_s=60.0)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     job.gone = {3: "pid 1234 from worker_pids.txt is gone"}
     job.problems = ("worker_pids.txt: 'x' is not a process id",)
     assert job.step() == "launching"
     assert job.step(60) == "running"
-    said = (
+    message = (
         "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
-        f"; worker_pids.txt: 'x' is not a process id{CURE}"
+        f"; worker_pids.txt: 'x' is not a process id{SUGGESTION}"
     )
-    assert [event["detail"] for event in job.events] == [job.problems[0], said]
-    job.go(0)
-    job.go(1)
+    assert [event["detail"] for event in job.events] == [job.problems[0], message]
+    job.end_worker(0)
+    job.end_worker(1)
     assert job.step() == "completing"
     job.final = True
     job.step(RESTART_S)
     job.step()
-    assert job.finder.outcome == AttachedOutcome("FAILED", (said,))
+    assert job.finder.outcome == AttachedOutcome("FAILED", (message,))
 
 
 def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
     job = Job(tmp_path, launch_timeout_s=10.0)
-    job.come(100, 0)
+    job.start_worker(100, 0)
     job.step()
     assert job.step(10) == "running"
-    job.come(101, 1)
+    job.start_worker(101, 1)
     job.step(20)
-    job.go(0)
-    job.go(1)
+    job.end_worker(0)
+    job.end_worker(1)
     job.final = True
     job.step()
     job.step(RESTART_S)
@@ -529,39 +530,39 @@ def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
     assert job.finder.outcome == AttachedOutcome("COMPLETED", ())
 
 
-def test_a_job_without_any_worker_has_failed_after_the_launch_timeout(tmp_path: Path) -> None:
+def test_a_job_without_workers_fails_after_the_launch_timeout(tmp_path: Path) -> None:
     job = Job(tmp_path, launch_timeout_s=10.0)
     assert job.step() == "launching"
     assert job.step(10) == "completing, ended"
     job.final = True
     assert job.step() == "finished, ended"
-    said = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{CURE}"
-    assert job.finder.outcome == AttachedOutcome("FAILED", (said,))
+    message = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{SUGGESTION}"
+    assert job.finder.outcome == AttachedOutcome("FAILED", (message,))
     text = render_report(run_files.read_json(tmp_path / run_files.REPORT_FILE) or {})
-    assert f"- workers: FAILED: {said}\n" in text
+    assert f"- workers: FAILED: {message}\n" in text
 
 
-def test_beside_a_file_of_pids_no_names_are_proposed(tmp_path: Path) -> None:
+def test_process_names_are_not_suggested_if_there_is_a_pid_file(tmp_path: Path) -> None:
     job = Job(tmp_path, launch_timeout_s=10.0)
-    job.come(100, 0, "pid_file")
+    job.start_worker(100, 0, "pid_file")
     job.step()
     job.step(10)
     assert job.events[-1]["detail"].endswith(
-        "; write their pids into worker_pids.txt of the log directory or --pid-file"
+        "; write their pids to worker_pids.txt in the log directory, or to --pid-file"
     )
 
 
-def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
+def test_a_failed_attached_job_has_the_report_of_a_launched_job(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     job.step()
     (tmp_path / run_files.DIAGNOSTICS_DIR).mkdir()
     path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w1.json"
     run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 0})
     path.with_suffix(".txt").write_text("why", encoding="ascii")
-    job.go(0)
-    job.go(1, 3)
+    job.end_worker(0)
+    job.end_worker(1, 3)
     job.final = True
     job.step()
     job.step(RESTART_S)
@@ -588,29 +589,29 @@ def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
     assert "FAILED" in text
     assert f"- diagnosis: {tmp_path}/diagnostics/worker_w1.txt\n" in text
     run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 1})
-    judged = AttachedOutcome("FAILED", ())
+    result = AttachedOutcome("FAILED", ())
     older = {"worker_w1": outcome.DiagnosisRef("diagnostics/worker_w1.txt", run_files.read_json(path) or {})}
-    again = outcome.build_attached_report(job.status(), judged, str(tmp_path), 5.0, older)
+    again = outcome.build_attached_report(job.status(), result, str(tmp_path), 5.0, older)
     assert again["cause"]["diagnosis"] is None
     assert "diagnosis:" not in render_report(again)
     early = outcome.build_attached_report(
-        {**job.status(), "launch": {**LAUNCH, "final": False}}, judged, str(tmp_path), 5.0, {}
+        {**job.status(), "launch": {**LAUNCH, "final": False}}, result, str(tmp_path), 5.0, {}
     )
     assert early["launch"] is None
 
 
-def test_an_incomplete_job_says_so_in_its_report(tmp_path: Path) -> None:
-    found = Job(tmp_path).status()
-    found["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in found["workers"]]
-    found["job"]["total_items"] = 240
-    judged = outcome.find_outcome(found, (), None)
-    assert judged == AttachedOutcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
-    report = outcome.build_attached_report(found, judged, str(tmp_path), 5.0, {})
+def test_the_report_counts_the_items_of_an_incomplete_job(tmp_path: Path) -> None:
+    job_status = Job(tmp_path).status()
+    job_status["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in job_status["workers"]]
+    job_status["job"]["total_items"] = 240
+    result = outcome.find_outcome(job_status, (), None)
+    assert result == AttachedOutcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
+    report = outcome.build_attached_report(job_status, result, str(tmp_path), 5.0, {})
     assert report["exit_status"] == EXIT_STATUS["INCOMPLETE"] == 8
     assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in render_report(report)
 
 
-def test_a_status_from_before_the_first_look_at_the_workers_is_no_trouble(tmp_path: Path) -> None:
+def test_a_status_from_before_the_first_worker_read_is_accepted(tmp_path: Path) -> None:
     job = Job(tmp_path)
     before = {**job.status(), "workers": [{"items": None}]}
     job.status = lambda: before  # type: ignore[method-assign]
@@ -618,45 +619,47 @@ def test_a_status_from_before_the_first_look_at_the_workers_is_no_trouble(tmp_pa
     job.finder.write_unfinished_report()
     report: Any = run_files.read_json(tmp_path / run_files.REPORT_FILE)
     assert report["workers"] == []
-    assert report["stopped"]["cause"].endswith("; 0 workers were running then")
+    assert report["stopped"]["cause"].endswith(", while 0 workers were running")
 
 
-@pytest.mark.parametrize(("running", "words"), [(1, "1 worker was"), (2, "2 workers were")])
-def test_a_watching_that_ends_early_leaves_what_it_has_seen(tmp_path: Path, running: int, words: str) -> None:
+@pytest.mark.parametrize(("running", "text_of_count"), [(1, "1 worker was"), (2, "2 workers were")])
+def test_a_sidecar_that_ends_early_leaves_an_unfinished_report(
+    tmp_path: Path, running: int, text_of_count: str
+) -> None:
     job = Job(tmp_path)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     job.step()
     if running == 1:
-        job.go(1, 3)
+        job.end_worker(1, 3)
     job.finder.write_unfinished_report()
     report = run_files.read_json(tmp_path / run_files.REPORT_FILE) or {}
     assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
     clock = time.strftime("%H:%M:%S", time.localtime(job.clock.now))
-    why = f"the watching was ended at {clock}; {words} running then"
+    why = f"the sidecar was stopped at {clock}, while {text_of_count} running"
     assert report["stopped"] == {"reason": "unknown", "cause": why, "time": job.clock.now}
     text = render_report(report)
     assert f"- stopped: {why}\n" in text
     assert "| worker_w0 | 0 | None | running |" in text
-    assert job.step() == "running", "the job goes on"
+    assert job.step() == "running", "the job continues"
 
 
-def test_nobody_waits_for_workers_that_ended_before_the_first_look(tmp_path: Path) -> None:
+def test_workers_that_ended_before_the_first_read_are_not_awaited(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.come(100, 0, "pid_file")
+    job.start_worker(100, 0, "pid_file")
     job.gone = {1: "pid 101 from worker_pids.txt is gone"}
     assert job.step() == "launching"
-    job.go(0)
+    job.end_worker(0)
     assert job.step() == "launching"
     assert job.step(RESTART_S) == "completing, ended"
 
 
-def test_a_restarted_finder_goes_on_with_the_same_records(tmp_path: Path) -> None:
+def test_a_restarted_finder_keeps_its_records(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.come(100, 0)
-    job.come(101, 1)
+    job.start_worker(100, 0)
+    job.start_worker(101, 1)
     job.step()
-    job.finder = job.make()
+    job.finder = job.make_finder()
     assert job.step() == "running"
     assert job.record(0, 1) == job.record(1, 1) == {}
 
@@ -685,7 +688,7 @@ def status(
 
 
 @pytest.mark.parametrize(
-    ("found", "missing", "state", "words"),
+    ("job_status", "missing", "state", "reason"),
     [
         (status((ended(), 50), (ended(), 50)), None, "COMPLETED", ""),
         (status((ended(), None), (ended(), None), total=None), None, "COMPLETED", ""),
@@ -709,48 +712,48 @@ def status(
         (status((ended(), 50), (None, 50), total=None), "w1 is missing", "FAILED", "w1 is missing"),
     ],
 )
-def test_the_end_of_a_job_follows_from_its_workers(
-    found: dict[str, Any], missing: str | None, state: str, words: str
+def test_the_job_state_follows_from_the_ends_of_its_workers(
+    job_status: dict[str, Any], missing: str | None, state: str, reason: str
 ) -> None:
-    judged = outcome.find_outcome(found, {"cuda_oom"}, missing)
-    assert judged.state == state
-    assert words in "; ".join(judged.reasons)
-    assert judged.exit_status == EXIT_STATUS[state]
+    result = outcome.find_outcome(job_status, {"cuda_oom"}, missing)
+    assert result.state == state
+    assert reason in "; ".join(result.reasons)
+    assert result.exit_status == EXIT_STATUS[state]
 
 
 @pytest.mark.parametrize(
-    ("counts", "total", "short"),
+    ("counts", "total", "warnings"),
     [
-        (((160, 160), (10, 160)), None, ["worker_w1 exited with 0 after 10 of the 160 items that its log tells"]),
+        (((160, 160), (10, 160)), None, ["worker_w1 exited with 0 after 10 of the 160 items that its log shows"]),
         (((160, 160), (160, 160)), None, []),
-        (((100, 160), (60, 160)), None, []),  # each log tells the total of the job
+        (((100, 160), (60, 160)), None, []),  # each log contains the total of the job
         (((160, 160), (10, 160)), 170, []),
         (((160, 160), (10, None)), None, []),
-        (((10, 160),), None, ["worker_w0 exited with 0 after 10 of the 160 items that its log tells"]),
+        (((10, 160),), None, ["worker_w0 exited with 0 after 10 of the 160 items that its log shows"]),
     ],
 )
-def test_a_worker_that_falls_short_of_its_own_total_is_told(
-    counts: tuple[tuple[int, int | None], ...], total: int | None, short: list[str]
+def test_a_worker_short_of_its_own_total_gives_a_warning(
+    counts: tuple[tuple[int, int | None], ...], total: int | None, warnings: list[str]
 ) -> None:
-    found = status(*((ended(), items) for items, _ in counts), total=total)
-    for worker, (_, expected) in zip(found["workers"], counts, strict=True):
+    job_status = status(*((ended(), items) for items, _ in counts), total=total)
+    for worker, (_, expected) in zip(job_status["workers"], counts, strict=True):
         worker["items_expected"] = expected
-    judged = outcome.find_outcome(found, (), None)
-    assert judged == AttachedOutcome("COMPLETED", tuple(f"warning: {line}" for line in short))
-    assert all(f"\nwarning: {line}\n" in outcome.end_summary(found, judged, "/r") for line in short)
+    result = outcome.find_outcome(job_status, (), None)
+    assert result == AttachedOutcome("COMPLETED", tuple(f"warning: {line}" for line in warnings))
+    assert all(f"\nwarning: {line}\n" in outcome.end_summary(job_status, result, "/r") for line in warnings)
 
 
-EARLY = "warning: worker_w1 exited with 0 after 40 of the 50 steps that its log tells"
+EARLY = "warning: worker_w1 exited with 0 after 40 of the 50 steps that its log shows"
 
 
-def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "steps") -> dict[str, Any]:
-    """The same status, of workers that count steps up to a total of their logs."""
-    found["workers"] = [{**worker, "unit": unit, "items_expected": expected} for worker in found["workers"]]
-    return found
+def in_steps(job_status: dict[str, Any], expected: int | None = 50, unit: str = "steps") -> dict[str, Any]:
+    """The same status with workers that count steps up to a total from their logs."""
+    job_status["workers"] = [{**worker, "unit": unit, "items_expected": expected} for worker in job_status["workers"]]
+    return job_status
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "words"),
+    ("job_status", "state", "reason"),
     [
         (in_steps(status((ended(), 50), (ended(), 50))), "COMPLETED", ""),
         (in_steps(status((ended(), 50), (ended(), None))), "COMPLETED", ""),
@@ -767,33 +770,35 @@ def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "step
         ),
     ],
 )
-def test_what_is_no_count_of_items_is_not_compared_with_the_items_of_the_job(
-    found: dict[str, Any], state: str, words: str
+def test_steps_are_not_compared_with_the_total_items_of_the_job(
+    job_status: dict[str, Any], state: str, reason: str
 ) -> None:
-    judged = outcome.find_outcome(found, (), None)
-    assert (judged.state, "; ".join(judged.reasons)[: len(words)]) == (state, words)
+    result = outcome.find_outcome(job_status, (), None)
+    assert (result.state, "; ".join(result.reasons)[: len(reason)]) == (state, reason)
 
 
-def test_the_report_of_a_job_that_counts_steps_says_so(tmp_path: Path) -> None:
-    found = Job(tmp_path).status()
+def test_the_report_counts_steps_if_the_workers_count_steps(tmp_path: Path) -> None:
+    job_status = Job(tmp_path).status()
     counted = {"exit": ended(), "unit": "steps", "items_expected": 100, "items_processed": 95}
-    found["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in found["workers"]]
-    found["job"]["total_items"] = 240
-    judged = outcome.find_outcome(found, (), None)
-    report = outcome.build_attached_report(found, judged, str(tmp_path), 6.0, {})
+    job_status["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in job_status["workers"]]
+    job_status["job"]["total_items"] = 240
+    result = outcome.find_outcome(job_status, (), None)
+    report = outcome.build_attached_report(job_status, result, str(tmp_path), 6.0, {})
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == ["steps", 94, 100, 95]
     text = render_report(report)
     assert "- steps: 94 of 100, 19.0 steps/s over the whole job\n" in text
-    assert judged.state == "COMPLETED"
-    assert ", 95/100 steps\n" in outcome.end_summary(found, judged, "/r")
+    assert result.state == "COMPLETED"
+    assert ", 95/100 steps\n" in outcome.end_summary(job_status, result, "/r")
 
 
 def test_the_summary_has_a_line_for_each_worker() -> None:
-    found = status(
+    job_status = status(
         (ended(), 50), (ended("app_error", 3), 20), (ended("killed_unknown", None, "SIGKILL"), 7), (UNKNOWN, None)
     )
-    found["workers"].append({**found["workers"][0], "worker": "worker_w10", "exit": None, "pid": None, "items": None})
-    text = outcome.end_summary(found, AttachedOutcome("FAILED", ("why\x1b",)), "/r")
+    job_status["workers"].append(
+        {**job_status["workers"][0], "worker": "worker_w10", "exit": None, "pid": None, "items": None}
+    )
+    text = outcome.end_summary(job_status, AttachedOutcome("FAILED", ("why\x1b",)), "/r")
     assert text.splitlines() == [
         "job 7 a?b: FAILED",
         "  worker_w0   completed, exit status 0, 50 items",
@@ -849,17 +854,17 @@ exit $MONITOR_EXIT
 
 
 class Launched:
-    """A job that a script has started, with a sidecar in the foreground of the script."""
+    """A job that a script started, with a sidecar in the foreground of the script."""
 
     def __init__(self, folder: Path, *options: str, more: str = "") -> None:
         self.folder, self.state = folder, folder / "state"
         (folder / "worker.py").write_text(WORKER, encoding="ascii")
         (folder / "launch_and_monitor.sh").write_text(LAUNCH_AND_MONITOR, encoding="ascii")
-        places = {"OUTPUT_DIR": str(folder / "out"), "LOG_DIR": str(folder / "log")}
+        directories = {"OUTPUT_DIR": str(folder / "out"), "LOG_DIR": str(folder / "log")}
         self.errors = (folder / "errors").open("w+", encoding="utf-8")
         self.script = subprocess.Popen(
             ["bash", "launch_and_monitor.sh", *options],
-            env=environment(**places, PYTHON=sys.executable, MORE=more),
+            env=environment(**directories, PYTHON=sys.executable, MORE=more),
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -870,7 +875,7 @@ class Launched:
         self.pids = [int(word) for word in self.script.stdout.readline().split()]
 
     def address(self) -> str:
-        """Where the present sidecar listens."""
+        """Address at which the current sidecar listens."""
 
         def published() -> object:
             own = (run_files.read_json(self.state / run_files.ORCHESTRATOR_FILE) or {}).get("pid")
@@ -894,15 +899,15 @@ class Launched:
         return found
 
     def finish(self) -> None:
-        """Let the workers do the rest of their items."""
+        """Let the workers process their remaining items."""
         (self.folder / "finish").touch()
 
     def end(self) -> tuple[int, str]:
-        """Exit status of the script, and what the sidecar has printed."""
+        """Exit status of the script and standard output of the sidecar."""
         text, _ = self.script.communicate(timeout=60)
         return self.script.returncode, text
 
-    def said(self) -> str:
+    def error_output(self) -> str:
         self.errors.seek(0)
         return self.errors.read()
 
@@ -919,31 +924,31 @@ class Launched:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
-    def begin(*options: str, more: str = "") -> Launched:
+    def start_script(*options: str, more: str = "") -> Launched:
         started.append(Launched(tmp_path, *options, more=more))
         return started[-1]
 
-    yield begin
+    yield start_script
     for job in started:
         job.close()
 
 
 def flags(folder: Path) -> list[str]:
-    places = ["--output-dir", f"{folder}/out", "--log-dir", f"{folder}/log", "--alert-email", "user@example.com"]
+    directories = ["--output-dir", f"{folder}/out", "--log-dir", f"{folder}/log", "--alert-email", "user@example.com"]
     workers = ["--num-workers", "4", "--gpu-ids", "0", "1", "2", "3", "--total-items", "100"]
-    return ["--job-name", "embedding_generation", *workers, *places]
+    return ["--job-name", "embedding_generation", *workers, *directories]
 
 
-def all_at(job: Launched, items: int) -> Callable[[], bool]:
-    """Whether all workers are up and have done this many items."""
+def all_workers_at(job: Launched, items: int) -> Callable[[], bool]:
+    """Condition: all workers are up and have processed this many items."""
     return lambda: [(worker["up"], worker.get("items")) for worker in job.workers()] == [(True, items)] * 4
 
 
-def test_a_script_and_the_flags_a_killed_worker_is_seen(
+def test_a_script_with_flags_reports_a_killed_worker(
     tmp_path: Path, launch: Callable[..., Launched], start: Start
 ) -> None:
     job = launch(*flags(tmp_path))
-    until(all_at(job, 5), "the items of all workers")
+    until(all_workers_at(job, 5), "the items of all workers")
     page = job.get("/metrics")
     labels = 'job_name="embedding_generation"'
     assert page.count("gpujob_worker_up{") == 4
@@ -955,13 +960,13 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(
     os.kill(job.pids[2], signal.SIGKILL)
     killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
     other = "import time; time.sleep(600)"
-    words = [sys.executable, "-c", other, "embedding_generation", "--worker-id", "2"]
-    start(*words)  # it has nothing to do with the job
+    argv = [sys.executable, "-c", other, "embedding_generation", "--worker-id", "2"]
+    start(*argv)  # it does not belong to the job
     assert (killed["reason"], killed["code"]) == ("killed_unknown", None)
-    assert killed["signal"] in ("SIGKILL", None), "not told by every kernel"
+    assert killed["signal"] in ("SIGKILL", None), "not reported by every kernel"
     assert 'reason="killed_unknown"} 1\n' in job.get("/metrics")
     job.finish()
-    until(lambda: _over(job), "the end", 40)
+    until(lambda: _has_ended(job), "the end", 40)
     code, text = job.end()
     assert code == 1
     lines = text.splitlines()
@@ -972,16 +977,16 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(
         "  worker_w3  completed, exit status 0, 25/25 items",
         "  worker_w3  exit status unknown, 25/25 items",
     )
-    assert "Alertmanager" in job.said()
-    assert "worker_w2 ended: killed_unknown: " in job.said()
+    assert "Alertmanager" in job.error_output()
+    assert "worker_w2 ended: killed_unknown: " in job.error_output()
     assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
     assert "by killed_unknown" in render_report(JobClient(job.state).report())
-    assert "Traceback" not in job.said()
+    assert "Traceback" not in job.error_output()
     assert JobClient(job.state).read_view()["report"]["exit_status"] == 1
 
 
-def _over(job: Launched) -> bool:
-    """Keeps asking, as a Prometheus would, so that the sidecar need not wait for the last scrape."""
+def _has_ended(job: Launched) -> bool:
+    """Whether the script has ended. Scrapes as Prometheus would, so that the sidecar need not linger."""
     try:
         job.get("/metrics")
     except OSError:
@@ -989,87 +994,85 @@ def _over(job: Launched) -> bool:
     return job.script.poll() is not None
 
 
-def test_a_script_and_a_config_file_all_workers_complete(tmp_path: Path, launch: Callable[..., Launched]) -> None:
+def test_a_script_with_a_config_file_completes(tmp_path: Path, launch: Callable[..., Launched]) -> None:
     config = EXAMPLE.replace("/scratch/outputs", f"{tmp_path}/out").replace("/scratch/logs", f"{tmp_path}/log")
     path = tmp_path / "monitor_config.yaml"
     path.write_text(config, encoding="utf-8")
     job = launch("--config", str(path), "--total-items", "100")
-    until(all_at(job, 5), "the items of all workers")
+    until(all_workers_at(job, 5), "the items of all workers")
     job.finish()
-    until(lambda: _over(job), "the end", 40)
+    until(lambda: _has_ended(job), "the end", 40)
     code, text = job.end()
     assert text.splitlines()[0] == "job state embedding_generation_v2: COMPLETED"
     assert text.count("25/25 items") == 4
     assert code == 0
-    assert "hooks.slack.com" not in job.said()
-    assert "gpujob watch" in job.said()
+    assert "hooks.slack.com" not in job.error_output()
+    assert "gpujob watch" in job.error_output()
 
 
-def test_workers_are_found_by_name_and_go_on_without_the_sidecar(
-    tmp_path: Path, launch: Callable[..., Launched]
-) -> None:
+def test_workers_found_by_name_continue_without_the_sidecar(tmp_path: Path, launch: Callable[..., Launched]) -> None:
     name = f"job{os.getpid()}x{time.monotonic_ns()}"
     options = [*flags(tmp_path), "--job-name", name]
     job = launch(*options, more=f"--name {name}")
-    until(all_at(job, 5), "the items of all workers")
+    until(all_workers_at(job, 5), "the items of all workers")
     assert [worker["pid"] for worker in job.workers()] == job.pids
     os.kill(job.sidecar_pid(), signal.SIGINT)
-    left = until(lambda: "the job has not been touched" in job.said(), "the end of the sidecar")
+    left = until(lambda: "the job itself was not touched" in job.error_output(), "the end of the sidecar")
     assert left
     report = JobClient(job.state).report()
     assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
     assert [worker["up"] for worker in report["workers"]] == [True] * 4
-    assert report["stopped"]["cause"].endswith("; 4 workers were running then")
-    assert "- stopped: the watching was ended at" in render_report(report)
+    assert report["stopped"]["cause"].endswith(", while 4 workers were running")
+    assert "- stopped: the sidecar was stopped at" in render_report(report)
     assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
-    again = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]
-    beside = subprocess.Popen(again, env=environment(), stdout=subprocess.PIPE, stderr=job.errors, text=True)
+    argv = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]
+    second_sidecar = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=job.errors, text=True)
     try:
-        until(lambda: job.sidecar_pid() == beside.pid, "the second sidecar")
+        until(lambda: job.sidecar_pid() == second_sidecar.pid, "the second sidecar")
         time.sleep(1.5)
-        assert not (job.state / run_files.REPORT_FILE).exists(), "the job goes on"
+        assert not (job.state / run_files.REPORT_FILE).exists(), "the job continues"
         assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
-        beside.terminate()
-        assert beside.wait(timeout=20) == 0
+        second_sidecar.terminate()
+        assert second_sidecar.wait(timeout=20) == 0
     finally:
-        beside.kill()
-        beside.communicate()
+        second_sidecar.kill()
+        second_sidecar.communicate()
     assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
     job.finish()
     assert job.end()[0] == 130
 
 
-def test_no_worker_at_all_is_a_failure(tmp_path: Path) -> None:
+def test_the_sidecar_exits_with_1_if_no_worker_is_found(tmp_path: Path) -> None:
     options = [*flags(tmp_path), "--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0"]
     done = run("sidecar", *options, "--job-name", f"none{os.getpid()}", "--launch-timeout", "1")
     assert done.returncode == 1
     assert (
-        f"found 0 of 4 workers within 1 s; missing: worker_w0, worker_w1, worker_w2, worker_w3{CURE}\n" in done.stdout
+        f"found 0 of 4 workers within 1 s; missing: worker_w0, worker_w1, worker_w2, worker_w3{SUGGESTION}\n"
+        in done.stdout
     )
 
 
-def test_two_ways_to_name_a_job_are_refused(tmp_path: Path) -> None:
+def test_run_dir_and_job_name_exclude_each_other(tmp_path: Path) -> None:
     message = refused(run("sidecar", "--run-dir", str(tmp_path), "--job-name", "x", "--config", "c"))
     assert message == (
-        "--run-dir watches a job that gpujob has launched, --job-name, --config one that others have: "
-        "give one or the other"
+        "--run-dir is for a job that gpujob launched, --job-name, --config for any other job; use one or the other"
     )
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("option", "message"),
     [
         (["--num-workers", "0"], "must be 1 or more"),
         (["--gpu-ids", "a"], "'a' is not a whole number"),
         (["--check-interval", "0"], "'0' is not a number of seconds above 0"),
         (["--check-interval", "nan"], "'nan' is not a number of seconds above 0"),
-        (["--log-pattern", "a/*.log"], "the directory has a flag of its own"),
+        (["--log-pattern", "a/*.log"], "give the directory with its own flag"),
     ],
 )
-def test_values_that_cannot_be_are_refused(tmp_path: Path, option: list[str], words: str) -> None:
+def test_invalid_option_values_are_refused(tmp_path: Path, option: list[str], message: str) -> None:
     done = run("sidecar", *flags(tmp_path), *option)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 def test_a_config_file_can_be_checked(tmp_path: Path) -> None:
@@ -1080,7 +1083,7 @@ def test_a_config_file_can_be_checked(tmp_path: Path) -> None:
     assert done.stdout == (
         f"{path}: job 'embedding_generation_v2', 4 workers, 4 GPUs, 3 progress patterns, 3 error patterns\n"
     )
-    assert "log_dir: /scratch/logs is not there yet" in done.stderr
+    assert "log_dir: /scratch/logs does not exist yet" in done.stderr
     assert "hooks" not in done.stderr
     path.write_text(EXAMPLE.replace("check_interval", "chek_interval"), encoding="utf-8")
     done = run("check-config", str(path))

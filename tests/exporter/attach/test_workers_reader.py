@@ -1,4 +1,4 @@
-"""Which processes are the workers of a job: on trees of fixture files, and on real processes."""
+"""The search for the workers of an attached job, on fixture files and on real processes."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ BOOT = 1_700_000_000.0
 
 
 class Machine:
-    """A ``/proc`` of files: a shell (800) that has started this program (9000), and what a test adds."""
+    """A ``/proc`` of fixture files: a shell (800) that started this program (9000), and added processes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,35 +43,35 @@ class Machine:
         self.add(OWN_PID, "python -I -m exporter sidecar --job-name embed", parent=800, ticks=801)
 
     def add(self, pid: int, command: str, *, parent: int = 1, ticks: int | None = None, **environ: str) -> None:
-        """A process; a later one started later."""
+        """Add a process. By default a higher pid started later."""
         folder = self.root / str(pid)
         folder.mkdir()
         ticks = pid if ticks is None else ticks
         after = f"S {parent} 1 1 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 {ticks} 1000 50 0 0 0"
         (folder / "stat").write_text(f"{pid} (a) b ({after.replace('(', '')}) {after}\n", encoding="ascii")
-        words = command.split(" ") if command else []
-        (folder / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
+        argv = command.split(" ") if command else []
+        (folder / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in argv))
         (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environ.items()))
 
-    def wanted(self, workers: int = 2, name: str = "embed", **more: Any) -> WorkerSearchCriteria:
+    def criteria(self, workers: int = 2, name: str = "embed", **more: Any) -> WorkerSearchCriteria:
         gpus = tuple((index,) for index in range(workers))
         return WorkerSearchCriteria(name, gpus, self.root / "worker_pids.txt", **more)
 
     def by_name(self, workers: int = 2, name: str = "embed", **environ: str) -> list[tuple[int, int | None]]:
-        """(pid, number) of what the name finds."""
-        found = find_by_name(
-            read_processes(self.proc), self.wanted(workers, name), environ, {OWN_PID, 800, 1}, BOOT, self.proc
+        """(pid, number) of the processes that are found by name."""
+        candidates = find_by_name(
+            read_processes(self.proc), self.criteria(workers, name), environ, {OWN_PID, 800, 1}, BOOT, self.proc
         )
-        assert {sighting.found_by for sighting in found} <= {"name"}
-        return [(sighting.pid, sighting.number) for sighting in found]
+        assert {candidate.found_by for candidate in candidates} <= {"name"}
+        return [(candidate.pid, candidate.number) for candidate in candidates]
 
     def by_step(self, workers: int = 2, job: str = "77", **environ: str) -> list[tuple[int, int | None]]:
-        wanted = self.wanted(workers, slurm_job_id=job)
-        found = find_by_slurm_step(read_processes(self.proc), wanted, environ, {OWN_PID}, BOOT, self.proc)
-        return [(sighting.pid, sighting.number) for sighting in found]
+        criteria = self.criteria(workers, slurm_job_id=job)
+        candidates = find_by_slurm_step(read_processes(self.proc), criteria, environ, {OWN_PID}, BOOT, self.proc)
+        return [(candidate.pid, candidate.number) for candidate in candidates]
 
     def search(self, workers: int = 2, *, known: tuple[int, ...] = (), **more: Any) -> WorkerSearchResult:
-        return WorkerSearch(self.wanted(workers, **more), {}, self.proc, OWN_PID).find(known)
+        return WorkerSearch(self.criteria(workers, **more), {}, self.proc, OWN_PID).find(known)
 
 
 @pytest.fixture
@@ -92,17 +92,17 @@ def machine(tmp_path: Path) -> Machine:
         ("\n", []),
     ],
 )
-def test_pids_stand_between_blanks_newlines_or_commas(text: str, pids: list[int]) -> None:
+def test_pids_are_separated_by_blanks_newlines_or_commas(text: str, pids: list[int]) -> None:
     assert parse_pids(text, is_complete=True) == parse_pids(text, is_complete=False) == pids
 
 
-def test_a_last_pid_without_an_end_counts_once_the_file_is_finished() -> None:
+def test_an_unterminated_last_pid_counts_only_if_the_file_is_complete() -> None:
     assert parse_pids("101 102 10", is_complete=False) == [101, 102]
     assert parse_pids("101 102 10", is_complete=True) == [101, 102, 10]
 
 
 @pytest.mark.parametrize("text", ["pid", "-5", "0", "12.5", "4194305", "1" * 5000, "١٢", "\0"])
-def test_what_is_no_pid_is_refused(text: str) -> None:
+def test_an_invalid_pid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a process id"):
         parse_pids(f"101 {text} \n", is_complete=True)
 
@@ -116,53 +116,53 @@ def pid_file(machine: Machine, text: str, *, mtime: float = BOOT + 60) -> Worker
     path = machine.root / "worker_pids.txt"
     path.write_text(text, encoding="ascii")
     os.utime(path, (mtime, mtime))
-    return read_pid_file(machine.wanted(4), {OWN_PID, 800, 1}, BOOT, machine.proc)
+    return read_pid_file(machine.criteria(4), {OWN_PID, 800, 1}, BOOT, machine.proc)
 
 
-def test_the_place_in_the_file_is_the_number_of_the_worker(machine: Machine) -> None:
+def test_the_position_in_the_pid_file_is_the_number_of_the_worker(machine: Machine) -> None:
     machine.add(300, "python worker.py")
     machine.add(200, "python worker.py")
-    look = pid_file(machine, "300 200\n")
-    assert [(s.pid, s.number, s.found_by, s.start_ticks) for s in look.candidates] == [
+    result = pid_file(machine, "300 200\n")
+    assert [(s.pid, s.number, s.found_by, s.start_ticks) for s in result.candidates] == [
         (300, 0, "pid_file", 300),
         (200, 1, "pid_file", 200),
     ]
-    assert look.candidates[0].start == pytest.approx(BOOT + 300 / os.sysconf("SC_CLK_TCK"))
-    assert (look.gone, look.problems) == ({}, ())
+    assert result.candidates[0].start == pytest.approx(BOOT + 300 / os.sysconf("SC_CLK_TCK"))
+    assert (result.gone, result.problems) == ({}, ())
 
 
-def test_stale_pids_are_told_apart_and_said(machine: Machine) -> None:
+def test_stale_pids_are_reported_with_their_reasons(machine: Machine) -> None:
     machine.add(300, "python worker.py")
     later = int((60 + CLOCK_SLACK_S + 1) * os.sysconf("SC_CLK_TCK"))
     machine.add(301, "python other.py", ticks=later)
-    look = pid_file(machine, "302 301 300 300 800 9000\n")
-    assert [(s.pid, s.number) for s in look.candidates] == [(300, 2)]
-    assert look.gone == {
+    result = pid_file(machine, "302 301 300 300 800 9000\n")
+    assert [(s.pid, s.number) for s in result.candidates] == [(300, 2)]
+    assert result.gone == {
         0: "pid 302 from worker_pids.txt is gone",
-        1: "pid 301 from worker_pids.txt has ended and is another process now",
+        1: "pid 301 from worker_pids.txt has ended, and another process has that pid now",
         3: "pid 300 is in worker_pids.txt twice",
-        4: "pid 800 from worker_pids.txt is this program or has started it",
-        5: "pid 9000 from worker_pids.txt is this program or has started it",
+        4: "pid 800 from worker_pids.txt is this program or one of its ancestors",
+        5: "pid 9000 from worker_pids.txt is this program or one of its ancestors",
     }
 
 
-def test_a_file_of_other_things_is_said_and_not_used(machine: Machine) -> None:
+def test_an_invalid_pid_file_is_reported_and_not_used(machine: Machine) -> None:
     machine.add(300, "python worker.py")
-    look = pid_file(machine, "worker 0: 300\n")
-    assert look.candidates == ()
-    assert look.problems == (f"{machine.root / 'worker_pids.txt'}: 'worker' is not a process id",)
+    result = pid_file(machine, "worker 0: 300\n")
+    assert result.candidates == ()
+    assert result.problems == (f"{machine.root / 'worker_pids.txt'}: 'worker' is not a process id",)
 
 
-def test_half_a_file_is_read_again_later(machine: Machine) -> None:
+def test_a_pid_file_that_is_still_being_written_is_read_again(machine: Machine) -> None:
     machine.add(30, "python a.py")
     machine.add(300, "python b.py")
     assert [s.pid for s in pid_file(machine, "300 30", mtime=time.time()).candidates] == [300]
     assert [s.pid for s in pid_file(machine, "300 30").candidates] == [300, 30]
 
 
-def test_a_file_that_is_not_there_matters_only_when_it_was_asked_for(machine: Machine) -> None:
+def test_a_missing_pid_file_is_a_problem_only_if_it_was_given(machine: Machine) -> None:
     assert machine.search() == WorkerSearchResult()
-    assert machine.search(must_exist=True).problems == (f"{machine.root / 'worker_pids.txt'}: is not there",)
+    assert machine.search(must_exist=True).problems == (f"{machine.root / 'worker_pids.txt'}: does not exist",)
 
 
 # -- Slurm ----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_the_topmost_process_of_each_task_is_a_worker(machine: Machine) -> None:
     assert machine.by_step() == [(100, 0), (101, 1)]
 
 
-def test_special_steps_and_our_own_have_no_workers(machine: Machine) -> None:
+def test_special_steps_and_the_step_of_the_sidecar_have_no_workers(machine: Machine) -> None:
     machine.add(100, "bash slurm_script", SLURM_JOB_ID="77", SLURM_PROCID="0")
     machine.add(101, "sleep 9", **step("batch", 0))
     machine.add(102, "bash", **step(0xFFFFFFFA, 0))
@@ -191,13 +191,13 @@ def test_special_steps_and_our_own_have_no_workers(machine: Machine) -> None:
     assert machine.by_step(SLURM_JOB_ID="76", SLURM_STEP_ID="2") == [(103, None), (104, None)]
 
 
-def test_tasks_that_count_from_elsewhere_come_in_order(machine: Machine) -> None:
+def test_tasks_with_other_numbers_are_listed_in_order(machine: Machine) -> None:
     for pid, task in ((101, 5), (102, 4), (103, 7)):
         machine.add(pid, "python worker.py", **step(0, task))
     assert machine.by_step(3) == [(102, None), (101, None), (103, None)]
 
 
-def test_without_a_job_no_steps_are_looked_for(machine: Machine) -> None:
+def test_steps_are_searched_only_for_a_known_job(machine: Machine) -> None:
     machine.add(100, "python worker.py", **step(0, 0))
     assert machine.search().candidates == ()
     assert [s.found_by for s in machine.search(slurm_job_id="77").candidates] == ["slurm_step"]
@@ -207,7 +207,7 @@ def test_without_a_job_no_steps_are_looked_for(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "is_one"),
+    ("command", "is_worker"),
     [
         ("python worker.py --name embed", True),
         ("python /home/ada/embed/worker.py", True),
@@ -236,15 +236,15 @@ def test_without_a_job_no_steps_are_looked_for(machine: Machine) -> None:
         ("python -X dev -u worker.py embed", True),
     ],
 )
-def test_a_worker_holds_the_name_as_a_word_and_is_none_who_merely_names_it(
-    machine: Machine, command: str, is_one: bool
+def test_a_worker_has_the_job_name_as_a_word_of_its_own_command(
+    machine: Machine, command: str, is_worker: bool
 ) -> None:
     machine.add(100, command)
-    assert machine.by_name() == ([(100, None)] if is_one else [])
+    assert machine.by_name() == ([(100, None)] if is_worker else [])
 
 
 @pytest.mark.parametrize("name", ["a) b (", "e.m+b*d", "x[1]", "Übung"])
-def test_a_name_is_text_and_not_a_pattern(machine: Machine, name: str) -> None:
+def test_a_job_name_is_not_a_pattern(machine: Machine, name: str) -> None:
     machine.add(100, "python worker.py exmbbd x1")
     folder = machine.root / "100"
     assert machine.by_name(name=name) == []
@@ -252,13 +252,13 @@ def test_a_name_is_text_and_not_a_pattern(machine: Machine, name: str) -> None:
     assert machine.by_name(name=name) == [(100, None)]
 
 
-def test_this_program_and_its_parents_are_none(machine: Machine) -> None:
+def test_this_program_and_its_parents_are_not_workers(machine: Machine) -> None:
     (machine.root / "800" / "cmdline").write_bytes(b"python\0launch.py\0--name\0embed\0")
     machine.add(100, "python worker.py embed", parent=800)
-    assert [sighting.pid for sighting in machine.search().candidates] == [100]
+    assert [candidate.pid for candidate in machine.search().candidates] == [100]
 
 
-def test_descendants_are_part_of_the_topmost(machine: Machine) -> None:
+def test_descendants_of_a_worker_are_not_workers(machine: Machine) -> None:
     machine.add(100, "python worker.py embed", RANK="1")
     machine.add(101, "python worker.py embed", parent=100, RANK="1")
     machine.add(102, "python worker.py embed", parent=101, RANK="1")
@@ -267,7 +267,7 @@ def test_descendants_are_part_of_the_topmost(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("starter", ["bash launch.sh embed", "python launch.py embed", "mpirun -n 2 embed"])
-def test_what_has_started_workers_with_numbers_is_none_itself(machine: Machine, starter: str) -> None:
+def test_the_parent_of_numbered_workers_is_not_a_worker(machine: Machine, starter: str) -> None:
     machine.add(100, starter)
     machine.add(101, "python worker.py --worker-id 1", parent=100)
     machine.add(102, "python worker.py --worker-id 0", parent=100)
@@ -276,13 +276,13 @@ def test_what_has_started_workers_with_numbers_is_none_itself(machine: Machine, 
     assert machine.by_name() == [(101, 1), (102, 0)]
 
 
-def test_what_a_script_has_started_without_name_and_number_is_none(machine: Machine) -> None:
+def test_an_unnamed_unnumbered_child_of_a_script_is_not_a_worker(machine: Machine) -> None:
     machine.add(100, "bash launch.sh --job-name embed")
     machine.add(101, "python prepare.py", parent=100)
     assert machine.by_name() == []
 
 
-def test_a_shell_with_a_number_is_the_worker_around_its_program(machine: Machine) -> None:
+def test_a_shell_with_a_number_is_the_worker(machine: Machine) -> None:
     for pid, number in ((100, 0), (110, 1)):
         machine.add(pid, f"bash worker.sh embed --rank {number}")
         machine.add(pid + 1, "python worker.py", parent=pid)
@@ -317,15 +317,17 @@ def test_numbers_come_from_arguments_and_variables(
 @pytest.mark.parametrize(
     "variables",
     [
-        {"RANK": "0"},  # the same for all
-        {"SLURM_PROCID": "0"},  # of a batch script
+        {"RANK": "0"},  # the same for all workers
+        {"SLURM_PROCID": "0"},  # from a batch script
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "GPU-4f2"},
         {"RANK": "x"},
         {},
     ],
 )
-def test_without_numbers_of_their_own_the_start_tells(machine: Machine, variables: dict[str, Any]) -> None:
+def test_workers_without_distinct_numbers_are_ordered_by_their_start(
+    machine: Machine, variables: dict[str, Any]
+) -> None:
     machine.add(101, "python worker.py embed", ticks=5, **variables)
     machine.add(100, "python worker.py embed", ticks=7, **variables)
     assert machine.by_name() == [(101, None), (100, None)]
@@ -338,16 +340,16 @@ def test_a_task_number_counts_only_within_a_step(machine: Machine) -> None:
     assert machine.by_name() == [(100, None), (101, 1)]
 
 
-def test_a_variable_that_was_there_before_tells_nothing(machine: Machine) -> None:
+def test_an_inherited_variable_gives_no_number(machine: Machine) -> None:
     machine.add(100, "python worker.py embed", RANK="1")
     assert machine.by_name() == [(100, 1)]
     assert machine.by_name(RANK="1") == [(100, None)]
 
 
-# -- all together ----------------------------------------------------------------------------------------
+# -- combined search -------------------------------------------------------------------------------------
 
 
-def test_what_the_file_names_comes_first_and_relatives_are_no_further_workers(machine: Machine) -> None:
+def test_the_pid_file_takes_precedence_and_relatives_are_not_workers(machine: Machine) -> None:
     machine.add(100, "bash worker.sh embed --rank 0")
     machine.add(101, "python worker.py embed --rank 0", parent=100)
     machine.add(102, "python worker.py embed --rank 1")
@@ -364,17 +366,17 @@ def test_what_the_file_names_comes_first_and_relatives_are_no_further_workers(ma
     assert [s.pid for s in machine.search(known=(102,)).candidates] == [101, 104]
 
 
-def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) -> None:
+def test_names_are_not_searched_if_the_pid_file_names_a_worker(machine: Machine) -> None:
     machine.add(100, "python worker.py --rank 0")
     machine.add(101, "python other.py embed --worker-id 1")
     path = machine.root / "worker_pids.txt"
     path.write_text("50 51\n", encoding="ascii")
-    assert [s.pid for s in machine.search().candidates] == [101], "a file that names nobody is of no use"
+    assert [s.pid for s in machine.search().candidates] == [101], "a file without a running process is ignored"
     path.write_text("100 51\n", encoding="ascii")
     assert [s.pid for s in machine.search().candidates] == [100]
     assert [s.pid for s in machine.search(known=(100,)).candidates] == []
     path.unlink()
-    search = WorkerSearch(machine.wanted(), {}, machine.proc, OWN_PID)
+    search = WorkerSearch(machine.criteria(), {}, machine.proc, OWN_PID)
     assert search.find((100,), by_name=False).candidates == ()
     assert [s.pid for s in search.find((100,)).candidates] == [101]
 
@@ -388,12 +390,12 @@ def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) 
         ("my\x1btool sub embed", "my?tool sub"),
     ],
 )
-def test_a_process_is_shown_by_its_first_words(machine: Machine, command: str, shown: str) -> None:
+def test_a_process_is_shown_by_the_first_words_of_its_command(machine: Machine, command: str, shown: str) -> None:
     machine.add(100, command)
     assert [s.command for s in machine.search().candidates] == [shown]
 
 
-def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine) -> None:
+def test_a_candidate_has_a_directory_and_a_session(machine: Machine) -> None:
     machine.add(100, "python worker.py embed")
     machine.add(101, "python worker.py embed", parent=800)
     (machine.root / "100" / "cwd").symlink_to("/scratch/a")
@@ -411,7 +413,7 @@ def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine)
     assert not second.is_related(None, 5)
 
 
-def test_processes_that_vanish_and_odd_files_are_passed_over(machine: Machine) -> None:
+def test_vanished_processes_and_other_files_are_skipped(machine: Machine) -> None:
     machine.add(100, "python worker.py embed")
     machine.add(101, "python worker.py embed")
     (machine.root / "101" / "stat").write_text("", encoding="ascii")
@@ -423,7 +425,7 @@ def test_processes_that_vanish_and_odd_files_are_passed_over(machine: Machine) -
 
 
 def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) -> None:
-    """Through ``/proc`` of this machine, a shell around the workers included."""
+    """Read ``/proc`` of this machine, with a shell around the workers."""
     name = f"job{os.getpid()}x{time.monotonic_ns()}"
     program = "import os, time; os.write(1, bytes((49, 10))); time.sleep(600)"
     python = f"{shlex.quote(sys.executable)} -c '{program}'"
@@ -435,10 +437,10 @@ def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) ->
     first, second = until(lambda: len(found := search.find().candidates) == 2 and found, "both workers")
     assert {first.number, second.number} == {1, None}
     assert {first.found_by, second.found_by} == {"name"}
-    assert all(abs(time.time() - sighting.start) < 60 for sighting in (first, second))
+    assert all(abs(time.time() - candidate.start) < 60 for candidate in (first, second))
     assert shell.pid not in (first.pid, second.pid)
 
 
-def test_the_boot_time_is_that_of_the_kernel() -> None:
+def test_the_boot_time_is_read_from_the_kernel() -> None:
     line = next(line for line in Path("/proc/stat").read_text("ascii").splitlines() if line.startswith("btime"))
     assert read_boot_time() == pytest.approx(float(line.split()[1]), abs=2)

@@ -1,4 +1,4 @@
-"""Pages against the parsers and the writer of the Prometheus client library."""
+"""Pages compared with the parsers and the writer of the Prometheus client library."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -31,28 +31,30 @@ NOT_NEGATIVE = st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedSample:
     """One sample to add."""
 
     family: Family
     labels: dict[str, str]
     value: float
 
-    def seen(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
-        """How a parser should give it back."""
-        return self.family.full_name, tuple(sorted({**CONSTANT, **self.labels}.items())), exact(self.value)
+    def parsed(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
+        """The sample as a parser should return it."""
+        return self.family.full_name, tuple(sorted({**CONSTANT, **self.labels}.items())), number_text(self.value)
 
 
-def exact(value: float) -> str:
-    """The number as text, since NaN equals nothing; 0 has no sign."""
+def number_text(value: float) -> str:
+    """The number as text, because NaN equals nothing. 0 has no sign."""
     return repr(float(value) + 0.0)
 
 
-def unique(family: Family, values: st.SearchStrategy[float]) -> st.SearchStrategy[list[Added]]:
-    """Samples of a family, none twice."""
+def unique(family: Family, values: st.SearchStrategy[float]) -> st.SearchStrategy[list[AddedSample]]:
+    """Samples of a family without duplicates."""
     keys = st.tuples(*(TEXT for _ in family.labels))
     return st.dictionaries(keys, values, max_size=5).map(
-        lambda found: [Added(family, dict(zip(family.labels, key, strict=True)), value) for key, value in found.items()]
+        lambda found: [
+            AddedSample(family, dict(zip(family.labels, key, strict=True)), value) for key, value in found.items()
+        ]
     )
 
 
@@ -60,30 +62,30 @@ SAMPLES = st.tuples(
     unique(GAUGE, FINITE | st.sampled_from([math.nan, math.inf, -math.inf])),
     unique(COUNTER, NOT_NEGATIVE),
     unique(INFO, st.just(1)),
-    st.just([Added(SUMMARY, {"quantile": quantile}, 0.5) for quantile in ("0.1", "0.5", "0.9")]),
+    st.just([AddedSample(SUMMARY, {"quantile": quantile}, 0.5) for quantile in ("0.1", "0.5", "0.9")]),
 ).map(lambda parts: [sample for part in parts for sample in part])
 
 
-def page(samples: Iterable[Added], *, openmetrics: bool = False) -> str:
+def page(samples: Iterable[AddedSample], *, openmetrics: bool = False) -> str:
     out = Samples(CONSTANT)
     for sample in samples:
         out.add(sample.family, sample.value, **sample.labels)
     return out.page(openmetrics=openmetrics)
 
 
-def seen(metrics: Iterable[Metric]) -> list[tuple[str, tuple[tuple[str, str], ...], str]]:
-    """Every sample that a parser found."""
+def parsed_samples(metrics: Iterable[Metric]) -> list[tuple[str, tuple[tuple[str, str], ...], str]]:
+    """Every sample that the parser has found."""
     return [
-        (sample.name, tuple(sorted(sample.labels.items())), exact(sample.value))
+        (sample.name, tuple(sorted(sample.labels.items())), number_text(sample.value))
         for metric in metrics
         for sample in metric.samples
     ]
 
 
-class Library:
+class LibraryCollector:
     """The same samples as a collector of the client library."""
 
-    def __init__(self, samples: list[Added]) -> None:
+    def __init__(self, samples: list[AddedSample]) -> None:
         self._samples = samples
 
     def collect(self) -> Iterable[Metric]:
@@ -98,20 +100,20 @@ class Library:
 
 
 @given(SAMPLES)
-@example([Added(GAUGE, {"worker": 'a"b\\n\n', "name": "\r\u2028\x00,={}#"}, 1e300)])
-def test_the_text_parser_finds_exactly_the_samples_added(samples: list[Added]) -> None:
-    assert seen(parse_text(page(samples))) == [sample.seen() for sample in samples]
+@example([AddedSample(GAUGE, {"worker": 'a"b\\n\n', "name": "\r\u2028\x00,={}#"}, 1e300)])
+def test_the_text_parser_finds_exactly_the_added_samples(samples: list[AddedSample]) -> None:
+    assert parsed_samples(parse_text(page(samples))) == [sample.parsed() for sample in samples]
 
 
 @given(SAMPLES)
-def test_the_openmetrics_parser_finds_exactly_the_samples_added(samples: list[Added]) -> None:
-    assert seen(parse_openmetrics(page(samples, openmetrics=True))) == [sample.seen() for sample in samples]
+def test_the_openmetrics_parser_finds_exactly_the_added_samples(samples: list[AddedSample]) -> None:
+    assert parsed_samples(parse_openmetrics(page(samples, openmetrics=True))) == [sample.parsed() for sample in samples]
 
 
 @given(SAMPLES)
-def test_pages_say_the_same_as_those_of_the_library(samples: list[Added]) -> None:
+def test_pages_are_equivalent_to_those_of_the_library(samples: list[AddedSample]) -> None:
     registry = CollectorRegistry()
-    registry.register(Library(samples))
+    registry.register(LibraryCollector(samples))
     for ours, theirs in (
         (parse_text(page(samples)), parse_text(library_text(registry).decode())),
         (
@@ -120,10 +122,10 @@ def test_pages_say_the_same_as_those_of_the_library(samples: list[Added]) -> Non
         ),
     ):
         ours_found, theirs_found = list(ours), list(theirs)
-        assert sorted(seen(ours_found)) == sorted(seen(theirs_found))
+        assert sorted(parsed_samples(ours_found)) == sorted(parsed_samples(theirs_found))
         kinds = [
-            {metric.name: (metric.type, metric.documentation) for metric in found}
-            for found in (ours_found, theirs_found)
+            {metric.name: (metric.type, metric.documentation) for metric in metrics}
+            for metrics in (ours_found, theirs_found)
         ]
         assert kinds[0] == kinds[1]
 
@@ -146,20 +148,20 @@ def test_pages_say_the_same_as_those_of_the_library(samples: list[Added]) -> Non
         (-math.inf, "-Inf"),
     ],
 )
-def test_a_number_keeps_its_value_and_has_no_needless_digits(value: float, text: str) -> None:
+def test_a_number_is_written_exactly_and_briefly(value: float, text: str) -> None:
     out = Samples({})
     out.add(Family("value", "A value."), value)
     assert out.page().splitlines()[-1] == f"gpujob_value {text}"
 
 
-def test_what_is_not_known_adds_no_sample_and_no_heading() -> None:
+def test_an_unknown_value_adds_no_sample_and_no_heading() -> None:
     out = Samples(CONSTANT)
     out.add(GAUGE, None, worker="w0", name="loss")
     assert out.page() == ""
     assert out.page(openmetrics=True) == "# EOF\n"
 
 
-def test_a_page_in_the_text_format() -> None:
+def test_a_page_has_the_text_format() -> None:
     out = Samples({"node": "n1"})
     out.add(INFO, 1, version="1.0")
     out.add(COUNTER, 2, reason="x")
@@ -177,7 +179,7 @@ def test_a_page_in_the_text_format() -> None:
     )
 
 
-def test_a_page_in_the_openmetrics_format() -> None:
+def test_a_page_has_the_openmetrics_format() -> None:
     out = Samples({})
     out.add(INFO, 1, version="1.0")
     out.add(COUNTER, 2, reason="x")
@@ -196,7 +198,7 @@ def test_a_page_in_the_openmetrics_format() -> None:
     )
 
 
-def test_samples_of_a_family_stand_together_whatever_the_order_they_came_in() -> None:
+def test_samples_of_a_family_are_grouped() -> None:
     out = Samples({})
     for reason in ("a", "b"):
         out.add(COUNTER, 1, reason=reason)
@@ -207,19 +209,19 @@ def test_samples_of_a_family_stand_together_whatever_the_order_they_came_in() ->
     ]
 
 
-def test_a_series_that_is_gone_leaves_nothing_behind() -> None:
+def test_a_vanished_series_is_not_on_the_next_page() -> None:
     out = Samples(CONSTANT)
     out.add(COUNTER, 1, reason="x")
     out.add(COUNTER, 2, reason="y")
     out.page()
     out.add(COUNTER, 3, reason="y")
-    assert seen(parse_text(out.page())) == [Added(COUNTER, {"reason": "y"}, 3).seen()]
+    assert parsed_samples(parse_text(out.page())) == [AddedSample(COUNTER, {"reason": "y"}, 3).parsed()]
     assert out.page() == ""
 
 
-def test_labels_may_come_in_any_order_and_as_numbers() -> None:
+def test_labels_may_be_numbers_and_in_any_order() -> None:
     out = Samples({})
-    for _ in range(2):  # the second time from the kept text
+    for _ in range(2):  # the second time from cached text
         out.add(GAUGE, 1, name=7, worker="w0")
         out.add(GAUGE, 2, worker=7, name="w0")
         assert out.page().splitlines()[2:] == [
@@ -231,7 +233,7 @@ def test_labels_may_come_in_any_order_and_as_numbers() -> None:
 @pytest.mark.parametrize(
     "labels", [{}, {"worker": "w0"}, {"worker": "w0", "name": "a", "gpu": 0}, {"worker": "w0", "x": 1}]
 )
-def test_labels_that_are_not_those_declared_are_refused(labels: dict[str, object]) -> None:
+def test_undeclared_or_missing_labels_are_refused(labels: dict[str, object]) -> None:
     out = Samples({})
     out.add(GAUGE, 1, worker="w0", name="a")
     out.page()

@@ -1,4 +1,4 @@
-"""What is known of logs outlives the sidecar, for the same attempt of the same job."""
+"""Saved state outlives a sidecar, for the same attempt of the same job."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ JSON = st.recursive(
 )
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_again(tmp_path: Path) -> None:
     assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
     assert save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs") is None
     assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") == LOGS
@@ -30,7 +30,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("node", "job_id", "attempt"), [("n2", "7", 0), ("n1", "8", 0), ("n1", "7", 1)])
-def test_another_node_job_or_attempt_has_nothing(tmp_path: Path, node: str, job_id: str, attempt: int) -> None:
+def test_another_node_job_or_attempt_has_no_saved_state(tmp_path: Path, node: str, job_id: str, attempt: int) -> None:
     save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
     assert load_saved_state(tmp_path, node, job_id, attempt, kind="logs") is None
 
@@ -47,24 +47,24 @@ def test_another_node_job_or_attempt_has_nothing(tmp_path: Path, node: str, job_
         {"attempt": False},
     ],
 )
-def test_a_body_of_another_form_is_nothing(tmp_path: Path, change: dict[str, object]) -> None:
+def test_saved_state_in_another_format_is_ignored(tmp_path: Path, change: dict[str, object]) -> None:
     save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
-    place = tmp_path / STATE_DIR / "n1.logs.json"
-    body = json.loads(place.read_text())
+    path = tmp_path / STATE_DIR / "n1.logs.json"
+    body = json.loads(path.read_text())
     assert set(body) == {"schema", "job_id", "attempt", "time", "logs"}
-    place.write_text(json.dumps(body | change))
+    path.write_text(json.dumps(body | change))
     assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 200_000, b'{"schema": 1}'])
-def test_a_file_that_is_damaged_is_nothing(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_state_file_is_ignored(tmp_path: Path, text: bytes) -> None:
     (tmp_path / STATE_DIR).mkdir()
     (tmp_path / STATE_DIR / "n1.logs.json").write_bytes(text)
     assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
 
 
 @given(body=JSON)
-def test_no_body_whatever_raises(tmp_path_factory: pytest.TempPathFactory, body: object) -> None:
+def test_loading_never_raises(tmp_path_factory: pytest.TempPathFactory, body: object) -> None:
     folder = tmp_path_factory.getbasetemp()
     (folder / STATE_DIR).mkdir(exist_ok=True)
     (folder / STATE_DIR / "n1.logs.json").write_text(
@@ -77,7 +77,7 @@ def test_no_body_whatever_raises(tmp_path_factory: pytest.TempPathFactory, body:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES])
-def test_a_disk_that_takes_nothing_is_reported_and_what_was_kept_stays(
+def test_a_failed_write_is_reported_and_keeps_the_earlier_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
@@ -91,9 +91,7 @@ def test_a_disk_that_takes_nothing_is_reported_and_what_was_kept_stays(
     assert os.listdir(tmp_path / STATE_DIR) == ["n1.logs.json"]
 
 
-def test_a_run_directory_that_is_gone_is_reported(tmp_path: Path) -> None:
+def test_a_missing_run_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     assert save_state(tmp_path / "run", "n1", "7", 0, LOGS, kind="logs") == os.strerror(errno.ENOTDIR)
-    assert save_state(tmp_path, "n1", "7", 0, {"name": "\ud800"}, kind="logs") is not None, (
-        "no text that UTF-8 can hold"
-    )
+    assert save_state(tmp_path, "n1", "7", 0, {"name": "\ud800"}, kind="logs") is not None, "not encodable in UTF-8"

@@ -1,4 +1,4 @@
-"""Who a sidecar is, from its environment and manifest."""
+"""The identity of a sidecar, from its environment and manifest."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ NAMES = (
 @given(PATH_TEXT)
 @example("")
 @example("a" * 1000)
-def test_a_safe_label_holds_only_safe_characters(text: str) -> None:
+def test_a_safe_label_has_only_safe_characters(text: str) -> None:
     safe = safe_label(text)
     assert re.fullmatch(r"[\w.:@+-]*", safe)
     assert safe.encode("utf-8").decode("utf-8") == safe
@@ -39,7 +39,7 @@ def test_letters_of_any_language_stay_in_a_label() -> None:
     assert safe_label("Übung-日本.v2:a@b+c") == "Übung-日本.v2:a@b+c"
 
 
-def test_the_constant_labels_are_those_of_every_series_and_safe() -> None:
+def test_the_constant_labels_are_safe() -> None:
     identity = Identity("c 1", "12", 'a"b', "ada lovelace", "gpu\n", "n[1]", 0, 0)
     assert identity.constant_labels() == {
         "cluster": "c_1",
@@ -51,7 +51,7 @@ def test_the_constant_labels_are_those_of_every_series_and_safe() -> None:
     }
 
 
-def test_an_empty_environment_leaves_what_the_manifest_says() -> None:
+def test_an_empty_environment_leaves_the_values_of_the_manifest() -> None:
     assert identify(MANIFEST, {}, "host7.example.org") == Identity(
         cluster="c1",
         job_id="unknown",
@@ -64,7 +64,7 @@ def test_an_empty_environment_leaves_what_the_manifest_says() -> None:
     )
 
 
-def test_slurm_tells_job_node_attempt_and_times() -> None:
+def test_slurm_variables_give_job_node_attempt_and_times() -> None:
     environ = {
         "SLURM_CLUSTER_NAME": "big",
         "SLURM_JOB_ID": "4459",
@@ -83,12 +83,12 @@ def test_slurm_tells_job_node_attempt_and_times() -> None:
 @pytest.mark.parametrize(
     ("given", "slurm", "cluster"), [("c1", "big", "c1"), ("", "big", "big"), ("", "", "slurm"), ("c1", "", "c1")]
 )
-def test_the_sites_name_of_the_cluster_outranks_slurms(given: str, slurm: str, cluster: str) -> None:
+def test_the_cluster_name_of_the_site_takes_precedence_over_slurm(given: str, slurm: str, cluster: str) -> None:
     manifest = make_manifest(Path("/runs/1"), cluster=given)
     assert identify(manifest, {"SLURM_CLUSTER_NAME": slurm}, "h").cluster == cluster
 
 
-def test_the_launcher_outranks_slurm() -> None:
+def test_launcher_variables_take_precedence_over_slurm_variables() -> None:
     environ = {
         "GPUJOB_JOB_ID": "local-1",
         "GPUJOB_NODE": "b",
@@ -116,11 +116,11 @@ def test_the_launcher_outranks_slurm() -> None:
         ({"SLURM_NODEID": "what"}, 0),
     ],
 )
-def test_the_node_index_is_the_position_in_the_plan_where_that_is_known(environ: dict[str, str], index: int) -> None:
+def test_the_node_index_is_the_position_in_the_plan_if_known(environ: dict[str, str], index: int) -> None:
     assert identify(MANIFEST, environ, "host").node_index == index
 
 
-def test_the_end_follows_from_start_and_time_limit_where_slurm_does_not_tell() -> None:
+def test_the_end_follows_from_start_and_time_limit_without_slurm() -> None:
     manifest = make_manifest(Path("/runs/1"), time_limit_s=600.0)
     assert identify(manifest, {"GPUJOB_START_TIME": "1000"}, "h").end == 1600.0
     assert identify(manifest, {"GPUJOB_START_TIME": "1000", "SLURM_JOB_END_TIME": "1500"}, "h").end == 1500.0
@@ -129,12 +129,12 @@ def test_the_end_follows_from_start_and_time_limit_where_slurm_does_not_tell() -
 
 
 @pytest.mark.parametrize(("text", "first"), [("8", 8), ("0", 0), ("", None), ("-4", 0), ("many", None)])
-def test_a_node_of_several_on_one_machine_knows_where_its_gpus_begin(text: str, first: int | None) -> None:
+def test_a_virtual_node_knows_its_first_gpu(text: str, first: int | None) -> None:
     assert identify(MANIFEST, {"GPUJOB_FIRST_GPU": text}, "h").first_gpu == first
 
 
 @pytest.mark.parametrize(("text", "supervised"), [("1", True), ("0", False), ("", False), (None, False)])
-def test_a_sidecar_knows_whether_it_would_be_started_again(text: str | None, supervised: bool) -> None:
+def test_a_sidecar_knows_whether_it_is_supervised(text: str | None, supervised: bool) -> None:
     environ = {} if text is None else {"GPUJOB_SUPERVISED": text}
     assert identify(MANIFEST, environ, "h").supervised is supervised
 

@@ -26,19 +26,19 @@ RUN_DIR = Path("/runs/1")
 
 
 def body_with(**changes: Any) -> str:
-    """The text of a small manifest with other values for some keys; None takes a key away."""
+    """The text of a small manifest with these changes. None removes a key."""
     body = {**render_manifest(make_manifest(RUN_DIR)), **changes}
     return json.dumps({key: value for key, value in body.items() if value is not None})
 
 
 @given(MANIFESTS)
-def test_a_manifest_that_was_written_is_read_back_the_same(manifest: Manifest) -> None:
+def test_a_written_manifest_is_read_back_unchanged(manifest: Manifest) -> None:
     text = json.dumps(render_manifest(manifest))
     assert parse_manifest(text, manifest.run_dir) == manifest
 
 
 def test_a_manifest_of_the_first_schema_can_be_read() -> None:
-    """The file is never written anew: what was once launched can always be watched."""
+    """The file is never rewritten, so jobs of earlier versions can still be watched."""
     assert read_manifest(GOLDEN / "manifest" / "v1.json") == Manifest(
         job_name='embed "v2"',
         user="ada",
@@ -89,7 +89,7 @@ def test_the_schema_version_comes_first_and_the_run_directory_is_not_written() -
     assert "run_dir" not in body
 
 
-def test_gpu_metrics_are_written_only_where_a_manifest_says_so() -> None:
+def test_gpu_metrics_are_off_unless_the_manifest_enables_them() -> None:
     assert parse_manifest(body_with(gpu_metrics=True), RUN_DIR).gpu_metrics is True
     body = json.loads(body_with())
     del body["gpu_metrics"]
@@ -98,7 +98,7 @@ def test_gpu_metrics_are_written_only_where_a_manifest_says_so() -> None:
         parse_manifest(body_with(gpu_metrics=1), RUN_DIR)
 
 
-def test_keys_that_are_not_known_are_ignored() -> None:
+def test_unknown_keys_are_ignored() -> None:
     body = json.loads(body_with())
     body["from_the_future"] = {"a": 1}
     body["run_dir"] = "/elsewhere"
@@ -108,7 +108,7 @@ def test_keys_that_are_not_known_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
-def test_another_schema_version_is_refused_with_what_helps(version: object) -> None:
+def test_another_schema_version_is_refused_with_a_suggestion(version: object) -> None:
     with pytest.raises(ManifestError, match="this exporter reads 1; use the exporter of the installation that") as info:
         parse_manifest(body_with(schema_version=version), RUN_DIR)
     assert str(info.value).startswith(f"schema_version is {version!r}, ")
@@ -121,13 +121,13 @@ def test_json_without_a_schema_version_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00", "schema_version: 1"])
-def test_what_is_not_json_is_refused(text: str) -> None:
+def test_text_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(ManifestError, match=r"^not JSON: "):
         parse_manifest(text, RUN_DIR)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (body_with(job_name=None), "job_name"),
         (body_with(tasks=None), "tasks"),
@@ -141,10 +141,10 @@ def test_what_is_not_json_is_refused(text: str) -> None:
         (body_with(errors=[{"name": "oom"}]), "pattern"),
     ],
 )
-def test_a_manifest_that_lacks_something_is_refused_by_its_name(text: str, told: str) -> None:
-    with pytest.raises(ManifestError, match=r"^incomplete or of the wrong shape: ") as info:
+def test_an_incomplete_manifest_is_refused_with_the_missing_key(text: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=r"^incomplete or malformed: ") as info:
         parse_manifest(text, RUN_DIR)
-    assert told in str(info.value)
+    assert message in str(info.value)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_a_manifest_is_found_by_its_file_and_by_its_directory(tmp_path: Path) ->
     assert read_manifest(tmp_path) == read_manifest(tmp_path / "manifest.json") == manifest
 
 
-def test_totals_of_each_worker_are_in_the_file(tmp_path: Path) -> None:
+def test_totals_of_epochs_and_steps_are_in_the_file(tmp_path: Path) -> None:
     write_manifest(make_manifest(tmp_path, total_epochs=90, total_steps=4500))
-    read = read_manifest(tmp_path)
-    assert (read.total_items, read.total_epochs, read.total_steps) == (None, 90, 4500)
+    manifest = read_manifest(tmp_path)
+    assert (manifest.total_items, manifest.total_epochs, manifest.total_steps) == (None, 90, 4500)
 
 
 def test_the_run_directory_is_absolute_and_not_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_node_has_its_own_tasks() -> None:
     assert manifest.tasks_of(7) == ()
 
 
-def test_a_relative_directory_counts_from_the_run_directory() -> None:
+def test_a_relative_directory_is_below_the_run_directory() -> None:
     manifest = make_manifest(RUN_DIR)
     assert manifest.directory(PathGroup("a", "out", None)) == RUN_DIR / "out"
     assert manifest.directory(PathGroup("a", "/data", None)) == Path("/data")

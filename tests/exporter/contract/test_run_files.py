@@ -1,4 +1,4 @@
-"""The small files that the parts of a job leave for each other."""
+"""Small files by which the parts of a job communicate."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 V2_EVENTS = "low 0\nhigh 0\nmax 7\noom 5\noom_kill {}\noom_group_kill 1\n"
 
 
-def test_what_was_written_is_read_back(tmp_path: Path, hard_name: str) -> None:
+def test_a_written_value_is_read_back(tmp_path: Path, hard_name: str) -> None:
     value = {"name": hard_name, "bytes": "\udcff", "number": 1.5, "none": None}
     run_files.write_json(tmp_path / "a.json", value)
     assert run_files.read_json(tmp_path / "a.json") == value
@@ -33,12 +33,12 @@ def test_a_file_without_a_json_object_reads_as_none(tmp_path: Path, text: str) -
     assert run_files.read_json(tmp_path / "a.json") is None
 
 
-def test_what_is_absent_or_no_file_reads_as_none(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_directory_reads_as_none(tmp_path: Path) -> None:
     assert run_files.read_json(tmp_path / "a.json") is None
     assert run_files.read_json(tmp_path) is None
 
 
-def test_a_reader_never_sees_a_part_of_a_record(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partial_record(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     values = [{"text": letter * size} for letter, size in (("a", 10), ("b", 200_000))]
     run_files.write_json(path, values[0])
@@ -51,17 +51,17 @@ def test_a_reader_never_sees_a_part_of_a_record(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=replace)
     writer.start()
-    seen = 0
+    reads = 0
     while not done.is_set():
         assert json.loads(path.read_text(encoding="utf-8")) in values
-        seen += 1
+        reads += 1
     writer.join()
-    assert seen
+    assert reads
     assert os.listdir(tmp_path) == ["state.json"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_keeps_the_old_record_and_leaves_nothing_else(
+def test_a_failed_write_keeps_the_old_record_and_leaves_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     run_files.write_json(tmp_path / "a.json", {"old": 1})
@@ -76,12 +76,12 @@ def test_a_write_that_fails_keeps_the_old_record_and_leaves_nothing_else(
     assert run_files.read_json(tmp_path / "a.json") == {"old": 1}
 
 
-def test_a_write_that_the_kernel_cuts_short_leaves_nothing(tmp_path: Path) -> None:
+def test_a_truncated_write_leaves_no_file(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
-        "from exporter.contract import run_files as records\n"
+        "from exporter.contract import run_files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"  # after the import, which may write a cache
-        "records.write_json(sys.argv[1], {'text': 'x' * 100000})\n"
+        "run_files.write_json(sys.argv[1], {'text': 'x' * 100000})\n"
     )
     argv = [sys.executable, "-I", "-c", program, str(tmp_path / "a.json")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
@@ -89,7 +89,7 @@ def test_a_write_that_the_kernel_cuts_short_leaves_nothing(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_written_once_is_never_replaced(tmp_path: Path) -> None:
+def test_write_if_absent_never_replaces_a_file(tmp_path: Path) -> None:
     assert run_files.write_json_if_absent(tmp_path / "a.json", {"first": 1})
     assert not run_files.write_json_if_absent(tmp_path / "a.json", {"second": 2})
     assert run_files.read_json(tmp_path / "a.json") == {"first": 1}
@@ -97,7 +97,7 @@ def test_what_is_written_once_is_never_replaced(tmp_path: Path) -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, run_dir: Path, number: int) -> None:
-    """Writes fail for as long as the reserve is there."""
+    """Let writes fail while the reserve exists."""
     real = os.fsync
 
     def sync(fd: int) -> None:
@@ -109,7 +109,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, run_dir: Path, number: int) -> No
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_what_is_urgent_is_written_into_the_reserve_of_a_full_disk(
+def test_urgent_records_use_the_reserve_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     run_files.make_reserve(tmp_path)
@@ -122,7 +122,7 @@ def test_what_is_urgent_is_written_into_the_reserve_of_a_full_disk(
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_the_reserve_is_kept_for_other_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_is_not_released_for_other_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_files.make_reserve(tmp_path)
     full_disk(monkeypatch, tmp_path, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
@@ -130,15 +130,13 @@ def test_the_reserve_is_kept_for_other_errors(tmp_path: Path, monkeypatch: pytes
     assert os.listdir(tmp_path) == [run_files.RESERVE_FILE]
 
 
-def test_a_reserve_is_given_up_once(tmp_path: Path) -> None:
+def test_the_reserve_is_released_once(tmp_path: Path) -> None:
     run_files.make_reserve(tmp_path)
     assert run_files.release_reserve(tmp_path)
     assert not run_files.release_reserve(tmp_path)
 
 
-def test_what_is_written_again_soon_need_not_outlive_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_non_durable_write_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     run_files.write_json(tmp_path / "a.json", {"a": 1}, durable=False)
@@ -147,12 +145,12 @@ def test_what_is_written_again_soon_need_not_outlive_a_power_cut(
     assert len(synced) == 1
 
 
-def test_a_write_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_write_into_a_missing_folder_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         run_files.write_json(tmp_path / "gone" / "a.json", {})
 
 
-def test_a_value_that_is_no_json_leaves_the_old_record(tmp_path: Path) -> None:
+def test_a_value_that_is_not_json_leaves_the_old_record(tmp_path: Path) -> None:
     run_files.write_json(tmp_path / "a.json", {"old": 1})
     with pytest.raises(TypeError):
         run_files.write_json(tmp_path / "a.json", {"new": object()})
@@ -163,16 +161,16 @@ def test_a_value_that_is_no_json_leaves_the_old_record(tmp_path: Path) -> None:
 @given(
     st.lists(st.tuples(NAME, st.integers(0, 10**6), st.integers(0, 99), st.integers(0, 99)), max_size=5, unique=True)
 )
-def test_every_run_of_every_task_has_a_record_name_of_its_own(runs: list[tuple[str, int, int, int]]) -> None:
+def test_every_run_of_every_task_has_its_own_record_name(runs: list[tuple[str, int, int, int]]) -> None:
     assert len({run_files.record_name(*run) for run in runs}) == len(runs)
 
 
-def test_a_record_name_says_worker_rank_attempt_and_restart() -> None:
+def test_a_record_name_has_worker_rank_attempt_and_restart() -> None:
     assert run_files.record_name("prefill_w0", 3, 1, 2) == "prefill_w0_rank3_a1_r2"
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_the_state_holds_phase_stop_and_time(tmp_path: Path, ended: bool) -> None:
+def test_the_job_state_has_phase_stop_and_time(tmp_path: Path, ended: bool) -> None:
     stop: dict[str, object] = {"reason": "cancelled", "cause": "SIGTERM to the job", "time": 5.0}
     run_files.write_job_state(str(tmp_path), "completing", stop, workers_ended=ended)
     state = run_files.read_json(tmp_path / "state.json") or {}
@@ -193,7 +191,7 @@ def test_the_state_holds_phase_stop_and_time(tmp_path: Path, ended: bool) -> Non
         ("", None),
     ],
 )
-def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | None) -> None:
+def test_oom_kills_are_read_only_from_their_own_key(text: str, count: int | None) -> None:
     assert oom_kills.parse_oom_kills(text) == count
 
 
@@ -215,14 +213,12 @@ def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | No
         ("31 23\n - cgroup2\n31 23 0:28 / /a rw - \n", []),
     ],
 )
-def test_mounts_of_memory_cgroups_are_those_of_v2_and_of_the_controller(
-    text: str, mounts: list[tuple[int, str, str]]
-) -> None:
+def test_memory_mounts_are_cgroup_v2_or_the_v1_memory_controller(text: str, mounts: list[tuple[int, str, str]]) -> None:
     assert oom_kills.parse_memory_mounts(text) == mounts
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "cgroup"),
     [
         ("0::/a\n", (2, "/a")),
         ("5:memory:/a\n0::/b\n", (1, "/a")),
@@ -232,15 +228,15 @@ def test_mounts_of_memory_cgroups_are_those_of_v2_and_of_the_controller(
         ("", None),
     ],
 )
-def test_memory_is_in_v1_where_that_has_the_controller(text: str, named: tuple[int, str] | None) -> None:
-    assert oom_kills.parse_memory_cgroup(text) == named
+def test_the_v1_cgroup_is_used_if_it_has_the_memory_controller(text: str, cgroup: tuple[int, str] | None) -> None:
+    assert oom_kills.parse_memory_cgroup(text) == cgroup
 
 
 @pytest.mark.parametrize(
     ("text", "count"),
     [(V2_EVENTS.format(4), 4), (V2_EVENTS.replace("oom_kill {}\n", ""), None), ("", None)],
 )
-def test_oom_kills_are_read_from_the_own_memory_cgroup(tmp_path: Path, text: str, count: int | None) -> None:
+def test_oom_kills_are_read_from_the_memory_cgroup_of_the_process(tmp_path: Path, text: str, count: int | None) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.process("self", "0::/job_7/step_0\n")
     machine.write("sys/fs/cgroup/job_7/memory.events", V2_EVENTS.format(9))
@@ -248,10 +244,10 @@ def test_oom_kills_are_read_from_the_own_memory_cgroup(tmp_path: Path, text: str
     assert oom_kills.read_oom_kills(str(tmp_path)) == count
 
 
-def test_a_machine_without_proc_tells_no_oom_kills(tmp_path: Path) -> None:
+def test_oom_kills_are_unknown_without_proc(tmp_path: Path) -> None:
     assert oom_kills.read_oom_kills(str(tmp_path)) is None
 
 
-def test_this_machine_tells_a_count_or_nothing() -> None:
+def test_oom_kills_of_this_machine_are_a_count_or_unknown() -> None:
     count = oom_kills.read_oom_kills()
     assert count is None or count >= 0

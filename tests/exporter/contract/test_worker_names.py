@@ -1,4 +1,4 @@
-"""Which worker a file belongs to."""
+"""The worker to which a file belongs, from its name."""
 
 import pytest
 from hypothesis import given
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from exporter.contract.worker_names import rank_in_file_name
 
 ROLES = ("prefill", "decode", "agg_server")
-RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
-"""Rank of the first worker of each role; other numbers stand for themselves."""
+RANKS = {(role, 0): 100 * position for position, role in enumerate(ROLES)}  # rank of the first worker of each role
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
         ("output_local_rank_3.jsonl", 3),
     ],
 )
-def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: int) -> None:
+def test_the_number_after_a_worker_word_is_the_rank(name: str, number: int) -> None:
     assert rank_in_file_name(name, RANKS) == number
 
 
@@ -58,11 +57,11 @@ def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: in
         "",
     ],
 )
-def test_a_number_elsewhere_is_nobodys(name: str) -> None:
+def test_other_numbers_belong_to_no_worker(name: str) -> None:
     assert rank_in_file_name(name, RANKS) is None
 
 
-def test_a_word_is_one_only_where_it_is_a_role() -> None:
+def test_other_words_count_only_if_they_are_roles() -> None:
     assert rank_in_file_name("trainer_4.log", {}) is None
     assert rank_in_file_name("trainer_4.log", {("trainer", 4): 9}) == 9
     assert rank_in_file_name("a.b_4.log", {("a.b", 4): 9}) == 9
@@ -82,16 +81,16 @@ def test_a_word_is_one_only_where_it_is_a_role() -> None:
         ("task_2.json", None),
     ],
 )
-def test_some_words_are_before_other_numbers_too(name: str, number: int | None) -> None:
+def test_ambiguous_words_do_not_count_in_sure_mode(name: str, number: int | None) -> None:
     assert rank_in_file_name(name, RANKS, sure=True) == number
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["worker", "rank", "shard", "part", "prefill"]), st.sampled_from("_-"))
-def test_every_number_is_found_whole(number: int, word: str, sign: str) -> None:
+def test_every_number_is_found_completely(number: int, word: str, sign: str) -> None:
     assert rank_in_file_name(f"out_{word}{sign}{number}.jsonl", RANKS) == number
 
 
 @given(st.text(max_size=40))
-def test_any_name_can_be_asked_about(name: str) -> None:
+def test_any_file_name_is_accepted(name: str) -> None:
     number = rank_in_file_name(name, RANKS)
     assert number is None or number >= 0

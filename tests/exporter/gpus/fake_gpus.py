@@ -1,4 +1,4 @@
-"""GPUs that tell what a test says, and a node's collectors over them."""
+"""Fake GPUs whose values a test sets, and a node with collectors that read them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ def uuid(number: int) -> str:
 
 
 def gpu(number: int, **changes: Any) -> GpuState:
-    """A GPU that tells some of everything."""
-    made = Gpu(
+    """A GPU with some values of each part."""
+    identity = Gpu(
         uuid(number),
         str(number),
         "nvidia",
@@ -56,12 +56,12 @@ def gpu(number: int, **changes: Any) -> GpuState:
         temperature_c=55.0,
     )
     parts: dict[str, Any] = {"activity": activity, "processes": (), "condition": GpuCondition()}
-    return GpuState(made, **{**parts, **changes})
+    return GpuState(identity, **{**parts, **changes})
 
 
 def instance(of: int, number: int, **changes: Any) -> GpuState:
     """A MIG instance of a GPU."""
-    made = Gpu(
+    identity = Gpu(
         f"MIG-{of}{number}a0b1c2-1111-2222-3333-444455556666",
         f"{of}:{number}",
         "nvidia",
@@ -71,51 +71,51 @@ def instance(of: int, number: int, **changes: Any) -> GpuState:
         memory_total_bytes=70 * GIB,
         gpu_instance=number,
     )
-    return GpuState(made, **{"activity": GpuActivity(utilization_ratio=0.25), "processes": (), **changes})
+    return GpuState(identity, **{"activity": GpuActivity(utilization_ratio=0.25), "processes": (), **changes})
 
 
-def divided(number: int, **changes: Any) -> GpuState:
-    """A GPU that has MIG on."""
-    found = gpu(number, **changes)
-    return dataclasses.replace(found, gpu=dataclasses.replace(found.gpu, mig=True))
+def mig_gpu(number: int, **changes: Any) -> GpuState:
+    """A GPU with MIG on."""
+    state = gpu(number, **changes)
+    return dataclasses.replace(state, gpu=dataclasses.replace(state.gpu, mig=True))
 
 
 class FakeGpus:
-    """In place of a ``GpuHost``."""
+    """Replaces a ``GpuHost``."""
 
     def __init__(self, clock: FakeClock, gpus: Iterable[GpuState]) -> None:
         self._clock = clock
         self.gpus = list(gpus)
         self.state: DriverState = "ok"
-        self.words: str | None = None
+        self.message: str | None = None
         self.driver: GpuDriver | None = NVIDIA
-        self.told: list[GpuEvent] = []
-        self.asked = 0
+        self.reported_events: list[GpuEvent] = []
+        self.poll_count = 0
         self.ready = self.reports_events = True
 
     def poll(self, _wait_s: float) -> GpuReading:
-        self.asked += 1
+        self.poll_count += 1
         return GpuReading(
             self._clock.time(),
             self.state,
-            self.words,
+            self.message,
             self.driver,
             tuple(
                 dataclasses.replace(state, processes_time=self._clock.time(), condition_time=self._clock.time())
                 for state in self.gpus
             ),
-            tuple(self.told),
+            tuple(self.reported_events),
             {"nvmlDeviceGetFanSpeed": "Not Supported"},
             is_ready=self.ready,
             reports_events=self.reports_events,
         )
 
     def events(self) -> tuple[GpuEvent, ...]:
-        return tuple(self.told)
+        return tuple(self.reported_events)
 
 
 class Node:
-    """One node of a job, with the collectors of its GPUs."""
+    """One node of a job, with its GPU collectors."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Node:
         clock: FakeClock | None = None,
         **manifest: Any,
     ) -> None:
-        """``plan``: the positions of the GPUs of each worker; ``host``: what is looked at in place of the fake."""
+        """``plan``: GPU positions of each worker. ``host``: the GPU host to poll instead of the fake."""
         tasks = tuple(dataclasses.replace(make_task(rank), gpus=positions) for rank, positions in enumerate(plan))
         self.clock = FakeClock() if clock is None else clock
         self.host = FakeGpus(self.clock, gpus)
@@ -142,8 +142,8 @@ class Node:
             kernel=self.kernel,
             gpus=cast(GpuHost, self.host) if host is None else host,
         )
-        self.board = self.context.published
-        self.board.job_phase = "running"
+        self.published = self.context.published
+        self.published.job_phase = "running"
         self.gpus = GpusCollector(self.context)
         self.workers = GpuWorkersCollector(self.context)
 
@@ -152,7 +152,7 @@ class Node:
         return self.context.tasks
 
     def change(self, number: int, **changes: Any) -> None:
-        """Change what the GPU at this place of the look tells: parts of its activity, its condition, or of itself."""
+        """Change values of the GPU at this position of the reading: of its state, activity or condition."""
         state = self.host.gpus[number]
         for name, value in changes.items():
             if hasattr(GpuState, name):
@@ -170,31 +170,31 @@ class Node:
         self.change(number, processes=tuple(p if isinstance(p, GpuProcess) else GpuProcess(p, GIB, 0.5) for p in pids))
 
     def run(self, rank: int, *pids: int, since: float = 3600.0) -> None:
-        """Let a worker have these processes, its own first."""
-        self.board.pids = {**self.board.pids, rank: frozenset(pids)}
-        self.board.start_times = {**self.board.start_times, rank: self.clock.time() - since}
+        """Give a worker these processes. The first is its own."""
+        self.published.pids = {**self.published.pids, rank: frozenset(pids)}
+        self.published.start_times = {**self.published.start_times, rank: self.clock.time() - since}
 
     def xid(self, number: int, code: int) -> None:
-        """The driver tells of an error of the GPU at this place of the look."""
-        self.host.told.append(GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time()))
+        """Let the driver report an Xid of the GPU at this position of the reading."""
+        self.host.reported_events.append(GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time()))
 
-    def line(self, pci: str, code: int, pid: int | None = None) -> None:
-        """The kernel's log tells of one."""
+    def log_xid(self, pci: str, code: int, pid: int | None = None) -> None:
+        """Add an Xid to the kernel log."""
         self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), KernelXid(pci, code, pid)))
 
-    def look(self, seconds: float = 0.0) -> GpusSnapshot:
-        """Look at the GPUs after this time."""
+    def read_gpus(self, seconds: float = 0.0) -> GpusSnapshot:
+        """Snapshot of the GPU collector after this time."""
         self.clock.advance(seconds)
         return self.gpus.read()
 
     def page(self, seconds: float = 0.0) -> str:
-        """The page of both collectors."""
-        return page_of(self.gpus, self.look(seconds)) + page_of(self.workers, self.workers.read())
+        """Metrics of both collectors."""
+        return page_of(self.gpus, self.read_gpus(seconds)) + page_of(self.workers, self.workers.read())
 
     def status(self, seconds: float = 0.0) -> NodeStatus:
         """The status of both collectors."""
         status = NodeStatus()
-        self.gpus.describe(self.look(seconds), status)
+        self.gpus.describe(self.read_gpus(seconds), status)
         self.workers.describe(self.workers.read(), status)
         return status
 

@@ -1,4 +1,4 @@
-"""Who stands behind a pid that a GPU's driver tells: from the tables of the kernel, made and real."""
+"""The process behind a pid that the GPU driver reports, from real and fake ``/proc``."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @contextmanager
 def child(**environment: str) -> Iterator[int]:
-    """A process with this environment; its pid."""
+    """Run a process with this environment and yield its pid."""
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"],
         env={"PATH": os.environ["PATH"], **environment},
@@ -30,37 +30,37 @@ def child(**environment: str) -> Iterator[int]:
     process.communicate()
 
 
-def test_a_process_of_the_job_says_so_by_its_environment() -> None:
+def test_a_process_of_the_job_is_recognized_by_its_environment() -> None:
     with child(GPUJOB_JOB_ID="4459", GPUJOB_RANK="3") as pid:
-        found = read_gpu_process(pid)
-    assert found is not None
-    assert (found.uid, found.job_id, found.rank) == (os.geteuid(), "4459", 3)
-    assert found.name.startswith("python")
+        info = read_gpu_process(pid)
+    assert info is not None
+    assert (info.uid, info.job_id, info.rank) == (os.geteuid(), "4459", 3)
+    assert info.name.startswith("python")
 
 
 @pytest.mark.parametrize("rank", ["", "-1", "three", "٣", "1.0"])
-def test_a_rank_that_is_no_number_is_none(rank: str) -> None:
+def test_a_rank_that_is_not_a_number_is_none(rank: str) -> None:
     with child(GPUJOB_JOB_ID="4459", GPUJOB_RANK=rank) as pid:
-        found = read_gpu_process(pid)
-    assert found is not None
-    assert (found.job_id, found.rank) == ("4459", None)
+        info = read_gpu_process(pid)
+    assert info is not None
+    assert (info.job_id, info.rank) == ("4459", None)
 
 
-def test_a_process_of_others_is_known_by_name_and_user_alone() -> None:
+def test_a_foreign_process_has_only_a_name_and_a_user() -> None:
     with child() as pid:
-        found = read_gpu_process(pid)
-    assert found is not None
-    assert found == GpuProcessInfo(found.name, os.geteuid())
+        info = read_gpu_process(pid)
+    assert info is not None
+    assert info == GpuProcessInfo(info.name, os.geteuid())
 
 
-def test_a_pid_that_is_nobodys_here_has_no_holder() -> None:
+def test_a_pid_without_a_process_has_no_info() -> None:
     with child() as pid:
         pass
     assert read_gpu_process(pid) is None
     assert read_namespace_pids(pid) == ()
 
 
-def test_a_process_whose_environment_is_not_for_us_has_a_name_all_the_same(tmp_path: Path) -> None:
+def test_a_process_with_an_unreadable_environment_has_a_name(tmp_path: Path) -> None:
     folder = tmp_path / "7"
     folder.mkdir()
     (folder / "comm").write_bytes(b"a) b (\xff\n")
@@ -76,7 +76,7 @@ def test_a_process_whose_environment_is_not_for_us_has_a_name_all_the_same(tmp_p
         (b"", ()),
     ],
 )
-def test_pids_of_a_process_are_told_from_this_namespace_inwards(
+def test_namespace_pids_are_ordered_from_this_namespace_inwards(
     tmp_path: Path, text: bytes, pids: tuple[int, ...]
 ) -> None:
     folder = tmp_path / "4242"
@@ -89,13 +89,13 @@ def test_this_process_has_one_pid_in_its_own_namespace() -> None:
     assert read_namespace_pids(os.getpid())[:1] == (os.getpid(),)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace is for root to make")
-def test_a_process_in_a_pid_namespace_of_its_own_has_another_pid_there(start: Start) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a pid namespace")
+def test_a_process_in_its_own_pid_namespace_has_another_pid_there(start: Start) -> None:
     process = start("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo; read x")
     assert process.stdout is not None
     if process.stdout.readline() != "\n":
-        pytest.skip("no pid namespace can be made here")
+        pytest.skip("cannot create a pid namespace here")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    inner = int(until(lambda: children.read_text("ascii").split(), "the shell")[0])
-    assert read_namespace_pids(inner) == (inner, 1)
+    inner_pid = int(until(lambda: children.read_text("ascii").split(), "the shell")[0])
+    assert read_namespace_pids(inner_pid) == (inner_pid, 1)
     assert read_namespace_pids(process.pid) == (process.pid,)

@@ -1,4 +1,4 @@
-"""Whether a job has come up: each check for itself, and the collector over what others have seen."""
+"""The launch checks, and the collector that runs them on the status of other collectors."""
 
 import dataclasses
 import os
@@ -30,12 +30,12 @@ from tests.support.exporter import NODE, FakeClock, make_context, make_manifest,
 
 TIMEOUT_S = 60.0
 NODE_IN_ORDER = NodeLaunchFacts(output_dir="/out", output_files=2, expects_progress=True, has_gpus=True)
-EVERYTHING = tuple(LEVELS)
+ALL_CHECKS = tuple(LEVELS)
 
 
 def worker(rank: int = 0, **changes: Any) -> WorkerLaunchFacts:
-    """A worker with nothing missing and one GPU of its own."""
-    made = WorkerLaunchFacts(
+    """A worker that passes every check, with its own GPU."""
+    facts = WorkerLaunchFacts(
         worker=f"worker_w{rank}",
         rank=rank,
         gpus=(rank,),
@@ -49,7 +49,7 @@ def worker(rank: int = 0, **changes: Any) -> WorkerLaunchFacts:
         log_bytes=80,
         items=5,
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(facts, **changes)
 
 
 def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunchFacts:
@@ -59,16 +59,16 @@ def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunchFacts:
 def checks_of(
     *workers: WorkerLaunchFacts, node: NodeLaunchFacts = NODE_IN_ORDER, elapsed_s: float = 10.0, over: bool = False
 ) -> dict[str, NodeLaunchCheck]:
-    found = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over)
-    return {check.name: check for check in found}
+    checks = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over)
+    return {check.name: check for check in checks}
 
 
-def test_a_launch_with_nothing_missing_passes_every_check_in_order() -> None:
-    found = checks_of(worker(0), worker(1))
-    assert tuple(found) == EVERYTHING
-    assert all(check.passed is True and not check.problems for check in found.values())
-    assert is_launch_verified(found.values())
-    assert found["processes"].detail == "2 of 2 workers started"
+def test_a_complete_launch_passes_every_check_in_order() -> None:
+    checks = checks_of(worker(0), worker(1))
+    assert tuple(checks) == ALL_CHECKS
+    assert all(check.passed is True and not check.problems for check in checks.values())
+    assert is_launch_verified(checks.values())
+    assert checks["processes"].detail == "2 of 2 workers started"
 
 
 NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
@@ -85,8 +85,8 @@ NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
         ),
         ("count", NOT_STARTED, "none of its processes was found"),
         ("count", ended(1, "app_error", "exit status 3"), "it has ended: app_error (exit status 3)"),
-        ("count", worker(1, up=False), "its process is gone"),
-        ("count", worker(1, pid=100), "process 100 is counted for worker_w0 too"),
+        ("count", worker(1, up=False), "its process no longer exists"),
+        ("count", worker(1, pid=100), "process 100 is also counted for worker_w0"),
         (
             "gpus",
             worker(1, devices="1,2"),
@@ -105,44 +105,44 @@ NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
             worker(1, misplaced="uses GPU 0 (GPU-a), the plan gives it GPU 1"),
             "it uses GPU 0 (GPU-a), the plan gives it GPU 1",
         ),
-        ("gpu_use", worker(1, device_files=0), "neither it nor a process of it has opened a GPU"),
+        ("gpu_use", worker(1, device_files=0), "none of its processes has opened a GPU"),
         ("logs", worker(1, log_files=0, log_bytes=0), "it has no log file"),
         ("log_lines", worker(1, log_bytes=0), "its log is empty"),
         ("progress", worker(1, items=None), "no position was found in its log"),
     ],
 )
-def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: WorkerLaunchFacts, found: str) -> None:
-    waiting = checks_of(worker(0), second)[name]
-    assert waiting.passed is None
-    told = checks_of(worker(0), second, elapsed_s=TIMEOUT_S)[name]
-    assert told.passed is False
-    assert (told.problems[-1].worker, told.problems[-1].rank, told.problems[-1].found) == ("worker_w1", 1, found)
-    assert "worker_w1 (rank 1)" in told.detail
+def test_a_problem_of_a_worker_is_awaited_and_then_reported(name: str, second: WorkerLaunchFacts, found: str) -> None:
+    pending = checks_of(worker(0), second)[name]
+    assert pending.passed is None
+    failed = checks_of(worker(0), second, elapsed_s=TIMEOUT_S)[name]
+    assert failed.passed is False
+    assert (failed.problems[-1].worker, failed.problems[-1].rank, failed.problems[-1].found) == ("worker_w1", 1, found)
+    assert "worker_w1 (rank 1)" in failed.detail
     assert is_launch_verified(checks_of(worker(0), second, elapsed_s=TIMEOUT_S).values()) is (LEVELS[name] == "warning")
-    assert checks_of(worker(0), second, over=True)[name].passed is (found == "its process is gone")
+    assert checks_of(worker(0), second, over=True)[name].passed is (found == "its process no longer exists")
 
 
 @pytest.mark.parametrize(
     ("name", "node"),
     [
-        ("output_dir", NodeLaunchFacts(output_dir="/out", output_problem="/out is not there")),
+        ("output_dir", NodeLaunchFacts(output_dir="/out", output_problem="/out does not exist")),
         ("output", NodeLaunchFacts(output_dir="/out", output_files=0)),
     ],
 )
-def test_what_the_node_lacks_is_waited_for_and_then_told(name: str, node: NodeLaunchFacts) -> None:
+def test_a_problem_of_the_node_is_awaited_and_then_reported(name: str, node: NodeLaunchFacts) -> None:
     assert checks_of(worker(), node=node)[name].passed is None
-    told = checks_of(worker(), node=node, elapsed_s=TIMEOUT_S)[name]
-    assert (told.passed, told.problems[0].worker) == (False, None)
+    failed = checks_of(worker(), node=node, elapsed_s=TIMEOUT_S)[name]
+    assert (failed.passed, failed.problems[0].worker) == (False, None)
 
 
-def test_what_does_not_apply_is_not_checked() -> None:
-    """A job without GPUs, without output to look for, and without a way to know of progress."""
-    found = checks_of(worker(gpus=(), devices="0", items=None), node=NodeLaunchFacts())
-    assert tuple(found) == ("processes", "count", "logs", "log_lines")
-    assert is_launch_verified(found.values())
+def test_checks_that_do_not_apply_are_left_out() -> None:
+    """Example: a job without GPUs, output patterns and progress."""
+    checks = checks_of(worker(gpus=(), devices="0", items=None), node=NodeLaunchFacts())
+    assert tuple(checks) == ("processes", "count", "logs", "log_lines")
+    assert is_launch_verified(checks.values())
 
 
-def test_workers_that_serve_are_not_expected_to_tell_a_position() -> None:
+def test_services_need_no_progress() -> None:
     engine = worker(1, service=True, items=None)
     assert checks_of(worker(0), engine)["progress"].detail == "1 of 1 workers with a position"
     assert "progress" not in checks_of(engine, elapsed_s=TIMEOUT_S)
@@ -154,17 +154,17 @@ def test_only_critical_workers_need_progress() -> None:
     assert "progress" not in checks_of(helper, elapsed_s=TIMEOUT_S)
 
 
-def test_a_worker_that_has_completed_lacks_nothing_that_only_a_live_one_can_show() -> None:
-    found = checks_of(ended(0, "completed"), worker(1))
-    assert all(check.passed for check in found.values())
+def test_a_completed_worker_passes_checks_of_running_workers() -> None:
+    checks = checks_of(ended(0, "completed"), worker(1))
+    assert all(check.passed for check in checks.values())
 
 
 @pytest.mark.parametrize("reason", ["terminated_peer", "cancelled", "time_limit", "preempted"])
-def test_a_worker_that_was_ended_from_outside_is_no_fault_of_the_launch(reason: str) -> None:
+def test_a_worker_ended_from_outside_is_not_a_launch_problem(reason: str) -> None:
     assert checks_of(worker(0), ended(1, reason), over=True)["count"].passed is True
 
 
-def test_a_worker_has_come_up_once_it_has_lived_for_a_while() -> None:
+def test_a_worker_counts_as_started_after_the_settling_time() -> None:
     assert checks_of(worker(age_s=SETTLE_S - 1))["count"].passed is None
     assert checks_of(worker(age_s=SETTLE_S))["count"].passed is True
     assert checks_of(worker(age_s=0.5), over=True)["count"].passed is True
@@ -172,18 +172,18 @@ def test_a_worker_has_come_up_once_it_has_lived_for_a_while() -> None:
     assert all(check.passed for check in short)
 
 
-def test_an_environment_that_cannot_be_read_is_waited_for_and_never_a_fault() -> None:
+def test_an_unreadable_environment_is_awaited_and_never_a_problem() -> None:
     hidden = worker(0, devices=None, device_files=None)
-    found = checks_of(hidden, worker(1))
-    assert (found["gpus"].passed, found["gpu_use"].passed) == (None, None)
-    found = checks_of(hidden, worker(1), elapsed_s=TIMEOUT_S)
-    assert (found["gpus"].passed, found["gpu_use"].passed) == (True, True)
-    found = checks_of(hidden, elapsed_s=TIMEOUT_S)
-    assert not {"gpus", "gpu_use"} & found.keys()
-    assert is_launch_verified(found.values())
+    checks = checks_of(hidden, worker(1))
+    assert (checks["gpus"].passed, checks["gpu_use"].passed) == (None, None)
+    checks = checks_of(hidden, worker(1), elapsed_s=TIMEOUT_S)
+    assert (checks["gpus"].passed, checks["gpu_use"].passed) == (True, True)
+    checks = checks_of(hidden, elapsed_s=TIMEOUT_S)
+    assert not {"gpus", "gpu_use"} & checks.keys()
+    assert is_launch_verified(checks.values())
 
 
-def test_workers_that_share_gpus_by_the_plan_may() -> None:
+def test_workers_may_share_gpus_if_the_plan_says_so() -> None:
     pair = worker(0, gpus=(0,), devices="0"), worker(1, gpus=(0,), devices="0")
     assert checks_of(*pair)["gpus"].passed is True
 
@@ -207,14 +207,14 @@ NODES = st.builds(
     output_dir=st.none() | st.just("/o"),
     output_problem=st.none() | st.just("no"),
     output_files=st.none() | st.integers(0, 2),
-    gives_progress=st.booleans(),
+    expects_progress=st.booleans(),
     has_gpus=st.booleans(),
-    tells_devices=st.booleans(),
+    sets_devices=st.booleans(),
 )
 
 
 @given(st.lists(WORKERS, max_size=4), NODES, st.booleans())
-def test_at_the_end_every_check_has_an_answer(
+def test_every_check_has_a_result_at_the_end(
     workers: list[WorkerLaunchFacts], node: NodeLaunchFacts, over: bool
 ) -> None:
     elapsed_s = 0.0 if over else TIMEOUT_S
@@ -224,11 +224,11 @@ def test_at_the_end_every_check_has_an_answer(
         assert check.passed is not False
 
 
-# -- what is looked at ---------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 
 
-def test_gpus_are_counted_by_their_device_files_in_the_whole_tree(tmp_path: Path) -> None:
-    """A shell starts the program, so the worker's own process has none open."""
+def test_open_gpus_are_counted_in_the_whole_process_tree(tmp_path: Path) -> None:
+    """A shell starts the program, so the worker process itself has no GPU open."""
     for pid, children, targets in (
         (7, "8", ["/dev/null", "/dev/nvidiactl"]),
         (8, "", ["/dev/nvidia0", "/dev/nvidia0", "/dev/nvidia12", "/dev/nvidia-uvm", "pipe:[1]"]),
@@ -243,27 +243,27 @@ def test_gpus_are_counted_by_their_device_files_in_the_whole_tree(tmp_path: Path
     assert read_open_gpus(os.getpid()) == 0
 
 
-def test_a_directory_that_cannot_be_written_to_is_told_with_its_reason(tmp_path: Path, locked: Path) -> None:
+def test_the_reason_for_an_unwritable_directory_is_reported(tmp_path: Path, locked: Path) -> None:
     (tmp_path / "file").write_text("")
     assert why_not_writable(tmp_path) is None
-    assert why_not_writable(tmp_path / "none") == f"{tmp_path}/none is not there"
+    assert why_not_writable(tmp_path / "none") == f"{tmp_path}/none does not exist"
     assert why_not_writable(tmp_path / "file") == f"{tmp_path}/file is not a directory"
     assert why_not_writable(locked) == f"{locked} cannot be written to"
 
 
-class Others:
-    """The status as the other collectors would fill it."""
+class OtherCollectors:
+    """The status as other collectors write it."""
 
     def __init__(self) -> None:
         self.phase = "running"
         self.workers: dict[int, dict[str, Any]] = {}
         self.files = 1
         self.read = True
-        self.asked = 0
+        self.calls = 0
         self.gpus: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
-        self.asked += 1
+        self.calls += 1
         reading = {"duration_s": 0.01 if self.read else None, "last_success": 2e9, "overdue": False}
         return {
             "job": {"phase": self.phase},
@@ -273,29 +273,29 @@ class Others:
             "collectors": dict.fromkeys(("workers", "logs", "outputs"), reading),
         }
 
-    def see(self, rank: int, **changes: Any) -> None:
-        """A worker that lives and works, or what is given."""
+    def set_worker(self, rank: int, **changes: Any) -> None:
+        """Set the entry of a running worker with progress, and these changes."""
         entry = {"rank": rank, "pid": os.getpid(), "up": True, "start": 1_699_999_990.0, "restarts": 0}
         self.workers[rank] = {**entry, "rss_bytes": None, "exit": None, "items": 3, **changes}
 
 
 class Launch:
-    """A collector over such a status."""
+    """A launch collector that reads this status."""
 
     def __init__(self, run_dir: Path, *ranks: int, **manifest: Any) -> None:
         tasks = [dataclasses.replace(make_task(rank), gpus=()) for rank in ranks or (0,)]
-        self.run_dir, self.clock, self.others = run_dir, FakeClock(), Others()
+        self.run_dir, self.clock, self.status = run_dir, FakeClock(), OtherCollectors()
         self.manifest = make_manifest(run_dir, *tasks, **{"groups": (PathGroup("output", ".", "o*"),), **manifest})
-        self.begin()
+        self.create_collector()
         for task in tasks:
-            self.others.see(task.rank)
+            self.status.set_worker(task.rank)
             (run_dir / f"{NODE}_{task.worker}.out").write_text("hello\n")
 
-    def begin(self) -> None:
-        """Make the collector, as a sidecar does that starts."""
-        self.collector = LaunchCollector(make_context(self.manifest, self.clock), self.others)
+    def create_collector(self) -> None:
+        """Create the collector, as a starting sidecar does."""
+        self.collector = LaunchCollector(make_context(self.manifest, self.clock), self.status)
 
-    def look(self, after_s: float = 1.0) -> LaunchSnapshot:
+    def read_after(self, after_s: float = 1.0) -> LaunchSnapshot:
         self.clock.advance(after_s)
         return self.collector.read()
 
@@ -308,176 +308,176 @@ def launch(tmp_path: Path) -> Launch:
     return Launch(tmp_path)
 
 
-def test_a_launch_that_is_complete_is_verified_and_not_looked_at_again(launch: Launch) -> None:
+def test_a_complete_launch_is_verified_and_not_read_again(launch: Launch) -> None:
     assert launch.collector.interval_s == POLL_S
-    found = launch.look()
-    assert (found.verified, found.final) == (True, True)
+    snapshot = launch.read_after()
+    assert (snapshot.verified, snapshot.final) == (True, True)
     names = ("processes", "count", "logs", "log_lines", "output_dir", "output", "progress")
-    assert launch.passed(found) == dict.fromkeys(names, True)
-    asked = launch.others.asked
-    launch.others.workers.clear()
-    assert launch.look(100) is found
-    assert (launch.others.asked, launch.collector.interval_s) == (asked, FINAL_INTERVAL_S)
+    assert launch.passed(snapshot) == dict.fromkeys(names, True)
+    reads = launch.status.calls
+    launch.status.workers.clear()
+    assert launch.read_after(100) is snapshot
+    assert (launch.status.calls, launch.collector.interval_s) == (reads, FINAL_INTERVAL_S)
 
 
 @pytest.mark.parametrize(("uses", "passed"), [([{"gpu": "0"}], True), ([], None)])
-def test_where_the_driver_tells_who_computes_open_devices_do_not_count(
+def test_the_gpu_use_of_the_driver_takes_precedence_over_open_devices(
     uses: list[dict[str, str]], passed: bool | None, tmp_path: Path
 ) -> None:
     launch = Launch(tmp_path)
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(make_task(0),))
-    launch.others.gpus = {"driver_state": "ok"}
-    launch.others.see(0, rss_bytes=1, gpu_use=uses)
-    launch.begin()
-    assert launch.passed(launch.look())["gpu_use"] is passed
-    launch.others.see(0, rss_bytes=1, gpu_use=uses, gpu_misplaced="uses GPU 1, the plan gives it GPU 0")
-    assert "uses GPU 1" in launch.look(TIMEOUT_S).checks["gpus"]["lacking"][0]["found"]
+    launch.status.gpus = {"driver_state": "ok"}
+    launch.status.set_worker(0, rss_bytes=1, gpu_use=uses)
+    launch.create_collector()
+    assert launch.passed(launch.read_after())["gpu_use"] is passed
+    launch.status.set_worker(0, rss_bytes=1, gpu_use=uses, gpu_misplaced="uses GPU 1, the plan gives it GPU 0")
+    assert "uses GPU 1" in launch.read_after(TIMEOUT_S).checks["gpus"]["lacking"][0]["found"]
 
 
-def test_nothing_is_judged_before_the_others_have_looked(launch: Launch) -> None:
-    launch.others.read = False
-    found = launch.look(1000)
-    assert (found.verified, found.final, found.checks) == (False, False, {})
-    launch.others.read = True
-    assert launch.look().final
+def test_there_are_no_checks_before_the_other_collectors_have_read(launch: Launch) -> None:
+    launch.status.read = False
+    snapshot = launch.read_after(1000)
+    assert (snapshot.verified, snapshot.final, snapshot.checks) == (False, False, {})
+    launch.status.read = True
+    assert launch.read_after().final
 
 
-def test_a_warning_is_waited_for_after_the_launch_is_verified(launch: Launch) -> None:
-    launch.others.files = 0
-    found = launch.look()
-    assert (found.verified, found.final, launch.passed(found)["output"]) == (True, False, None)
-    launch.others.see(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 1"]})
-    found = launch.look(TIMEOUT_S)
-    assert (found.verified, found.final) == (True, True)
-    assert (launch.passed(found)["count"], launch.passed(found)["output"]) == (True, False)
+def test_warnings_are_awaited_after_the_launch_is_verified(launch: Launch) -> None:
+    launch.status.files = 0
+    snapshot = launch.read_after()
+    assert (snapshot.verified, snapshot.final, launch.passed(snapshot)["output"]) == (True, False, None)
+    launch.status.set_worker(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 1"]})
+    snapshot = launch.read_after(TIMEOUT_S)
+    assert (snapshot.verified, snapshot.final) == (True, True)
+    assert (launch.passed(snapshot)["count"], launch.passed(snapshot)["output"]) == (True, False)
 
 
-def test_a_launch_that_lacks_a_worker_is_final_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_launch_with_a_missing_worker_is_final_after_its_timeout(tmp_path: Path) -> None:
     launch = Launch(tmp_path, 0, 1)
-    del launch.others.workers[1]
-    found = launch.look()
-    assert (found.verified, found.final, launch.passed(found)["processes"]) == (False, False, None)
-    found = launch.look(TIMEOUT_S)
-    assert (found.verified, found.final, launch.passed(found)["processes"]) == (False, True, False)
-    launch.others.see(1)
-    assert launch.look() is found
+    del launch.status.workers[1]
+    snapshot = launch.read_after()
+    assert (snapshot.verified, snapshot.final, launch.passed(snapshot)["processes"]) == (False, False, None)
+    snapshot = launch.read_after(TIMEOUT_S)
+    assert (snapshot.verified, snapshot.final, launch.passed(snapshot)["processes"]) == (False, True, False)
+    launch.status.set_worker(1)
+    assert launch.read_after() is snapshot
 
 
 @pytest.mark.parametrize("phase", ["completing", "finished"])
-def test_a_job_that_ends_early_ends_its_launch(phase: str, launch: Launch) -> None:
-    launch.others.see(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 3"]})
-    assert not launch.look().final
-    launch.others.phase = phase
-    found = launch.look()
-    assert (found.verified, found.final) == (False, True)
-    assert found.checks["count"]["lacking"][0]["found"] == "it has ended: app_error (exit status 3)"
+def test_a_launch_is_final_when_the_job_ends_early(phase: str, launch: Launch) -> None:
+    launch.status.set_worker(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 3"]})
+    assert not launch.read_after().final
+    launch.status.phase = phase
+    snapshot = launch.read_after()
+    assert (snapshot.verified, snapshot.final) == (False, True)
+    assert snapshot.checks["count"]["lacking"][0]["found"] == "it has ended: app_error (exit status 3)"
 
 
-def test_old_output_is_not_output_of_this_job(launch: Launch) -> None:
-    launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, start=2e9 + 100), launch.others)
-    assert launch.passed(launch.look())["output"] is None
+def test_old_output_does_not_count(launch: Launch) -> None:
+    launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, start=2e9 + 100), launch.status)
+    assert launch.passed(launch.read_after())["output"] is None
 
 
-def test_output_is_not_expected_before_there_is_anybody_to_write_it(tmp_path: Path) -> None:
+def test_output_is_not_expected_before_its_writer_starts(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     engine, benchmark = dataclasses.replace(make_task(), service=True), make_task(1, role="benchmark")
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, dataclasses.replace(benchmark, later=True)))
-    launch.others.files = 0
-    launch.begin()
-    assert "output" not in launch.look().checks
-    launch.others.files = 1
-    assert launch.passed(launch.look())["output"] is True
+    launch.status.files = 0
+    launch.create_collector()
+    assert "output" not in launch.read_after().checks
+    launch.status.files = 1
+    assert launch.passed(launch.read_after())["output"] is True
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, benchmark))
-    launch.others.files = 0
-    launch.begin()
-    assert launch.passed(launch.look())["output"] is None
+    launch.status.files = 0
+    launch.create_collector()
+    assert launch.passed(launch.read_after())["output"] is None
 
 
-def test_only_the_first_node_is_asked_for_output_of_the_job(launch: Launch) -> None:
-    launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, node_index=1), launch.others)
-    assert "output" not in launch.look().checks
+def test_only_the_first_node_checks_the_output(launch: Launch) -> None:
+    launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, node_index=1), launch.status)
+    assert "output" not in launch.read_after().checks
 
 
-def test_progress_is_asked_for_only_where_it_can_be_known(tmp_path: Path) -> None:
+def test_progress_is_checked_only_if_it_can_be_known(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
-    launch.others.see(0, items=None)
-    assert "progress" not in launch.look().checks
-    for known in ({"total_items": 10}, {"progress": (LogPattern("items", "at (\\d+)"),)}):
-        launch.manifest = dataclasses.replace(launch.manifest, **known)
-        launch.begin()
-        assert launch.passed(launch.look())["progress"] is None
+    launch.status.set_worker(0, items=None)
+    assert "progress" not in launch.read_after().checks
+    for settings in ({"total_items": 10}, {"progress": (LogPattern("items", "at (\\d+)"),)}):
+        launch.manifest = dataclasses.replace(launch.manifest, **settings)
+        launch.create_collector()
+        assert launch.passed(launch.read_after())["progress"] is None
 
 
-def test_the_position_of_a_benchmark_is_not_expected_of_those_it_measures(tmp_path: Path) -> None:
+def test_progress_of_a_benchmark_is_not_expected_from_its_services(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     engine, benchmark = make_task(), make_task(1, role="benchmark")
     benchmark = dataclasses.replace(benchmark, later=True)
     for served in (engine, dataclasses.replace(engine, service=True)):
         launch.manifest = make_manifest(tmp_path, served, benchmark)
-        launch.begin()
-        launch.others.see(0, items=None)
-        launch.others.see(1, items=5)
-        assert "progress" not in launch.look().checks
+        launch.create_collector()
+        launch.status.set_worker(0, items=None)
+        launch.status.set_worker(1, items=5)
+        assert "progress" not in launch.read_after().checks
     launch.manifest = dataclasses.replace(launch.manifest, total_items=10)
-    launch.begin()
-    assert "progress" not in launch.look().checks, "it serves"
+    launch.create_collector()
+    assert "progress" not in launch.read_after().checks, "it serves"
 
 
-def test_logs_are_those_of_the_present_run_and_of_the_jobs_own_pattern(tmp_path: Path) -> None:
+def test_logs_of_the_current_run_and_of_the_log_pattern_count(tmp_path: Path) -> None:
     launch = Launch(tmp_path, logs=PathGroup("log", ".", "mine_*.log"))
-    launch.others.see(0, restarts=1)
-    assert launch.passed(launch.look())["logs"] is None
+    launch.status.set_worker(0, restarts=1)
+    assert launch.passed(launch.read_after())["logs"] is None
     (tmp_path / "mine_worker_0.log").write_text("")
-    found = launch.look()
-    assert (launch.passed(found)["logs"], launch.passed(found)["log_lines"]) == (True, None)
+    snapshot = launch.read_after()
+    assert (launch.passed(snapshot)["logs"], launch.passed(snapshot)["log_lines"]) == (True, None)
     (tmp_path / f"{NODE}_worker_w0_r1.out").write_text("x")
-    assert launch.passed(launch.look())["log_lines"] is True
+    assert launch.passed(launch.read_after())["log_lines"] is True
 
 
-def test_a_sidecar_that_comes_back_keeps_what_was_found_in_this_attempt(launch: Launch) -> None:
-    found = launch.look()
+def test_a_restarted_sidecar_keeps_the_result_of_this_attempt(launch: Launch) -> None:
+    snapshot = launch.read_after()
     status = NodeStatus()
-    launch.collector.describe(found, status)
+    launch.collector.describe(snapshot, status)
     (launch.run_dir / run_files.STATUS_DIR).mkdir()
     path = launch.run_dir / run_files.STATUS_DIR / f"{NODE}.json"
-    launch.others.workers.clear()
-    for known, kept in (
+    launch.status.workers.clear()
+    for document, is_kept in (
         ({"attempt": 0, "launch": status.launch}, True),
         ({"attempt": 1, "launch": status.launch}, False),
         ({"attempt": 0, "launch": {"verified": True}}, False),
         ({"attempt": 0}, False),
     ):
-        run_files.write_json(path, known)
-        launch.begin()
-        assert (launch.look().verified, launch.collector.read().final) == (kept, kept)
+        run_files.write_json(path, document)
+        launch.create_collector()
+        assert (launch.read_after().verified, launch.collector.read().final) == (is_kept, is_kept)
 
 
 def process_with(devices: str | None) -> "subprocess.Popen[bytes]":
-    """A process that waits for its standard input, with these devices named in its environment."""
+    """A process that waits for standard input, with these devices in its environment."""
     environment = {name: value for name, value in os.environ.items() if name != DEVICES_VARIABLE}
     if devices is not None:
         environment[DEVICES_VARIABLE] = devices
     process = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
-    until(lambda: read_environment(process.pid, ()) is not None, "its environment: execve is not at its end yet")
+    until(lambda: read_environment(process.pid, ()) is not None, "its environment after execve")
     return process
 
 
-def test_a_job_that_others_have_started_is_looked_at_from_now_on(tmp_path: Path) -> None:
-    """It may have run for days, and finds its GPUs by itself."""
+def test_the_launch_time_of_an_attached_job_counts_from_the_attachment(tmp_path: Path) -> None:
+    """Such a job may have run for days, and chooses its GPUs itself."""
     launch = Launch(tmp_path)
     launch.manifest = make_manifest(tmp_path, make_task(0), attached=True, groups=())
     launch.clock.advance(1e6)
-    launch.begin()
+    launch.create_collector()
     with process_with(None) as process:
-        launch.others.see(0, pid=process.pid, rss_bytes=1, items=None, up=False)
-        found = launch.look()
-        assert (found.final, launch.passed(found)["count"]) == (False, None)
-        launch.others.see(0, pid=process.pid, rss_bytes=1, items=None)
-        found = launch.look()
-        assert found.verified
-        assert "gpus" not in found.checks
-        found = launch.look(TIMEOUT_S)
-        assert (found.final, launch.passed(found)["gpu_use"]) == (True, False)
+        launch.status.set_worker(0, pid=process.pid, rss_bytes=1, items=None, up=False)
+        snapshot = launch.read_after()
+        assert (snapshot.final, launch.passed(snapshot)["count"]) == (False, None)
+        launch.status.set_worker(0, pid=process.pid, rss_bytes=1, items=None)
+        snapshot = launch.read_after()
+        assert snapshot.verified
+        assert "gpus" not in snapshot.checks
+        snapshot = launch.read_after(TIMEOUT_S)
+        assert (snapshot.final, launch.passed(snapshot)["gpu_use"]) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -486,25 +486,25 @@ def test_a_job_that_others_have_started_is_looked_at_from_now_on(tmp_path: Path)
 def test_devices_are_read_from_the_environment_of_the_process(value: str | None, passed: bool, tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     launch.manifest = make_manifest(tmp_path, make_task(0), groups=())
-    launch.begin()
+    launch.create_collector()
     with process_with(value) as process:
-        launch.others.see(0, pid=process.pid, rss_bytes=1)
-        found = launch.look(TIMEOUT_S)
-    assert (launch.passed(found)["gpus"], launch.passed(found)["gpu_use"]) == (passed, False)
+        launch.status.set_worker(0, pid=process.pid, rss_bytes=1)
+        snapshot = launch.read_after(TIMEOUT_S)
+    assert (launch.passed(snapshot)["gpus"], launch.passed(snapshot)["gpu_use"]) == (passed, False)
 
 
-def test_the_environment_of_a_process_that_was_not_seen_here_is_not_read(tmp_path: Path) -> None:
-    """In another pid namespace the number is that of somebody else."""
+def test_the_environment_of_a_process_outside_this_namespace_is_not_read(tmp_path: Path) -> None:
+    """In another pid namespace, the pid belongs to another process."""
     launch = Launch(tmp_path)
     launch.manifest = make_manifest(tmp_path, make_task(0), groups=())
-    launch.begin()
-    assert "gpus" not in launch.look(TIMEOUT_S).checks
+    launch.create_collector()
+    assert "gpus" not in launch.read_after(TIMEOUT_S).checks
 
 
-def test_a_check_without_an_answer_has_no_sample(launch: Launch) -> None:
-    launch.others.files = 0
-    page = page_of(launch.collector, launch.look())
+def test_a_check_without_a_result_has_no_sample(launch: Launch) -> None:
+    launch.status.files = 0
+    page = page_of(launch.collector, launch.read_after())
     assert 'gpujob_launch_check{check="processes"} 1' in page
     assert 'check="output"}' not in page
     assert "gpujob_launch_verified 1\n" in page
-    assert 'gpujob_launch_check{check="output"} 0' in page_of(launch.collector, launch.look(TIMEOUT_S))
+    assert 'gpujob_launch_check{check="output"} 0' in page_of(launch.collector, launch.read_after(TIMEOUT_S))

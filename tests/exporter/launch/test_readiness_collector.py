@@ -1,4 +1,4 @@
-"""Readiness of a job's services as its first node shows it."""
+"""Readiness of the services of a job, as published by its first node."""
 
 import json
 from pathlib import Path
@@ -25,17 +25,17 @@ BODY: dict[str, Any] = {
 }
 
 
-def collector(run_dir: Path, body: object, **identity: Any) -> ReadinessCollector:
+def make_collector(run_dir: Path, body: object, **identity: Any) -> ReadinessCollector:
     (run_dir / run_files.READINESS_FILE).write_text(body if isinstance(body, str) else json.dumps(body))
     return ReadinessCollector(make_context(make_manifest(run_dir), **identity))
 
 
-def test_workers_that_are_ready_stand_beside_those_that_are_expected(tmp_path: Path) -> None:
-    made = collector(tmp_path, BODY)
-    found = made.read()
-    assert found is not None
-    page, status = page_of(made, found), NodeStatus()
-    made.describe(found, status)
+def test_ready_and_expected_workers_are_published(tmp_path: Path) -> None:
+    collector = make_collector(tmp_path, BODY)
+    snapshot = collector.read()
+    assert snapshot is not None
+    page, status = page_of(collector, snapshot), NodeStatus()
+    collector.describe(snapshot, status)
     assert samples_of(page, READY) == {"": 0.0}
     assert samples_of(page, TIMEOUT) == {"": 1800.0}
     assert samples_of(page, WORKERS) == {'role="prefill"': 3.0, 'role="decode"': 2.0}
@@ -48,12 +48,14 @@ def test_workers_that_are_ready_stand_beside_those_that_are_expected(tmp_path: P
     }
 
 
-def test_a_job_that_is_ready_says_since_when(tmp_path: Path) -> None:
-    made = collector(tmp_path, {**BODY, "ready": True, "since": 1_700_000_090.5, "waiting": "", "expected": {}})
-    found = made.read()
-    assert found is not None
-    assert (found.ready, found.since, found.roles) == (True, 1_700_000_090.5, ())
-    assert samples_of(page_of(made, found), READY) == {"": 1.0}
+def test_a_ready_job_has_the_time_since_when(tmp_path: Path) -> None:
+    collector = make_collector(
+        tmp_path, {**BODY, "ready": True, "since": 1_700_000_090.5, "waiting": "", "expected": {}}
+    )
+    snapshot = collector.read()
+    assert snapshot is not None
+    assert (snapshot.ready, snapshot.since, snapshot.roles) == (True, 1_700_000_090.5, ())
+    assert samples_of(page_of(collector, snapshot), READY) == {"": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -67,15 +69,15 @@ def test_a_job_that_is_ready_says_since_when(tmp_path: Path) -> None:
         {**BODY, "since": "noon"},
     ],
 )
-def test_what_is_not_of_this_attempt_or_not_understood_is_not_shown(tmp_path: Path, body: object) -> None:
-    assert collector(tmp_path, body).read() is None
+def test_an_invalid_or_outdated_readiness_file_is_ignored(tmp_path: Path, body: object) -> None:
+    assert make_collector(tmp_path, body).read() is None
 
 
-def test_a_job_that_waits_for_nobody_has_no_series(tmp_path: Path) -> None:
+def test_a_job_without_readiness_has_no_series(tmp_path: Path) -> None:
     assert ReadinessCollector(make_context(make_manifest(tmp_path))).read() is None
 
 
-def test_the_first_node_alone_shows_it(tmp_path: Path) -> None:
-    second = collector(tmp_path, BODY, node="node02", node_index=1)
+def test_only_the_first_node_publishes_readiness(tmp_path: Path) -> None:
+    second = make_collector(tmp_path, BODY, node="node02", node_index=1)
     assert second.read() is None
     assert second.interval_s > 1000

@@ -1,4 +1,4 @@
-"""Watches that say that nothing has happened to a file."""
+"""Inotify watches that report whether a file is unchanged."""
 
 import os
 import struct
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.logs import inotify_reader as module
+from exporter.logs import inotify_reader
+from exporter.logs.inotify_reader import IN_Q_OVERFLOW, InotifyWatch, InotifyWatches, sees_all_writes
 from exporter.machine.mounts import MountPoint
-from exporter.logs.inotify_reader import IN_Q_OVERFLOW, InotifyWatches, InotifyWatch, sees_all_writes
 
 
-def watched(wakeups: InotifyWatches, resting_log: Path) -> InotifyWatch:
+def start_watch(wakeups: InotifyWatches, resting_log: Path) -> InotifyWatch:
     watch = wakeups.watch(str(resting_log), resting_log.stat().st_dev)
     assert watch is not None
     return watch
@@ -53,15 +53,15 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
+def test_the_next_drain_reports_a_change(
     wakeups: InotifyWatches, resting_log: Path, change: Callable[[Path], object], is_open: bool
 ) -> None:
     descriptor = os.open(resting_log, os.O_RDONLY) if is_open else -1
-    watch = watched(wakeups, resting_log)
+    watch = start_watch(wakeups, resting_log)
     wakeups.drain()
     assert watch.is_unchanged
     change(resting_log)
-    assert watch.is_unchanged, "a round goes by what was so when it began"
+    assert watch.is_unchanged, "a round uses the state from its start"
     wakeups.drain()
     assert not watch.is_unchanged
     if is_open:
@@ -69,7 +69,7 @@ def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
 
 
 def test_reading_is_no_change(wakeups: InotifyWatches, resting_log: Path) -> None:
-    watch = watched(wakeups, resting_log)
+    watch = start_watch(wakeups, resting_log)
     resting_log.read_bytes()
     list(resting_log.parent.iterdir())
     append(resting_log.with_name("another.log"), b"two\n")
@@ -77,55 +77,59 @@ def test_reading_is_no_change(wakeups: InotifyWatches, resting_log: Path) -> Non
     assert watch.is_unchanged
 
 
-def test_readers_of_one_file_are_each_told(wakeups: InotifyWatches, resting_log: Path) -> None:
+def test_all_watches_of_one_file_report_a_change(wakeups: InotifyWatches, resting_log: Path) -> None:
     linked = resting_log.with_name("linked")
     os.link(resting_log, linked)
-    first, second, third = watched(wakeups, resting_log), watched(wakeups, linked), watched(wakeups, resting_log)
+    first, second, third = (
+        start_watch(wakeups, resting_log),
+        start_watch(wakeups, linked),
+        start_watch(wakeups, resting_log),
+    )
     wakeups.drop(first)
     append(resting_log, b"two\n")
     wakeups.drain()
     assert (first.is_unchanged, second.is_unchanged, third.is_unchanged) == (False, False, False)
-    again = watched(wakeups, resting_log)
+    again = start_watch(wakeups, resting_log)
     wakeups.drain()
-    assert again.is_unchanged, "what is left of the watches before is none of its events"
+    assert again.is_unchanged, "leftover events of earlier watches do not count"
     append(linked, b"three\n")
     wakeups.drain()
     assert not again.is_unchanged
 
 
-def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: InotifyWatches, resting_log: Path) -> None:
-    watch = watched(wakeups, resting_log)
+def test_a_dropped_watch_never_reports_unchanged(wakeups: InotifyWatches, resting_log: Path) -> None:
+    watch = start_watch(wakeups, resting_log)
     wakeups.drop(watch)
     wakeups.drop(watch)
-    again = watched(wakeups, resting_log)
+    again = start_watch(wakeups, resting_log)
     append(resting_log, b"two\n")
-    wakeups.drop(again)  # its event is waiting
-    kept = watched(wakeups, resting_log)
+    wakeups.drop(again)  # its event is still queued
+    kept = start_watch(wakeups, resting_log)
     wakeups.drain()
     assert (watch.is_unchanged, again.is_unchanged, kept.is_unchanged) == (False, False, True)
 
 
-def test_many_changes_at_once_are_all_taken_in(wakeups: InotifyWatches, resting_log: Path) -> None:
+def test_many_simultaneous_changes_are_all_reported(wakeups: InotifyWatches, resting_log: Path) -> None:
     logs = [resting_log.with_name(f"{number}.log") for number in range(600)]
     for log in logs:
         log.touch()
-    watches = [watched(wakeups, log) for log in logs]
+    watches = [start_watch(wakeups, log) for log in logs]
     for log in logs[::2]:
         append(log, b"x\n")
     wakeups.drain()
     assert [watch.is_unchanged for watch in watches] == [False, True] * 300
 
 
-def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: InotifyWatches) -> None:
-    watched(wakeups, resting_log)
+def test_a_writer_causes_only_one_event(resting_log: Path, wakeups: InotifyWatches) -> None:
+    start_watch(wakeups, resting_log)
     for _ in range(100):
         append(resting_log, b"x\n")
     events = os.read(wakeups._fd, 1 << 16)
-    assert len(events) == 2 * 16, "the change, and that this was the last one"
+    assert len(events) == 2 * 16, "the change, and the removal of the watch"
 
 
 @pytest.mark.parametrize("linked", ["file", "directory"])
-def test_what_is_reached_by_a_link_is_not_watched(wakeups: InotifyWatches, resting_log: Path, linked: str) -> None:
+def test_a_path_through_a_link_is_not_watched(wakeups: InotifyWatches, resting_log: Path, linked: str) -> None:
     link = resting_log.parent / "link"
     link.symlink_to(resting_log if linked == "file" else resting_log.parent)
     reached = link if linked == "file" else link / resting_log.name
@@ -133,12 +137,12 @@ def test_what_is_reached_by_a_link_is_not_watched(wakeups: InotifyWatches, resti
     assert wakeups.watch(os.path.relpath(resting_log), resting_log.stat().st_dev) is None
 
 
-def test_a_file_that_is_gone_is_not_watched(wakeups: InotifyWatches, resting_log: Path) -> None:
+def test_an_absent_file_is_not_watched(wakeups: InotifyWatches, resting_log: Path) -> None:
     device = resting_log.stat().st_dev
     resting_log.unlink()
     assert wakeups.watch(str(resting_log), device) is None
     resting_log.touch()
-    assert watched(wakeups, resting_log).is_unchanged, "others are, and it is once it is there"
+    assert start_watch(wakeups, resting_log).is_unchanged, "other files are, and this one once it exists"
 
 
 MOUNTS = (
@@ -156,7 +160,7 @@ MOUNTS = (
 
 
 @pytest.mark.parametrize(
-    ("path", "device", "told"),
+    ("path", "device", "expected"),
     [
         ("/var/x.log", 1, True),
         ("/bound/x.log", 1, True),
@@ -170,48 +174,48 @@ MOUNTS = (
         ("/var/x.log", 52, False),
     ],
 )
-def test_only_of_local_file_systems_does_the_kernel_know_all_writes(path: str, device: int, told: bool) -> None:
-    assert sees_all_writes(path, device, MOUNTS) is told
+def test_only_local_file_systems_report_all_writes(path: str, device: int, expected: bool) -> None:
+    assert sees_all_writes(path, device, MOUNTS) is expected
 
 
-def test_a_file_of_a_network_file_system_is_not_touched(resting_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_on_a_network_file_system_is_not_touched(resting_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = resting_log.stat().st_dev
-    touched, asked = list[str](), list[str]()
+    touched, mount_reads = list[str](), list[str]()
 
     def mounts() -> list[MountPoint]:
-        asked.append("mounts")
+        mount_reads.append("mounts")
         return [MountPoint("/", "nfs4", "server:/", device)]
 
     wakeups = InotifyWatches(mounts)
-    monkeypatch.setattr(module, "_call", lambda name, *_: touched.append(name))
+    monkeypatch.setattr(inotify_reader, "_call", lambda name, *_: touched.append(name))
     monkeypatch.setattr(os.path, "realpath", lambda name: touched.append(name))
     assert [wakeups.watch(str(resting_log), device) for _ in range(2)] == [None, None]
     monkeypatch.undo()
-    assert (touched, asked) == ([], ["mounts"]), "its mount is looked for once"
+    assert (touched, mount_reads) == ([], ["mounts"]), "its mount is looked up once"
 
 
-def test_no_more_files_are_watched_than_so_many(
+def test_the_number_of_watches_is_bounded(
     resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_WATCHES", 1)
-    watch = watched(wakeups, resting_log)
+    monkeypatch.setattr(inotify_reader, "MOST_WATCHES", 1)
+    watch = start_watch(wakeups, resting_log)
     other = resting_log.with_name("other.log")
     other.touch()
     assert wakeups.watch(str(other), other.stat().st_dev) is None
     wakeups.drop(watch)
-    assert watched(wakeups, other).is_unchanged
+    assert start_watch(wakeups, other).is_unchanged
 
 
-def test_when_events_were_lost_nothing_is_believed_any_longer(resting_log: Path, wakeups: InotifyWatches) -> None:
-    watch = watched(wakeups, resting_log)
+def test_no_watch_reports_unchanged_after_a_queue_overflow(resting_log: Path, wakeups: InotifyWatches) -> None:
+    watch = start_watch(wakeups, resting_log)
     wakeups._apply_events(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
     assert not watch.is_unchanged
-    assert watched(wakeups, resting_log).is_unchanged
+    assert start_watch(wakeups, resting_log).is_unchanged
 
 
-def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: InotifyWatches) -> None:
+def test_closing_releases_the_descriptor(resting_log: Path, wakeups: InotifyWatches) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    watch = watched(wakeups, resting_log)
+    watch = start_watch(wakeups, resting_log)
     assert not os.get_inheritable(wakeups._fd)
     assert len(os.listdir("/proc/self/fd")) == before + 1
     wakeups.close()

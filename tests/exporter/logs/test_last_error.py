@@ -23,14 +23,14 @@ For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 """
 
 
-def found(text: str) -> LogError:
+def find_error(text: str) -> LogError:
     error = last_error(text.encode(), read_error_patterns())
     assert error is not None
     return error
 
 
-def test_an_exception_has_its_line_its_traceback_and_its_place() -> None:
-    error = found(PLAIN)
+def test_an_exception_has_its_line_traceback_and_source() -> None:
+    error = find_error(PLAIN)
     assert error.kind == "RuntimeError"
     assert error.line == "RuntimeError: CUDA error: device-side assert triggered"
     assert error.traceback == tuple(PLAIN.splitlines()[1:7])
@@ -40,8 +40,8 @@ def test_an_exception_has_its_line_its_traceback_and_its_place() -> None:
     assert error.lines_from_end == 3
 
 
-def test_of_two_tracebacks_the_later_counts() -> None:
-    error = found(PLAIN + "Processed 4/50 items\n" * 5 + PLAIN.replace("RuntimeError", "OSError"))
+def test_the_later_of_two_tracebacks_counts() -> None:
+    error = find_error(PLAIN + "Processed 4/50 items\n" * 5 + PLAIN.replace("RuntimeError", "OSError"))
     assert error.kind == "OSError"
 
 
@@ -52,9 +52,9 @@ def test_of_two_tracebacks_the_later_counts() -> None:
         "The above exception was the direct cause of the following exception:",
     ],
 )
-def test_the_first_of_a_chain_is_the_cause(between: str) -> None:
+def test_the_first_exception_of_a_chain_is_the_cause(between: str) -> None:
     second = PLAIN.replace("RuntimeError: CUDA error: device-side assert triggered", "ada.jobs.StepFailed: step 3")
-    error = found(f"{PLAIN}{between}\n\n{second}")
+    error = find_error(f"{PLAIN}{between}\n\n{second}")
     assert (error.kind, error.led_to) == ("RuntimeError", "ada.jobs.StepFailed: step 3")
     assert between in error.traceback
     assert error.traceback[-1] == "ada.jobs.StepFailed: step 3"
@@ -84,35 +84,35 @@ def run_python(code: str) -> str:
         ("import threading\nt=threading.Thread(target=lambda: 1/0); t.start(); t.join()", "ZeroDivisionError", None),
     ],
 )
-def test_what_this_python_says_is_understood(code: str, kind: str, line: str | None) -> None:
-    error = found(run_python(code))
+def test_errors_of_the_running_python_are_recognized(code: str, kind: str, line: str | None) -> None:
+    error = find_error(run_python(code))
     assert error.kind == kind
     assert line is None or error.line == line
     assert error.traceback
 
 
-def test_ranks_that_write_to_one_log_are_told_apart() -> None:
+def test_ranks_in_one_log_are_distinguished() -> None:
     third = [f"[rank3]: {line}" for line in PLAIN.splitlines()[1:7]]
     first = [f"[rank1]: {line}" for line in PLAIN.replace("RuntimeError: CUDA error", "OSError").splitlines()[1:7]]
     mixed = [line for pair in zip(third, first, strict=True) for line in pair]
-    error = found("\n".join(["Processed 3/50 items", *mixed]) + "\n")
+    error = find_error("\n".join(["Processed 3/50 items", *mixed]) + "\n")
     assert (error.kind, error.traceback) == ("RuntimeError", tuple(PLAIN.splitlines()[1:7]))
 
 
 @pytest.mark.parametrize(
     "mark", ["[rank12]: ", "[default3]:", "[default0]:[rank0]: ", "3: ", " 3: ", "(Worker_TP0 pid=12) "]
 )
-def test_every_mark_of_a_rank_is_taken_off(mark: str) -> None:
+def test_every_rank_prefix_is_removed(mark: str) -> None:
     marked = "".join(f"{mark}{line}\n" for line in PLAIN.splitlines())
-    assert found(marked).traceback == found(PLAIN).traceback
+    assert find_error(marked).traceback == find_error(PLAIN).traceback
 
 
-def test_a_prefix_of_the_log_on_each_line_is_taken_off() -> None:
+def test_a_log_prefix_on_each_line_is_removed() -> None:
     lines = PLAIN.splitlines()[1:7]
     text = "".join(
         f"(EngineCore_0 pid=7) ERROR 10-12 01:02:0{at} [core.py:708] {line}\n" for at, line in enumerate(lines)
     )
-    assert found(text).traceback == tuple(lines)
+    assert find_error(text).traceback == tuple(lines)
 
 
 TORCHRUN = """\
@@ -139,21 +139,21 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_summary_of_torchrun_gives_way_to_the_workers_own_error() -> None:
-    assert found(PLAIN + TORCHRUN).kind == "RuntimeError"
+def test_the_error_of_the_worker_overrides_the_torchrun_summary() -> None:
+    assert find_error(PLAIN + TORCHRUN).kind == "RuntimeError"
 
 
-def test_the_summary_of_torchrun_counts_where_there_is_nothing_else() -> None:
-    error = found("step 3\n" + TORCHRUN)
+def test_the_torchrun_summary_counts_if_there_is_no_other_error() -> None:
+    error = find_error("step 3\n" + TORCHRUN)
     assert error.kind == "ChildFailedError"
     assert error.line == (
         "ChildFailedError: rank 5 (local_rank: 5), exitcode -9 (pid: 2630), Signal 9 (SIGKILL) received by PID 2630"
     )
 
 
-def test_a_traceback_inside_the_summary_of_torchrun_counts() -> None:
+def test_a_traceback_inside_the_torchrun_summary_counts() -> None:
     inner = "\n".join(f"  {line}" for line in PLAIN.splitlines()[1:7]).lstrip()
-    error = found(TORCHRUN.replace("Signal 9 (SIGKILL) received by PID 2630", inner))
+    error = find_error(TORCHRUN.replace("Signal 9 (SIGKILL) received by PID 2630", inner))
     assert error.line == "RuntimeError: CUDA error: device-side assert triggered"
     assert error.source == "model.py:80"
 
@@ -166,23 +166,23 @@ frame #0: c10::Error::Error(c10::SourceLocation) + 0x57
 """
 
 
-def test_a_terminated_program_says_what_it_was() -> None:
-    error = found(TERMINATE + "Aborted (core dumped)\n")
+def test_a_crash_message_of_cpp_is_recognized() -> None:
+    error = find_error(TERMINATE + "Aborted (core dumped)\n")
     assert (error.kind, error.led_to) == ("c10::Error", "Aborted (core dumped)")
     assert error.line == "c10::Error: CUDA error: an illegal memory access was encountered"
     assert error.traceback[-1].startswith("frame #0")
 
 
 def test_an_exception_right_before_a_crash_is_its_cause() -> None:
-    error = found(PLAIN + TERMINATE + "Aborted (core dumped)\n")
+    error = find_error(PLAIN + TERMINATE + "Aborted (core dumped)\n")
     assert (error.kind, error.led_to) == (
         "RuntimeError",
         "c10::Error: CUDA error: an illegal memory access was encountered",
     )
 
 
-def test_an_exception_long_before_a_crash_is_none_of_its_causes() -> None:
-    error = found(PLAIN + "Processed 4/50 items\n" * 100 + "Segmentation fault (core dumped)\n")
+def test_an_exception_long_before_a_crash_is_not_its_cause() -> None:
+    error = find_error(PLAIN + "Processed 4/50 items\n" * 100 + "Segmentation fault (core dumped)\n")
     assert (error.kind, error.led_to) == ("segmentation_fault", None)
 
 
@@ -214,8 +214,8 @@ def test_an_exception_long_before_a_crash_is_none_of_its_causes() -> None:
         ("WARNING giving up after requests.ConnectionError: refused", "ConnectionError"),
     ],
 )
-def test_a_line_alone_tells_of_an_error(line: str, kind: str) -> None:
-    error = found(f"Processed 3/50 items\n{line}\nmore\n")
+def test_a_single_line_can_be_an_error(line: str, kind: str) -> None:
+    error = find_error(f"Processed 3/50 items\n{line}\nmore\n")
     assert error.kind == kind
     assert error.line in line
     assert (error.line_index, error.lines_from_end, error.traceback) == (1, 1, ())
@@ -232,38 +232,38 @@ def test_a_line_alone_tells_of_an_error(line: str, kind: str) -> None:
         "epoch 3 of 10, no errors\nKilled processes: none\n",
     ],
 )
-def test_ordinary_text_tells_of_no_error(text: str) -> None:
+def test_ordinary_text_is_no_error(text: str) -> None:
     error = last_error(text.encode(), read_error_patterns())
     assert error is None or not error.certain
 
 
-def test_a_traceback_whose_end_is_cut_ends_with_its_last_frame() -> None:
-    error = found("\n".join(PLAIN.splitlines()[:6]))
+def test_a_traceback_without_its_end_ends_with_its_last_frame() -> None:
+    error = find_error("\n".join(PLAIN.splitlines()[:6]))
     assert (error.kind, error.line) == ("traceback", 'File "/home/ada/lib/model.py", line 80, in main')
     assert error.source == "model.py:80"
 
 
-def test_a_traceback_whose_beginning_is_cut_is_one() -> None:
-    error = found("\n".join(PLAIN.splitlines()[2:]))
+def test_a_traceback_without_its_beginning_is_recognized() -> None:
+    error = find_error("\n".join(PLAIN.splitlines()[2:]))
     assert (error.kind, error.source) == ("RuntimeError", "model.py:80")
 
 
 def test_other_output_inside_a_traceback_does_not_end_it() -> None:
     lines = PLAIN.splitlines()
-    error = found("\n".join([*lines[:4], "Processed 4/50 items", "Loss: 0.3", *lines[4:]]))
+    error = find_error("\n".join([*lines[:4], "Processed 4/50 items", "Loss: 0.3", *lines[4:]]))
     assert error.traceback == tuple(lines[1:7])
 
 
-def test_colours_and_progress_bars_are_no_part_of_it() -> None:
+def test_colour_codes_and_progress_bars_are_left_out() -> None:
     coloured = PLAIN.replace("RuntimeError", "\x1b[1;35mRuntimeError\x1b[0m").replace(
         "Traceback", "\r50%|##  |\rTraceback"
     )
-    assert found(coloured).traceback == found(PLAIN).traceback
+    assert find_error(coloured).traceback == find_error(PLAIN).traceback
 
 
-def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_traceback_keeps_its_beginning_and_end() -> None:
     frames = "".join(f'  File "/x/m{at}.py", line {at}, in f\n    g()\n' for at in range(500))
-    error = found(f"Traceback (most recent call last):\n{frames}RuntimeError: deep\n")
+    error = find_error(f"Traceback (most recent call last):\n{frames}RuntimeError: deep\n")
     assert len(error.traceback) <= TRACEBACK_LINES
     assert error.traceback[1] == '  File "/x/m0.py", line 0, in f'
     assert error.traceback[-1] == "RuntimeError: deep"
@@ -271,13 +271,13 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     assert any("lines left out" in line for line in error.traceback)
 
 
-def test_secrets_are_left_out() -> None:
-    error = found(PLAIN.replace("device-side assert triggered", "login with token=hf_abcdef failed"))
+def test_secrets_are_redacted() -> None:
+    error = find_error(PLAIN.replace("device-side assert triggered", "login with token=hf_abcdef failed"))
     assert error.line == error.traceback[-1] == "RuntimeError: CUDA error: login with token=<redacted> failed"
 
 
 def test_a_long_line_is_cut() -> None:
-    assert len(found(f"ValueError: {'x' * 70000}\n").line) == LINE_LENGTH
+    assert len(find_error(f"ValueError: {'x' * 70000}\n").line) == LINE_LENGTH
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_line_is_shown_as_a_terminal_would(raw: bytes, shown: str) -> None:
 
 
 @given(st.binary(max_size=2000))
-def test_any_bytes_are_read(raw: bytes) -> None:
+def test_any_bytes_can_be_searched(raw: bytes) -> None:
     last_error(raw, read_error_patterns())
     shown = plain_line(raw)
     assert all(character == "\t" or character.isprintable() or ord(character) > 0x9F for character in shown)
@@ -330,7 +330,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "[rank1]: ", "[rank2]: "]), WORDS), max_size=40))
-def test_any_order_of_lines_is_read(lines: list[tuple[str, str]]) -> None:
+def test_any_order_of_lines_can_be_searched(lines: list[tuple[str, str]]) -> None:
     text = "\n".join(mark + word for mark, word in lines).encode()
     error = last_error(text, read_error_patterns())
     if error is not None:
@@ -348,7 +348,7 @@ def test_any_order_of_lines_is_read(lines: list[tuple[str, str]]) -> None:
         *("[rank1]: ERROR\n[rank2]: ERROR\n", "(((", ": : : Killed\n", "During handling of the above exception\n"),
     ],
 )
-def test_hostile_text_costs_bounded_time(piece: str) -> None:
+def test_hostile_text_takes_bounded_time(piece: str) -> None:
     text = (piece * (1 << 20))[: 1 << 20].encode()
     began = time.process_time()
     last_error(text, read_error_patterns())

@@ -1,10 +1,10 @@
-"""Whose words count in the logs of a job: those of its file, of its pack, of every job."""
+"""Which patterns apply to the logs of a job: those of its job file, its pack and the generic pack."""
 
 import pytest
 
 from exporter.logs.lexicon import GENERIC, Lexicon, compile_job_pattern
 from exporter.logs.packs import Pack, parse_pack
-from exporter.logs.patterns import PatternKind, PatternError, compile_pattern
+from exporter.logs.patterns import PatternError, PatternKind, compile_pattern
 
 GENERIC_PACK = """
 name = "generic"
@@ -43,14 +43,17 @@ def lexicon(*own: tuple[str, str] | tuple[str, str, str], pack: str = "auto") ->
     return Lexicon(PACKS, ERRORS, [compile_job_pattern(*entry) for entry in own], pack)
 
 
-def expressions(of: Lexicon, pack: str) -> dict[str, str]:
+def expressions(job_lexicon: Lexicon, pack: str) -> dict[str, str]:
     """The expression of each progress pattern, by its name."""
-    return {pattern.name: pattern.regex.pattern.decode().rpartition(" (")[0] for pattern in of.progress_patterns(pack)}
+    return {
+        pattern.name: pattern.regex.pattern.decode().rpartition(" (")[0]
+        for pattern in job_lexicon.progress_patterns(pack)
+    }
 
 
-def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> None:
-    words = lexicon(("loss", r"own loss (\d+)"))
-    assert expressions(words, "trainer") == {
+def test_job_patterns_override_the_pack_and_both_override_the_generic_pack() -> None:
+    job_lexicon = lexicon(("loss", r"own loss (\d+)"))
+    assert expressions(job_lexicon, "trainer") == {
         "loss": "own loss",
         "global": "trainer global",
         "step": "trainer step",
@@ -58,7 +61,7 @@ def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> N
         "items": "generic items",
         "rate": "generic rate",
     }
-    assert expressions(words, GENERIC) == {
+    assert expressions(job_lexicon, GENERIC) == {
         "loss": "own loss",
         "items": "generic items",
         "step": "generic step",
@@ -70,7 +73,9 @@ def test_two_patterns_of_one_layer_may_have_one_name() -> None:
     packs = (parse_pack(GENERIC_PACK.replace('"rate"', '"step"'), "generic"), PACKS[1])
     kinds = [p.kind for p in Lexicon(packs, ()).progress_patterns(GENERIC) if p.name == "step"]
     assert kinds == [PatternKind.POSITION, PatternKind.VALUE]
-    assert [p.kind for p in Lexicon(packs, ()).progress_patterns("trainer") if p.name == "step"] == [PatternKind.POSITION]
+    assert [p.kind for p in Lexicon(packs, ()).progress_patterns("trainer") if p.name == "step"] == [
+        PatternKind.POSITION
+    ]
 
 
 def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
@@ -81,7 +86,7 @@ def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
     assert lexicon().preferred_positions(GENERIC) == ("items", "step")
 
 
-def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
+def test_each_pattern_has_its_number_of_the_first_epoch() -> None:
     assert lexicon().epoch_bases("trainer") == {"global": 0, "step": 0, "epoch": 1, "items": 0}
 
 
@@ -101,46 +106,46 @@ def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
         ("items", "lost items", "warning", PatternKind.ERROR, None),
     ],
 )
-def test_a_pattern_of_a_job_file_is_what_its_name_and_its_groups_say(
+def test_name_and_groups_decide_the_kind_of_a_job_pattern(
     name: str, text: str, severity: str | None, kind: PatternKind, unit: str | None
 ) -> None:
     pattern = compile_job_pattern(name, text, severity)
     assert (pattern.kind, pattern.unit, pattern.severity, pattern.is_user_defined) == (kind, unit, severity, True)
 
 
-def test_a_pattern_of_a_job_file_that_cannot_be_used_is_refused() -> None:
+def test_an_unusable_job_pattern_is_refused() -> None:
     with pytest.raises(PatternError):
         compile_job_pattern("items", "(")
 
 
-def test_an_error_of_the_job_file_takes_the_place_of_the_one_of_its_name() -> None:
-    words = lexicon(("net", "cable cut", "critical"), ("disk", "disk full", "info"))
-    assert [(p.name, p.regex.pattern) for p in words.errors] == [
+def test_an_error_pattern_of_the_job_file_overrides_one_of_the_same_name() -> None:
+    job_lexicon = lexicon(("net", "cable cut", "critical"), ("disk", "disk full", "info"))
+    assert [(p.name, p.regex.pattern) for p in job_lexicon.errors] == [
         *(("oom", b"out of memory"), ("net", b"cable cut"), ("disk", b"disk full")),
     ]
-    assert words.severities == {"oom": "critical", "net": "critical", "disk": "info"}
-    assert words.engine("trainer").scan(b"no network\ncable cut\nout of memory\n").errors == {"net": 1, "oom": 1}
+    assert job_lexicon.severities == {"oom": "critical", "net": "critical", "disk": "info"}
+    assert job_lexicon.engine("trainer").scan(b"no network\ncable cut\nout of memory\n").errors == {"net": 1, "oom": 1}
 
 
-def test_the_pack_that_the_job_file_names_is_not_found_out() -> None:
-    words = lexicon(pack="generic")
-    assert words.new_detector() is None
-    assert words.choose_pack(b"TRAINER 1.0\n") == "generic"
+def test_a_pack_named_in_the_job_file_is_not_detected() -> None:
+    job_lexicon = lexicon(pack="generic")
+    assert job_lexicon.new_detector() is None
+    assert job_lexicon.choose_pack(b"TRAINER 1.0\n") == "generic"
 
 
-def test_without_a_name_the_lines_tell_the_pack() -> None:
-    words = lexicon()
-    assert words.new_detector() is not None
-    assert words.choose_pack(b"Processed\n", b"TRAINER 1.0\n") == "trainer"
-    assert words.choose_pack(b"hello\n") == GENERIC
+def test_the_pack_is_detected_if_the_job_file_names_none() -> None:
+    job_lexicon = lexicon()
+    assert job_lexicon.new_detector() is not None
+    assert job_lexicon.choose_pack(b"Processed\n", b"TRAINER 1.0\n") == "trainer"
+    assert job_lexicon.choose_pack(b"hello\n") == GENERIC
 
 
-def test_the_engine_of_a_pack_is_made_once_and_knows_no_other_pack() -> None:
-    words = lexicon()
-    assert words.engines == {}
-    engine = words.engine("trainer")
-    assert words.engine("trainer") is engine
-    assert words.engines == {"trainer": engine}
+def test_the_search_engine_of_a_pack_is_built_once_for_this_pack_only() -> None:
+    job_lexicon = lexicon()
+    assert job_lexicon.engines == {}
+    engine = job_lexicon.engine("trainer")
+    assert job_lexicon.engine("trainer") is engine
+    assert job_lexicon.engines == {"trainer": engine}
     text = b"trainer global 5\ngeneric items 7\ngeneric step 9\n"
     assert [position.done for position in engine.scan(text).positions] == [5, 7]
-    assert [position.done for position in words.engine(GENERIC).scan(text).positions] == [7, 9]
+    assert [position.done for position in job_lexicon.engine(GENERIC).scan(text).positions] == [7, 9]

@@ -1,4 +1,4 @@
-"""Where the logs of a run are, and their ends."""
+"""The log files of a run, and their last bytes."""
 
 import dataclasses
 import os
@@ -9,16 +9,24 @@ from typing import Any
 
 import pytest
 
-from exporter.contract.worker_names import rank_in_file_name
 from exporter.contract.manifest import PathGroup
-from exporter.logs.log_files_reader import RESCAN_S, LogFinder, find_extra_logs, log_paths, progress_path, read_last_bytes, run_suffix
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.log_files_reader import (
+    RESCAN_S,
+    LogFinder,
+    find_extra_logs,
+    log_paths,
+    progress_path,
+    read_last_bytes,
+    run_suffix,
+)
 from tests.support.exporter import make_manifest, make_task
 
 
 @pytest.mark.parametrize(
     ("attempt", "restart", "suffix"), [(0, 0, ""), (0, 1, "_r1"), (1, 0, "_a1"), (2, 10, "_a2_r10")]
 )
-def test_each_run_has_files_of_its_own(attempt: int, restart: int, suffix: str) -> None:
+def test_each_run_has_its_own_files(attempt: int, restart: int, suffix: str) -> None:
     assert run_suffix(attempt, restart) == suffix
     assert log_paths(make_task(3), Path("/runs/1"), "node02", attempt, restart) == (
         Path(f"/runs/1/node02_worker_w3{suffix}.out"),
@@ -28,7 +36,7 @@ def test_each_run_has_files_of_its_own(attempt: int, restart: int, suffix: str) 
     assert progress == Path(f"/runs/1/progress/node02_worker_w3{suffix}.jsonl")
 
 
-def test_processes_of_one_worker_on_a_node_tell_their_progress_apart() -> None:
+def test_tasks_of_one_worker_on_a_node_have_separate_progress_files() -> None:
     tasks = [dataclasses.replace(make_task(3), logs=(f"{{node}}_worker_w3_p{local}{{run}}.out",)) for local in (0, 1)]
     names = [progress_path(task, Path("/runs/1"), "node02", 1, 0).name for task in tasks]
     assert names == ["node02_worker_w3_p0_a1.jsonl", "node02_worker_w3_p1_a1.jsonl"]
@@ -40,7 +48,7 @@ def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
     assert read_last_bytes(tmp_path / "log", 100) == b"0123456789"
 
 
-def test_the_end_of_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
+def test_the_end_of_an_unreadable_log_is_empty(tmp_path: Path) -> None:
     assert read_last_bytes(tmp_path / "gone", 4) == b""
     assert read_last_bytes(tmp_path, 4) == b""
 
@@ -51,7 +59,7 @@ def rank_of(name: str) -> int | None:
 
 
 def scans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often folders have been read since this was last asked."""
+    """The number of folder scans since the previous call."""
     real, seen = os.scandir, []
 
     def scandir(place: Path) -> Any:
@@ -93,7 +101,7 @@ def test_new_and_deleted_files_are_noticed(tmp_path: Path) -> None:
     assert finder.find() == {}
 
 
-def test_a_folder_without_new_names_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_folder_is_not_rescanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "0.log").touch()
     os.utime(tmp_path, (1, 1))
     count, finder = scans(monkeypatch), LogFinder(tmp_path, "*.log", rank_of)
@@ -106,8 +114,8 @@ def test_a_folder_without_new_names_is_not_read_again(tmp_path: Path, monkeypatc
     assert count() == 1
 
 
-def test_a_folder_that_has_just_changed_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second file within the resolution of its mtime leaves the mtime as it is."""
+def test_a_recently_changed_folder_is_rescanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second file within the resolution of the mtime leaves the mtime unchanged."""
     (tmp_path / "0.log").touch()
     now = time.time()
     os.utime(tmp_path, (now, now))
@@ -118,7 +126,7 @@ def test_a_folder_that_has_just_changed_is_read_once_more(tmp_path: Path, monkey
     assert list(finder.find()) == [0, 1]
 
 
-def test_a_folder_is_read_now_and_then_whatever_its_mtime_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_rescanned_periodically_whatever_its_mtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(tmp_path, (1, 1))
     finder = LogFinder(tmp_path, "*.log", rank_of)
     assert finder.find() == {}
@@ -130,7 +138,7 @@ def test_a_folder_is_read_now_and_then_whatever_its_mtime_says(tmp_path: Path, m
     assert list(finder.find()) == [0]
 
 
-def test_a_folder_that_cannot_be_read_for_a_while_keeps_its_files(
+def test_a_folder_that_is_unreadable_for_a_while_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "0.log").touch()
@@ -168,7 +176,7 @@ def found_names(finder: LogFinder) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)
-def test_what_was_rotated_away_from_a_found_log_is_no_log_of_its_own(tmp_path: Path, name: str) -> None:
+def test_a_rotated_part_of_a_found_log_is_no_separate_log(tmp_path: Path, name: str) -> None:
     log = tmp_path / "worker_0.log"
     log.touch()
     finder = LogFinder(tmp_path, "worker_0*", by_worker)
@@ -195,13 +203,13 @@ def test_a_rotated_log_is_read_once_at_the_end_of_a_job(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "worker_1.log"])
-def test_another_log_is_read_beside_the_first_at_the_end_of_a_job(tmp_path: Path, name: str) -> None:
+def test_another_log_is_read_besides_the_first_at_the_end_of_a_job(tmp_path: Path, name: str) -> None:
     for other in ("worker_0.log", name):
         (tmp_path / other).touch()
     assert sorted(extra_names(tmp_path)) == sorted(["worker_0.log", name])
 
 
-def test_a_name_that_tells_another_rank_is_read_as_the_log_of_that_one(tmp_path: Path) -> None:
+def test_a_name_with_another_rank_is_the_log_of_that_rank(tmp_path: Path) -> None:
     for name in ("w0.log", "w0.1.log"):
         (tmp_path / name).touch()
     manifest = make_manifest(tmp_path, make_task(0), logs=PathGroup("log", ".", "*.log"))
@@ -209,19 +217,19 @@ def test_a_name_that_tells_another_rank_is_read_as_the_log_of_that_one(tmp_path:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_log_of_the_worker_is_found_beside_the_first(tmp_path: Path, name: str) -> None:
+def test_another_log_of_the_worker_is_found_besides_the_first(tmp_path: Path, name: str) -> None:
     (tmp_path / "worker_0.log").touch()
     (tmp_path / name).touch()
     assert sorted(found_names(LogFinder(tmp_path, "worker_0*", by_worker))) == sorted(["worker_0.log", name])
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)
-def test_what_looks_rotated_is_found_where_the_log_itself_is_not(tmp_path: Path, name: str) -> None:
+def test_a_name_that_looks_rotated_is_found_if_the_log_is_absent(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert found_names(LogFinder(tmp_path, "worker_0*", by_worker)) == [name]
 
 
-def test_numbers_at_the_end_that_are_ranks_make_no_rotation(tmp_path: Path) -> None:
+def test_rank_suffixes_are_not_taken_for_rotation_numbers(tmp_path: Path) -> None:
     names = ["worker", "worker-0", "worker_1", "worker_2"]
     for name in names:
         (tmp_path / name).touch()

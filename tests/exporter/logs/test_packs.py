@@ -10,13 +10,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from exporter.logs.packs import (
+    END_BYTES,
+    FULL_READ_BYTES,
+    SPREAD_BYTES,
+    Pack,
+    PackDetector,
+    PackError,
+    PackSample,
+    looks_like_progress,
+    parse_pack,
+    resolve_inheritance,
+)
+from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_error_patterns, read_packs
+from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS
 from exporter.logs.search.literals import safe_length
-from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, SPREAD_BYTES, PackDetector, Pack, PackError, PackSample, resolve_inheritance, looks_like_progress, parse_pack
-from exporter.logs.patterns import PatternKind, Pattern
-from exporter.logs.search.engine import SearchEngine
-from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_error_patterns, read_packs
 
 ALL = read_packs()
 ERROR_PACK = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
@@ -29,7 +40,7 @@ PATTERNS = [(pack.name, pattern) for pack in EVERY for pattern in (*pack.pattern
 
 @dataclass(frozen=True)
 class Number:
-    """A number that equals itself and its neighbours, as NaN does not."""
+    """A number that equals itself and close neighbours, including NaN."""
 
     number: float
 
@@ -43,7 +54,7 @@ class Number:
 
 
 @pytest.mark.parametrize(("name", "index"), SAMPLES)
-def test_a_sample_gives_just_what_its_pack_says(name: str, index: int) -> None:
+def test_a_sample_gives_exactly_the_values_in_its_pack(name: str, index: int) -> None:
     sample = NAMED[name].samples[index]
     found = ENGINES[name].scan(sample.text)
     assert len(found.positions) == len(sample.positions)
@@ -66,7 +77,7 @@ DRESSES = {
 
 @pytest.mark.parametrize("dress", DRESSES)
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
-def test_what_stands_around_a_line_hides_nothing(name: str, dress: str) -> None:
+def test_text_around_a_line_hides_no_match(name: str, dress: str) -> None:
     engine = ENGINES[name]
     for sample in NAMED[name].samples:
         if sample.text.startswith((b"[rank", b"[default")) or name == "torchrun":
@@ -81,7 +92,7 @@ def test_what_stands_around_a_line_hides_nothing(name: str, dress: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_pack_has_samples_enough_and_one_that_gives_nothing(name: str) -> None:
+def test_a_pack_has_enough_samples_including_one_without_findings(name: str) -> None:
     samples = NAMED[name].samples
     assert len(samples) >= 6
     assert any(sample == PackSample(sample.text) for sample in samples)
@@ -104,14 +115,17 @@ def test_every_pattern_of_a_pack_matches_in_some_sample(name: str) -> None:
 def test_a_pattern_is_cheap_and_has_a_safe_name(name: str, pattern: Pattern) -> None:
     assert pattern.literals
     assert safe_length(pattern.regex) > 0
-    for label in (pattern.name, *(NumberExtractor(pattern).names if pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS) else ())):
+    for label in (
+        pattern.name,
+        *(NumberExtractor(pattern).names if pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS) else ()),
+    ):
         assert re.fullmatch("[a-z][a-z0-9_]*", label)
     assert pattern.kind is not PatternKind.MARK or pattern.name in MARKS
     assert pattern.kind is not PatternKind.POSITION or pattern.unit in UNITS
     assert pattern.kind is not PatternKind.ERROR or pattern.error_class
 
 
-def test_the_table_of_values_holds_just_those_of_the_packs() -> None:
+def test_the_table_of_values_lists_exactly_those_of_the_packs() -> None:
     table = (PACKS / "README.md").read_text("utf-8").partition("| Of | Values |")[2]
     listed = re.findall(r"`([a-z0-9_]+)`", table)
     given = {
@@ -135,7 +149,9 @@ SHARED = {
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
 def test_a_pack_finds_no_position_in_the_lines_of_others(name: str) -> None:
-    engine = SearchEngine([pattern for pattern in NAMED[name].patterns if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME)])
+    engine = SearchEngine(
+        [pattern for pattern in NAMED[name].patterns if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME)]
+    )
     found = {
         (other.name, sample.text)
         for other in EVERY
@@ -194,13 +210,13 @@ TODAY = {
 }
 
 
-def test_errors_keep_the_names_and_severities_that_rules_rely_on() -> None:
+def test_errors_have_the_names_and_severities_used_in_rules() -> None:
     severities = {pattern.name: pattern.severity for pattern in read_error_patterns()}
     assert {name: severities[name] for name in TODAY} == TODAY
     assert len(severities) == len(read_error_patterns())
 
 
-def test_the_generic_pack_keeps_the_names_that_jobs_replace() -> None:
+def test_the_generic_pack_has_the_names_that_job_files_override() -> None:
     names = {pattern.name for pattern in NAMED["generic"].patterns}
     assert names >= {"items", "resume", "batch", "epoch", "throughput", "loss"}
 
@@ -209,11 +225,11 @@ def test_the_generic_pack_keeps_the_names_that_jobs_replace() -> None:
     ("name", "pattern", "base"),
     [("lightning", "epoch_bar", 0), ("keras", "epochs", 1), ("generic", "epochs", 1), ("tqdm", "epoch_bar", 1)],
 )
-def test_a_pack_knows_what_its_producer_calls_the_first_epoch(name: str, pattern: str, base: int) -> None:
+def test_a_pack_knows_the_number_of_the_first_epoch_of_its_program(name: str, pattern: str, base: int) -> None:
     assert [found.epoch_base for found in NAMED[name].patterns if found.name == pattern] == [base]
 
 
-def test_a_position_in_epochs_says_what_the_first_is_called() -> None:
+def test_a_position_in_epochs_declares_the_number_of_the_first_epoch() -> None:
     for name, pattern in PATTERNS:
         asked = tomllib.loads((PACKS / f"{name}.toml").read_text("utf-8")).get("position", ())
         for table in asked:
@@ -232,7 +248,7 @@ def choice(*pieces: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
-def test_the_lines_of_a_producer_choose_its_pack(name: str) -> None:
+def test_the_lines_of_a_program_choose_its_pack(name: str) -> None:
     samples = [sample.text + b"\n" for sample in NAMED[name].samples]
     assert choice(b"".join(samples)) == name
     assert choice(*samples) == name
@@ -247,11 +263,11 @@ def test_one_sample_chooses_its_pack_or_a_more_general_one(name: str, index: int
 
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
-def test_some_sample_alone_tells_its_pack(name: str) -> None:
+def test_at_least_one_sample_alone_chooses_its_pack(name: str) -> None:
     assert sum(choice(sample.text) == name for sample in NAMED[name].samples) >= 2
 
 
-def test_the_choice_follows_the_more_specific_evidence() -> None:
+def test_the_more_specific_evidence_decides() -> None:
     auto = PackDetector(ALL)
     auto.feed(b"  8%|###  | 80/1000 [01:09<13:23,  1.15it/s]\r" * 20)
     assert (auto.choice, auto.is_final) == ("tqdm", False)
@@ -259,29 +275,29 @@ def test_the_choice_follows_the_more_specific_evidence() -> None:
     assert auto.choice == "hf-trainer"
 
 
-def test_colours_hide_no_evidence() -> None:
+def test_colour_codes_hide_no_evidence() -> None:
     assert (
         choice(b"\x1b[1m 35/100\x1b[0m \x1b[32m\xe2\x94\x81\x1b[0m \x1b[1m3s\x1b[0m 10ms/step - loss: 1.5\n") == "keras"
     )
 
 
 @pytest.mark.parametrize("line", [b"Epoch 1/3\n", b"  Epoch 1/10\n", b"Epoch 2/10\nloss 0.5\n"])
-def test_a_line_that_names_an_epoch_speaks_for_no_framework(line: bytes) -> None:
+def test_a_line_with_an_epoch_is_no_evidence_of_a_framework(line: bytes) -> None:
     assert choice(line * 3) in (None, "generic")
 
 
-def test_an_epoch_and_its_bar_together_are_keras() -> None:
+def test_an_epoch_line_and_a_bar_together_mean_keras() -> None:
     for sample in NAMED["keras"].samples[1:6]:
         assert choice(b"Epoch 1/10\n", sample.text + b"\n") == "keras"
 
 
-def test_kinds_of_evidence_count_more_than_records() -> None:
+def test_the_variety_of_evidence_counts_more_than_the_number_of_records() -> None:
     deepspeed = b"[2026-03-01 00:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], \n"
     lightning = b"GPU available: True (cuda), used: True\nLOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1]\n"
     assert choice(deepspeed * 3, lightning) == "lightning"
 
 
-def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
+def test_a_choice_is_final_only_after_much_text() -> None:
     auto = PackDetector(ALL)
     line = NAMED["sglang"].samples[1].text + b"\n"
     auto.feed(line * 3)
@@ -292,7 +308,7 @@ def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
     assert auto.choice == "sglang"
 
 
-def test_the_choice_of_a_library_settles_once_enough_has_been_looked_at() -> None:
+def test_the_choice_of_a_library_is_final_after_enough_text() -> None:
     auto = PackDetector(ALL)
     auto.feed(b"120it [00:10, 11.9it/s]\n" + b"x" * FULL_READ_BYTES)
     assert (auto.choice, auto.is_final) == ("tqdm", True)
@@ -306,8 +322,10 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
     assert auto.choice == "megatron"
 
 
-def test_a_log_that_fits_no_pack_is_likened_to_the_nearest() -> None:
-    near = PackDetector(ALL).find_nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
+def test_a_log_that_fits_no_pack_gets_the_nearest_one() -> None:
+    near = PackDetector(ALL).find_nearest(
+        b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n"
+    )
     assert near is not None
     assert near[0] == "megatron"
     assert '"consumed"' in near[1]
@@ -363,13 +381,13 @@ HEAD = 'name = "mine"\ntitle = "t"\nabout = "a"\n'
     [
         ("name = ", "mine.toml: is not TOML: "),
         ('title = "t"\nabout = "a"\n', "name: is missing"),
-        ('name = "other"\ntitle = "t"\nabout = "a"\n', 'name: is "other" in the file of "mine"'),
+        ('name = "other"\ntitle = "t"\nabout = "a"\n', 'name: is "other", but the file is mine.toml'),
         (HEAD + "colour = 3\n", "colour: unknown key"),
         (HEAD + "level = 9\n", "level: must be one of 0, 1, 2, 3"),
         (HEAD + 'also_unit = "miles"\n', "also_unit: unknown unit"),
         (HEAD + "detect = 'x'\n", "detect: must be a list"),
         (HEAD + "detect = ['(']\n", "detect[0].regex: "),
-        (HEAD + "detect = [3]\n", "detect[0].regex: must be a text"),
+        (HEAD + "detect = [3]\n", "detect[0].regex: must be a string"),
         (HEAD + "position = 3\n", "position: must be written as [[position]]"),
         (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<done>'\n", "position[0].regex: "),
         (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregexp = 'a'\n", "position[0].regexp: unknown key"),
@@ -382,15 +400,15 @@ HEAD = 'name = "mine"\ntitle = "t"\nabout = "a"\n'
         (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<don>1)'\n", 'regex: unknown group "don"'),
         (HEAD + "[[value]]\nname = 'n'\nregex = 'a(?P<Loss>1)'\n", 'value[0].regex: unknown group "Loss"'),
         (HEAD + "[[value]]\nname = 'n'\n", "value[0].regex: is missing"),
-        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { n = '0' }\n", "value[0].sets: must give names"),
-        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { N = 0 }\n", "value[0].sets: must give names"),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { n = '0' }\n", "value[0].sets: must map names"),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { N = 0 }\n", "value[0].sets: must map names"),
         (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = true\nsets = {}\n", "mark[0].sets: unknown key"),
-        (HEAD + "[[pairs]]\nname = 'n'\nline = 'a'\nkeys = { a = 'A b' }\n", "pairs[0].keys: must give each key"),
+        (HEAD + "[[pairs]]\nname = 'n'\nline = 'a'\nkeys = { a = 'A b' }\n", "pairs[0].keys: must map each key"),
         (HEAD + "[[pairs]]\nname = 'n'\nline = '['\nkeys = { a = 'b' }\n", "pairs[0].line: "),
         (HEAD + "[[mark]]\nname = 'sleeping'\nregex = 'a'\nbegins = true\n", 'mark[0].name: unknown mark "sleeping"'),
         (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = 'yes'\n", "mark[0].begins: must be true or false"),
         (HEAD + "[[error]]\nname = 'n'\nregex = 'a'\nseverity = 'bad'\nclass = 'c'\n", 'error[0].severity: is "bad"'),
-        (HEAD + "[[sample]]\ntext = 'a'\n", "sample[0]: needs a text, and a table"),
+        (HEAD + "[[sample]]\ntext = 'a'\n", "sample[0]: needs text and gives"),
         (HEAD + "[[sample]]\ntext = 'a'\ngives = { value = 1 }\n", "sample[0].gives.value: unknown key"),
         (HEAD + "[[sample]]\ntext = 'a'\ngives = { position = 1 }\n", "sample[0].gives.position: must be a table"),
         (
@@ -400,13 +418,13 @@ HEAD = 'name = "mine"\ntitle = "t"\nabout = "a"\n'
         (HEAD + "[[sample]]\ntext = 'a'\ngives = { begins = 'loading' }\n", "sample[0].gives: values must be a table"),
     ],
 )
-def test_a_pack_that_cannot_be_used_is_refused_with_the_place(text: str, problem: str) -> None:
+def test_an_invalid_pack_is_refused_with_the_location(text: str, problem: str) -> None:
     with pytest.raises(PackError) as refusal:
         parse_pack(text, "mine")
     assert problem in str(refusal.value)
 
 
-def test_every_problem_of_a_file_is_told_at_once() -> None:
+def test_all_problems_of_a_file_are_reported_at_once() -> None:
     text = HEAD + "colour = 3\n[[value]]\nname = 'N'\n[[mark]]\nname = 'x'\nregex = 'a'\nbegins = true\n"
     with pytest.raises(PackError) as refusal:
         parse_pack(text, "mine")
@@ -420,7 +438,7 @@ def pack(text: str, name: str = "mine") -> Pack:
 BASE = "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'done (?P<done>@count@)'\n"
 
 
-def test_a_pack_takes_the_patterns_of_another_and_says_what_they_count() -> None:
+def test_a_pack_inherits_patterns_and_sets_their_unit() -> None:
     own = "also = ['base']\nalso_unit = 'steps'\n[[value]]\nname = 'v'\nregex = 'v=(@number@)'\n"
     mine = {found.name: found for found in resolve_inheritance([pack(own), pack(BASE, "base")])}["mine"]
     found = SearchEngine(mine.patterns).scan(b"done 5 v=-1.5e3\n")
@@ -428,18 +446,18 @@ def test_a_pack_takes_the_patterns_of_another_and_says_what_they_count() -> None
     assert found.values["v"][None].number == -1500
 
 
-def test_what_a_pack_names_itself_hides_what_it_takes() -> None:
+def test_own_patterns_override_inherited_ones_of_the_same_name() -> None:
     own = "also = ['base']\n[[position]]\nname = 'n'\nunit = 'steps'\nregex = 'step (?P<done>@count@)'\n"
     mine = {found.name: found for found in resolve_inheritance([pack(own), pack(BASE, "base")])}["mine"]
     assert [pattern.regex.pattern for pattern in mine.patterns] == [rb"step (?P<done>\d{1,18})"]
 
 
 @pytest.mark.parametrize("also", ["absent", "mine"])
-def test_a_pack_cannot_take_from_one_that_is_not_there_or_from_itself(also: str) -> None:
-    with pytest.raises(PackError, match=f'no other pack "{also}"'):
+def test_a_pack_cannot_inherit_from_an_unknown_pack_or_itself(also: str) -> None:
+    with pytest.raises(PackError, match=f'also: "{also}" is unknown'):
         resolve_inheritance([pack(f"also = ['{also}']\n")])
 
 
-def test_every_file_beside_the_package_is_a_pack() -> None:
+def test_every_file_in_the_packs_folder_is_a_pack() -> None:
     assert set(pack_names()) == {path.stem for path in PACKS.glob("*.toml")} - {ERRORS}
     assert [found.name for found in ALL] == list(pack_names())

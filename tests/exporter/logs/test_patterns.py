@@ -1,4 +1,4 @@
-"""What lines of logs say, with lines as real programs write them."""
+"""Patterns against log lines of real programs."""
 
 import math
 import subprocess
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs.search.findings import LogFindings
-from exporter.logs.patterns import PatternKind, Pattern, PatternError, pattern_problems, compile_pattern
-from exporter.logs.search.engine import SearchEngine
 from exporter.logs.lexicon_reader import build_lexicon
+from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern, pattern_problems
+from exporter.logs.search.engine import SearchEngine
+from exporter.logs.search.findings import LogFindings
 
 HITS = {
     "items": ["Processed 120/1000 items", "2025-11-22 04:13:41 [INFO] Processed 0/7 items (12.5 items/s)"],
@@ -117,7 +117,7 @@ ENGINE = SearchEngine(STANDARD)
 
 
 def names(found: LogFindings) -> set[str]:
-    """Every pattern that has found something."""
+    """Every pattern with a finding."""
     return {position.pattern for position in found.positions} | found.values.keys() | found.errors.keys()
 
 
@@ -127,12 +127,12 @@ def positions(found: LogFindings) -> list[tuple[bool, int, int | None]]:
 
 
 def numbers(found: LogFindings) -> dict[str, float]:
-    """Each value that no rank is named with."""
+    """Each value without a rank."""
     return {name: of_ranks[None].number for name, of_ranks in found.values.items()}
 
 
 def matches(name: str, line: str) -> bool:
-    """Whether the pattern finds something in the line, alone and between others."""
+    """Whether the pattern matches the line, alone and between others."""
     alone, amid = (name in names(ENGINE.scan(text.encode())) for text in (line, f"begin\n{line}\nend\n"))
     assert alone == amid
     return alone
@@ -148,7 +148,7 @@ def test_a_pattern_leaves_other_lines_alone(name: str, line: str) -> None:
     assert not matches(name, line)
 
 
-def test_the_lines_to_match_and_to_leave_alone_are_of_patterns_that_are_there() -> None:
+def test_all_sample_lines_belong_to_existing_patterns() -> None:
     assert HITS.keys() == MISSES.keys() <= {pattern.name for pattern in STANDARD}
 
 
@@ -169,11 +169,11 @@ def test_a_configuration_dump_is_no_error_and_no_progress() -> None:
     assert ENGINE.scan(CONFIGURATION.encode()) == LogFindings()
 
 
-def test_a_value_stands_on_the_line_of_its_name() -> None:
+def test_a_value_must_be_on_the_line_of_its_name() -> None:
     assert ENGINE.scan(b"Computing the loss:\n2025-11-22 04:13:41 [INFO] next\n").values == {}
 
 
-def test_positions_come_in_the_order_of_the_log_and_each_pattern_gives_one_of_a_record() -> None:
+def test_positions_are_in_log_order_one_per_pattern_and_record() -> None:
     text = b"Processed 80/100 items\nResuming at 60/100 items\nProcessed 66/100 items Processed 65/100 items\n"
     assert positions(ENGINE.scan(text)) == [(False, 80, 100), (True, 60, 100), (False, 66, 100)]
 
@@ -183,7 +183,7 @@ def test_the_last_value_counts() -> None:
     assert values == {"epoch": 2.0, "loss": 0.25, "throughput": 7.0}
 
 
-def test_a_loss_that_is_no_number_any_more_is_a_value() -> None:
+def test_a_nan_loss_is_a_value() -> None:
     assert math.isnan(numbers(ENGINE.scan(b"loss: 3\nloss: nan\n"))["loss"])
 
 
@@ -192,13 +192,13 @@ def test_an_error_counts_once_for_each_line() -> None:
     assert ENGINE.scan(text).errors == {"connection": 2, "disk_full": 1}
 
 
-def test_a_log_that_is_not_utf8_is_scanned_all_the_same() -> None:
+def test_a_log_that_is_not_utf8_is_scanned() -> None:
     found = ENGINE.scan(b"\xff\xfe Processed 3/9 items \x80\nCUDA out of memory\xff")
     assert (positions(found), found.errors) == ([(False, 3, 9)], {"cuda_oom": 1})
 
 
 def scan_elsewhere(text: str) -> str:
-    """Positions in the value of an expression; in another process: a regular expression cannot be interrupted."""
+    """Positions in the text of an expression, found in another process: a regex search cannot be interrupted."""
     program = (
         "from exporter.logs.lexicon_reader import build_lexicon\n"
         f"print(build_lexicon('generic').engine('generic').scan({text}).positions)"
@@ -207,22 +207,24 @@ def scan_elsewhere(text: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
-def test_a_long_run_of_digits_is_scanned_in_no_time() -> None:
+def test_a_long_run_of_digits_is_scanned_quickly() -> None:
     assert scan_elsewhere("b'9' * 100_000 + b' items/s loss: ' + b'9' * 100_000") == "[]"
 
 
-def test_a_number_beyond_every_count_is_no_position() -> None:
+def test_an_absurdly_large_number_is_no_position() -> None:
     assert scan_elsewhere("b'Processed ' + b'9' * 400 + b'/' + b'9' * 400 + b' items'") == "[]"
 
 
 @pytest.mark.parametrize("line", ["low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0", "--oom-kill-step=0"])
-def test_a_count_of_no_kills_is_no_kill(line: str) -> None:
+def test_a_count_of_zero_oom_kills_is_no_error(line: str) -> None:
     assert not matches("host_oom", line)
 
 
-def test_a_number_beyond_every_count_is_no_position_for_a_jobs_own_pattern() -> None:
-    """Such a number can be no float, and every rate computed from it would fail."""
-    assert SearchEngine([own("items", r"done (\d+)", PatternKind.POSITION)]).scan(b"done " + b"9" * 400) == LogFindings()
+def test_an_absurdly_large_number_is_no_position_for_a_user_pattern() -> None:
+    """Such a number does not fit a float, so every rate calculated from it would fail."""
+    assert (
+        SearchEngine([own("items", r"done (\d+)", PatternKind.POSITION)]).scan(b"done " + b"9" * 400) == LogFindings()
+    )
 
 
 def own(name: str, pattern: str, kind: PatternKind) -> Pattern:
@@ -241,7 +243,7 @@ def own(name: str, pattern: str, kind: PatternKind) -> Pattern:
         ("Schritt für (\\d+)", "Schritt für 7".encode(), [(False, 7, None)]),
     ],
 )
-def test_a_job_may_say_its_position_in_its_own_way(
+def test_a_job_pattern_may_define_the_position(
     pattern: str, text: bytes, expected: list[tuple[bool, int, int | None]]
 ) -> None:
     assert positions(SearchEngine([own("items", pattern, PatternKind.POSITION)]).scan(text)) == expected
@@ -254,18 +256,20 @@ def test_a_value_needs_a_group_that_is_a_number(pattern: str, values: dict[str, 
     assert numbers(SearchEngine([own("lr", pattern, PatternKind.VALUE)]).scan(b"lr=0.5\n")) == values
 
 
-def test_what_is_no_regular_expression_is_refused() -> None:
+def test_an_invalid_regular_expression_is_refused() -> None:
     with pytest.raises(PatternError):
         compile_pattern("oom", "(out of memory", kind=PatternKind.ERROR)
 
 
-def test_only_what_counts_has_a_unit() -> None:
-    assert own("items", r"(\d)", PatternKind.POSITION).unit == own("resume", r"(\d)", PatternKind.RESUME).unit == "items"
+def test_only_positions_and_resumes_have_a_unit() -> None:
+    assert (
+        own("items", r"(\d)", PatternKind.POSITION).unit == own("resume", r"(\d)", PatternKind.RESUME).unit == "items"
+    )
     pattern = compile_pattern("items", "gpu 1", "info", kind=PatternKind.ERROR, error_class="cuda_error")
     assert (pattern.unit, pattern.severity, pattern.error_class) == (None, "info", "cuda_error")
 
 
-def test_the_literals_of_a_pattern_are_found_in_it() -> None:
+def test_literals_are_extracted_from_a_pattern() -> None:
     assert own("items", r"(\d+) of (\d+) shards", PatternKind.POSITION).literals == (b" shards",)
 
 
@@ -279,7 +283,7 @@ def test_the_literals_of_a_pattern_are_found_in_it() -> None:
         ("half \ud800", 5, "half \ud800\n     ^"),
     ],
 )
-def test_a_fault_in_a_pattern_has_a_place(text: str, position: int, caret: str) -> None:
+def test_an_error_in_a_pattern_has_a_position(text: str, position: int, caret: str) -> None:
     with pytest.raises(PatternError) as refused:
         compile_pattern("oom", text, kind=PatternKind.ERROR)
     assert (refused.value.position, refused.value.caret(text)) == (position, caret)
@@ -289,13 +293,13 @@ def test_a_fault_in_a_pattern_has_a_place(text: str, position: int, caret: str) 
 @pytest.mark.parametrize(
     "fields", [{"kind": PatternKind.POSITION, "unit": "furlongs"}, {"kind": PatternKind.PAIRS, "keys": {"": "loss"}}]
 )
-def test_a_field_that_means_nothing_is_refused(fields: dict[str, Any]) -> None:
+def test_a_meaningless_field_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PatternError) as refused:
         compile_pattern("items", r"(\d)", **fields)
     assert refused.value.caret(r"(\d)") == r"(\d)"
 
 
-def test_all_faults_of_a_users_patterns_are_said_at_once() -> None:
+def test_all_errors_in_user_patterns_are_reported_at_once() -> None:
     problems = pattern_problems(
         [
             ("items", r"done \d+"),

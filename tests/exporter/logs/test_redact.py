@@ -28,7 +28,7 @@ AROUND = st.sampled_from(
 
 
 def without_ordinary(secret: str) -> None:
-    """Numbers, and words that stand for nothing, are no secrets even under such a name."""
+    """Numbers and placeholder words are no secrets, even under a secret name."""
     assume(not secret.isdigit() and secret.lower() not in ("false", "true") and set(secret) != {"*"})
 
 
@@ -36,7 +36,7 @@ def without_ordinary(secret: str) -> None:
 @example("", "HF_TOKEN", "=", "", "hf_abcdefgh")
 @example("", "token", ": ", "", "12345abcde")
 @example("(", "password", "=", "", "123456a")
-def test_a_value_under_a_secret_name_never_survives(
+def test_a_value_with_a_secret_name_is_always_redacted(
     around: str, name: str, separator: str, quote: str, secret: str
 ) -> None:
     without_ordinary(secret)
@@ -84,7 +84,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 @given(around=AROUND, secret=PLAIN)
-def test_a_secret_never_survives_where_secrets_stand(form: str, around: str, secret: str) -> None:
+def test_a_secret_in_a_typical_place_is_always_redacted(form: str, around: str, secret: str) -> None:
     without_ordinary(secret)
     assume(secret not in form)
     assert secret not in redact(f"{around}{form.format(secret)}\nnext line")
@@ -110,7 +110,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @given(st.data())
-def test_a_secret_never_survives_that_is_known_by_its_shape(shape: str, data: st.DataObject) -> None:
+def test_a_secret_with_a_known_format_is_always_redacted(shape: str, data: st.DataObject) -> None:
     secret = shape.format(data.draw(SHAPES[shape]))
     around = data.draw(
         st.sampled_from(["{}", "login with {} failed", "'{}'", "x={},y=1", "[{}]", "https://h/{}/x", "<{}>"])
@@ -125,17 +125,17 @@ def test_a_secret_never_survives_that_is_known_by_its_shape(shape: str, data: st
 )
 @example(b"0" * 300, 0, 0, "")
 @example(b"0" * 300, 3, 0, "")
-def test_a_private_key_never_survives_even_cut(raw: bytes, first: int, last: int, mark: str) -> None:
+def test_a_private_key_is_redacted_even_if_truncated(raw: bytes, first: int, last: int, mark: str) -> None:
     body = [base64.b64encode(raw[at : at + 48]).decode() for at in range(0, len(raw), 48)]
     block = ["-----BEGIN RSA PRIVATE KEY-----", *body, "-----END RSA PRIVATE KEY-----"]
     kept = block[min(first, len(block) - 1) :]
-    kept = kept[: max(1, len(kept) - last)] if first == 0 else kept  # one end or the other may be cut off
+    kept = kept[: max(1, len(kept) - last)] if first == 0 else kept  # either end may be cut off
     shown = redact("\n".join(mark + line for line in ["before all of it", *kept]) + "\n" * (last == 0))
     assert not any(line in shown for line in body if len(line) == 64)
     assert "before all of it" in shown
 
 
-def test_a_private_key_inside_json_is_taken_out() -> None:
+def test_a_private_key_inside_json_is_redacted() -> None:
     text = json.dumps({"key": "-----BEGIN PRIVATE KEY-----\nMIIabcdefghijklmnop\n-----END PRIVATE KEY-----\n", "a": 1})
     assert redact(text) == '{"key": "<redacted>\\n", "a": 1}'
 
@@ -152,7 +152,7 @@ TRAINING_NAMES = st.sampled_from(
 
 
 @given(st.lists(st.tuples(TRAINING_NAMES, st.sampled_from(["=", ": ", " = "]), NUMBER), min_size=1, max_size=6))
-def test_what_a_training_log_says_stays(pairs: list[tuple[str, str, str]]) -> None:
+def test_ordinary_values_of_a_training_log_stay(pairs: list[tuple[str, str, str]]) -> None:
     text = "[rank0]: " + ", ".join("".join(pair) for pair in pairs)
     assert redact(text) == text
 
@@ -179,12 +179,12 @@ def test_what_a_training_log_says_stays(pairs: list[tuple[str, str, str]]) -> No
         "  0%|          | 0/100 [00:00<?, ?it/s]",
     ],
 )
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
 @given(st.text(), st.sampled_from(FORMS), PLAIN)
-def test_what_is_redacted_once_stays_so(text: str, form: str, secret: str) -> None:
+def test_redacting_twice_changes_nothing(text: str, form: str, secret: str) -> None:
     once = redact(f"{text} {form.format(secret)}")
     assert redact(once) == once
 
@@ -235,7 +235,7 @@ def test_json_values_are_redacted_by_their_keys() -> None:
         ),
     ],
 )
-def test_hostile_text_costs_bounded_time(piece: str) -> None:
+def test_hostile_text_takes_bounded_time(piece: str) -> None:
     text = (piece * (64 * 1024))[: 64 * 1024]
     began = time.process_time()
     redact(text)

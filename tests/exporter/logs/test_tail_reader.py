@@ -1,4 +1,4 @@
-"""Growing logs: whatever happens to the file, each record comes once and whole."""
+"""The log tail: each record is read once and whole, whatever happens to the file."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs import tail_reader as tail_module
+from exporter.logs import tail_reader
 from exporter.logs.tail_reader import CHUNK_BYTES, COPY_MARK_BYTES, DELETED_S, MARK_BYTES, LogTail
 from tests.support.exporter import open_files
 from tests.support.strategies import PLACES, cut
@@ -29,17 +29,17 @@ def append(path: Path, data: bytes) -> None:
         out.write(data)
 
 
-def look(tail: LogTail) -> list[bytes]:
+def read(tail: LogTail) -> list[bytes]:
     return list(tail.read())
 
 
-def pieces(tail: LogTail, most_bytes: int = 64 * CHUNK_BYTES) -> list[tuple[bytes, int]]:
-    """Text and offset of the pieces of one look at one generation."""
+def read_chunks(tail: LogTail, most_bytes: int = 64 * CHUNK_BYTES) -> list[tuple[bytes, int]]:
+    """Text and offset of each chunk of one read, within one generation."""
     return [(bytes(buffer[:end]), offset) for buffer, end, offset in tail.read_chunks(most_bytes)]
 
 
 def restart(tail: LogTail) -> LogTail:
-    """The tail of a reader that is started anew."""
+    """The tail as a restarted reader restores it."""
     state = json.loads(json.dumps(tail.state()))
     tail.close()
     return LogTail.restore(tail.path, state)
@@ -57,15 +57,15 @@ def path(tmp_path: Path) -> Path:
 @given(text=LOG_TEXT, places=PLACES)
 @example(text=b"a\r\nb", places=[2])
 @example(text=b"", places=[0])
-def test_however_the_writes_are_cut_the_records_join_to_the_text(
+def test_joined_records_equal_the_written_text_for_any_split_of_the_writes(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, places: list[int]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "cut.log"
     path.write_bytes(b"")
     tail, found = LogTail(str(path)), []
-    for piece in cut(text, places):
-        append(path, piece)
-        found += look(tail)
+    for chunk_text in cut(text, places):
+        append(path, chunk_text)
+        found += read(tail)
     tail.close()
     assert all(chunk.endswith((b"\n", b"\r")) for chunk in found)
     assert b"".join(found) + tail.pop_unfinished_record() == text
@@ -73,141 +73,141 @@ def test_however_the_writes_are_cut_the_records_join_to_the_text(
     assert tail.lag_bytes == 0
 
 
-def test_a_partial_line_waits_for_its_end(path: Path) -> None:
+def test_a_partial_line_is_held_back_until_it_is_complete(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\ntw")
-    assert look(tail) == [b"one\n"]
-    assert look(tail) == []
+    assert read(tail) == [b"one\n"]
+    assert read(tail) == []
     append(path, b"o\nthr")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
-def test_a_progress_bar_is_read_at_each_return(path: Path) -> None:
+def test_a_carriage_return_ends_a_record(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"10%\r20%\r30")
-    assert look(tail) == [b"10%\r20%\r"]
+    assert read(tail) == [b"10%\r20%\r"]
     append(path, b"%\r")
-    assert look(tail) == [b"30%\r"]
+    assert read(tail) == [b"30%\r"]
 
 
-def test_the_rest_without_a_newline_is_given_once(path: Path) -> None:
+def test_an_unfinished_last_record_is_returned_once(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\nlast words")
-    look(tail)
+    read(tail)
     assert tail.pop_unfinished_record() == b"last words"
     assert tail.pop_unfinished_record() == b""
     append(path, b" and more\n")
-    assert look(tail) == [b" and more\n"]
+    assert read(tail) == [b" and more\n"]
 
 
-def test_a_file_that_does_not_exist_yet_is_read_from_its_top_once_it_does(path: Path) -> None:
+def test_a_log_that_appears_later_is_read_from_its_top(path: Path) -> None:
     tail = LogTail(str(path))
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"first\n")
-    assert look(tail) == [b"first\n"]
+    assert read(tail) == [b"first\n"]
 
 
-def test_a_rotated_log_goes_on_in_the_new_file(path: Path) -> None:
+def test_after_a_rotation_reading_continues_in_the_new_file(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"old\npart")
-    look(tail)
+    read(tail)
     path.rename(path.with_suffix(".1"))
-    assert look(tail) == [], "nothing at the path: the old file is still the one"
+    assert read(tail) == [], "nothing at the path: the old file is still the one"
     append(path, b"new\n")
-    assert look(tail) == [b"part", b"new\n"]
+    assert read(tail) == [b"part", b"new\n"]
     assert tail.bytes_read == len(b"old\npart") + len(b"new\n")
 
 
 def test_lines_written_just_before_a_rotation_are_not_lost(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     append(path, b"two\n")
     path.rename(path.with_suffix(".1"))
     append(path, b"three\n")
-    assert look(tail) == [b"two\n", b"three\n"]
+    assert read(tail) == [b"two\n", b"three\n"]
 
 
-@given(pieces=st.lists(st.tuples(LOG_TEXT, LOG_TEXT, st.booleans()), max_size=6))
-def test_rotations_lose_nothing_and_repeat_nothing(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bytes, bytes, bool]]
+@given(steps=st.lists(st.tuples(LOG_TEXT, LOG_TEXT, st.booleans()), max_size=6))
+def test_rotations_neither_lose_nor_repeat_records(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bytes, bytes, bool]]
 ) -> None:
-    """At most one rotation between two looks, with lines before and after it."""
+    """At most one rotation between two reads, with lines before and after it."""
     path = tmp_path_factory.mktemp("rotated") / "worker.log"
     path.write_bytes(b"")
     tail = LogTail(str(path))
-    found = look(tail)
-    for number, (before, after, rotate) in enumerate(pieces):
+    found = read(tail)
+    for number, (before, after, rotate) in enumerate(steps):
         append(path, before)
         if number % 2:
-            found += look(tail)
+            found += read(tail)
         if rotate:
             path.rename(path.with_suffix(f".{number}"))
         append(path, after)
-        found += look(tail)
-    assert b"".join(found) + tail.pop_unfinished_record() == b"".join(before + after for before, after, _ in pieces)
+        found += read(tail)
+    assert b"".join(found) + tail.pop_unfinished_record() == b"".join(before + after for before, after, _ in steps)
     tail.close()
 
 
-def test_lines_written_after_the_file_was_moved_away_are_read(path: Path) -> None:
+def test_lines_written_to_a_renamed_file_are_read(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     path.rename(path.with_suffix(".1"))
     append(path.with_suffix(".1"), b"two\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
 def test_a_truncated_log_is_read_from_its_top(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"a long first line\npart")
-    look(tail)
+    read(tail)
     path.write_bytes(b"new\n")
-    assert look(tail) == [b"new\n"]
+    assert read(tail) == [b"new\n"]
     assert tail.lag_bytes == 0
 
 
-def test_a_deleted_log_comes_back(path: Path) -> None:
+def test_a_log_recreated_after_deletion_is_read(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     path.unlink()
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"two\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
-def test_a_link_that_leads_elsewhere_is_followed(path: Path) -> None:
+def test_a_link_that_changes_its_target_is_followed(path: Path) -> None:
     first, second = path.with_name("1.log"), path.with_name("2.log")
     append(first, b"one\n")
     append(second, b"two\n")
     path.symlink_to(first)
     tail = LogTail(str(path))
-    assert look(tail) == [b"one\n"]
+    assert read(tail) == [b"one\n"]
     path.unlink()
     path.symlink_to(second)
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
-def test_what_was_there_before_a_moment_can_be_passed_over(path: Path) -> None:
+def test_content_older_than_a_given_time_can_be_skipped(path: Path) -> None:
     append(path, b"of another job\n")
     tail = LogTail(str(path))
     tail.skip_older(path.stat().st_mtime + 1)
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"of this one\n")
-    assert look(tail) == [b"of this one\n"]
+    assert read(tail) == [b"of this one\n"]
 
 
-def test_what_was_written_since_a_moment_is_not_passed_over(path: Path) -> None:
+def test_content_newer_than_a_given_time_is_not_skipped(path: Path) -> None:
     for moment in (path.parent.stat().st_mtime - 1, None):
         path.write_bytes(b"of this job\n")
         tail = LogTail(str(path))
         tail.skip_older(moment)
-        assert look(tail) == [b"of this job\n"]
+        assert read(tail) == [b"of this job\n"]
 
 
 def stale(path: Path, text: bytes = b"of another job\n") -> LogTail:
-    """A tail that has passed over an old file."""
+    """A tail that skipped the content of an old file."""
     path.write_bytes(text)
     os.utime(path, (1000, 1000))
     tail = LogTail(str(path))
@@ -219,81 +219,79 @@ def test_logs_of_another_job_are_not_kept_open(tmp_path: Path) -> None:
     tails = [stale(tmp_path / f"{number}.log") for number in range(50)]
     for _ in range(2):
         assert open_files(str(tmp_path)) == []
-        assert [look(tail) for tail in tails] == [[]] * 50
+        assert [read(tail) for tail in tails] == [[]] * 50
     assert {(tail.size, tail.mtime, tail.lag_bytes, tail.problem) for tail in tails} == {(15, 1000.0, 0, None)}
     append(tmp_path / "7.log", b"of this one\n")
-    assert [number for number, tail in enumerate(tails) if look(tail) == [b"of this one\n"]] == [7]
+    assert [number for number, tail in enumerate(tails) if read(tail) == [b"of this one\n"]] == [7]
     assert open_files(str(tmp_path)) == [str(tmp_path / "7.log")]
 
 
-def test_a_log_that_was_passed_over_is_not_kept_open_by_a_reader_started_anew(path: Path) -> None:
+def test_a_skipped_log_stays_closed_after_a_restart_of_the_reader(path: Path) -> None:
     tail = restart(stale(path))
-    assert (look(tail), open_files(str(path))) == ([], [])
+    assert (read(tail), open_files(str(path))) == ([], [])
     append(path, b"new\n")
-    assert look(tail) == [b"new\n"]
+    assert read(tail) == [b"new\n"]
 
 
-def test_a_fresh_log_that_was_passed_over_is_closed_once_it_has_settled(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_skipped_recent_log_is_closed_once_it_has_settled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"one\n")
     tail = LogTail(str(path))
     tail.start_at_end()
-    assert (look(tail), open_files(str(path))) == ([], [str(path)])
+    assert (read(tail), open_files(str(path))) == ([], [str(path)])
     later = time.time() + 100
     monkeypatch.setattr(time, "time", lambda: later)
-    assert (look(tail), open_files(str(path))) == ([], [])
+    assert (read(tail), open_files(str(path))) == ([], [])
 
 
 @pytest.mark.parametrize("text", [b"new\n", b"of a third job\n", b"of another job, which is longer\n"])
-def test_a_log_that_was_passed_over_and_is_begun_anew_is_read_from_its_top(path: Path, text: bytes) -> None:
+def test_a_skipped_log_that_is_rewritten_is_read_from_its_top(path: Path, text: bytes) -> None:
     tail = stale(path, b"of this job..\n\n")
     path.write_bytes(text)
-    assert (look(tail), tail.problem, tail.generation) == ([text], None, 1)
+    assert (read(tail), tail.problem, tail.generation) == ([text], None, 1)
 
 
-def test_a_log_that_was_passed_over_is_followed_when_it_is_renamed_or_deleted(path: Path) -> None:
+def test_a_skipped_log_is_followed_when_it_is_renamed_or_deleted(path: Path) -> None:
     tail = stale(path)
     path.rename(path.with_suffix(".1"))
-    assert look(tail) == []
+    assert read(tail) == []
     append(path.with_suffix(".1"), b"last\n")
     append(path, b"new\n")
-    assert look(tail) == [b"last\n", b"new\n"]
+    assert read(tail) == [b"last\n", b"new\n"]
     other = stale(path.with_name("other.log"))
     (path.with_name("other.log")).unlink()
-    assert (look(other), other.problem) == ([], None)
+    assert (read(other), other.problem) == ([], None)
     append(path.with_name("other.log"), b"new\n")
-    assert (look(other), other.problem) == ([b"new\n"], None)
+    assert (read(other), other.problem) == ([b"new\n"], None)
 
 
-def test_nothing_is_passed_over_where_nothing_is(path: Path) -> None:
+def test_skipping_old_content_of_an_absent_log_skips_nothing(path: Path) -> None:
     tail = LogTail(str(path))
     tail.skip_older(1e12)
     append(path, b"one\n")
-    assert look(tail) == [b"one\n"]
+    assert read(tail) == [b"one\n"]
 
 
-def test_a_fifo_never_blocks_the_look(path: Path) -> None:
+def test_a_fifo_never_blocks_the_read(path: Path) -> None:
     os.mkfifo(path)
     tail = LogTail(str(path))
-    looking = threading.Thread(target=look, args=(tail,), daemon=True)
-    looking.start()
-    looking.join(20)
-    assert not looking.is_alive()
-    assert look(tail) == []
+    reading = threading.Thread(target=read, args=(tail,), daemon=True)
+    reading.start()
+    reading.join(20)
+    assert not reading.is_alive()
+    assert read(tail) == []
     path.unlink()
     append(path, b"now a file\n")
-    assert look(tail) == [b"now a file\n"]
+    assert read(tail) == [b"now a file\n"]
 
 
-def test_a_directory_gives_nothing_and_leaves_no_descriptor(path: Path) -> None:
+def test_a_directory_yields_nothing_and_leaves_no_open_descriptor(path: Path) -> None:
     path.mkdir()
     tail = LogTail(str(path))
-    assert [look(tail) for _ in range(3)] == [[], [], []]
+    assert [read(tail) for _ in range(3)] == [[], [], []]
     assert open_files(str(path)) == []
 
 
-def test_a_log_that_cannot_be_opened_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_opened_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"secret\n")
     tail = LogTail(str(path))
 
@@ -302,11 +300,11 @@ def test_a_log_that_cannot_be_opened_is_tried_again(path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        assert look(tail) == []
-    assert look(tail) == [b"secret\n"]
+        assert read(tail) == []
+    assert read(tail) == [b"secret\n"]
 
 
-def test_a_log_that_cannot_be_read_any_longer_is_opened_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_becomes_unreadable_is_reopened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"one\n")
     tail = LogTail(str(path))
 
@@ -315,75 +313,75 @@ def test_a_log_that_cannot_be_read_any_longer_is_opened_again(path: Path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", stale)
-        assert look(tail) == []
-    assert look(tail) == [b"one\n"]
+        assert read(tail) == []
+    assert read(tail) == [b"one\n"]
 
 
-def test_much_at_once_comes_in_chunks_of_whole_records(path: Path) -> None:
+def test_a_large_read_is_split_into_chunks_of_whole_records(path: Path) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(300_000))
     assert len(lines) > 3 * CHUNK_BYTES
     append(path, lines)
-    chunks = look(LogTail(str(path)))
+    chunks = read(LogTail(str(path)))
     assert b"".join(chunks) == lines
     assert all(chunk.endswith(b"\n") for chunk in chunks)
     assert max(map(len, chunks)) <= CHUNK_BYTES + 20
 
 
-def test_a_huge_record_is_passed_on_in_pieces_of_bounded_size(path: Path) -> None:
+def test_a_huge_record_is_split_into_chunks_of_bounded_size(path: Path) -> None:
     text = b"x" * (5 * CHUNK_BYTES + 17) + b"\nend\n"
     append(path, text)
-    chunks = look(LogTail(str(path)))
+    chunks = read(LogTail(str(path)))
     assert b"".join(chunks) == text
     assert max(map(len, chunks)) <= 2 * CHUNK_BYTES
     assert chunks[-1].endswith(b"\nend\n")
 
 
-def test_a_look_takes_no_more_than_asked_for_and_says_what_is_left(path: Path) -> None:
+def test_a_read_respects_its_byte_limit_and_reports_the_lag(path: Path) -> None:
     lines = b"0123456789\n" * 1000
     append(path, lines)
     tail = LogTail(str(path))
     first = list(tail.read(most_bytes=2000))
     assert 1900 < len(b"".join(first)) <= 2000
     assert tail.lag_bytes == len(lines) - 2000
-    assert b"".join(first + look(tail)) == lines
+    assert b"".join(first + read(tail)) == lines
     assert tail.lag_bytes == 0
 
 
 def test_closing_loses_nothing(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\ntw")
-    look(tail)
+    read(tail)
     tail.close()
     append(path, b"o\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
-def test_pieces_say_where_in_the_file_they_begin(path: Path) -> None:
+def test_chunks_have_their_offset_in_the_file(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\ntwo\nthr")
-    assert pieces(tail) == [(b"one\ntwo\n", 0)]
+    assert read_chunks(tail) == [(b"one\ntwo\n", 0)]
     append(path, b"ee\nfour\n")
-    assert pieces(tail) == [(b"three\nfour\n", 8)]
+    assert read_chunks(tail) == [(b"three\nfour\n", 8)]
     assert tail.reread(8, 5) == b"three"
     assert tail.reread(14, 100) == b"four\n"
 
 
-def test_offsets_count_anew_in_each_generation(path: Path) -> None:
+def test_offsets_restart_with_each_generation(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"old\nlast")
-    pieces(tail)
+    read_chunks(tail)
     path.rename(path.with_suffix(".1"))
     append(path, b"new\n")
-    assert (pieces(tail), tail.generation, tail.has_more) == ([(b"last", 4)], 0, True)
+    assert (read_chunks(tail), tail.generation, tail.has_more) == ([(b"last", 4)], 0, True)
     assert tail.reread(0, 100) == b"old\nlast", "still of the generation that the look was at"
-    assert (pieces(tail), tail.generation, tail.has_more) == ([(b"new\n", 0)], 1, False)
+    assert (read_chunks(tail), tail.generation, tail.has_more) == ([(b"new\n", 0)], 1, False)
     assert tail.reread(0, 100) == b"new\n"
 
 
-def test_nothing_is_read_again_from_a_file_that_has_shrunk(path: Path) -> None:
+def test_a_file_that_has_shrunk_cannot_be_reread(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\ntwo\n")
-    pieces(tail)
+    read_chunks(tail)
     path.write_bytes(b"new\n")
     assert tail.reread(0, 4) == b""
 
@@ -394,7 +392,7 @@ def test_nothing_is_read_again_from_a_file_that_has_shrunk(path: Path) -> None:
     end=st.sampled_from([b"\n", b"\r", b"\r\n"]),
     most=st.integers(1, 100),
 )
-def test_whatever_the_chunks_records_are_whole_unless_longer_than_one(
+def test_a_record_is_only_split_if_it_is_longer_than_a_chunk(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], chunk: int, end: bytes, most: int
 ) -> None:
     records = [b"%d" % (number % 10) * size + end for number, size in enumerate(sizes)]
@@ -402,17 +400,17 @@ def test_whatever_the_chunks_records_are_whole_unless_longer_than_one(
     path.write_bytes(b"".join(records))
     tail, found = LogTail(str(path)), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "CHUNK_BYTES", chunk)
-        patch.setattr(tail_module, "_spare", [])
-        while step := pieces(tail, most) or tail.lag_bytes:
+        patch.setattr(tail_reader, "CHUNK_BYTES", chunk)
+        patch.setattr(tail_reader, "_spare", [])
+        while step := read_chunks(tail, most) or tail.lag_bytes:
             found += step if isinstance(step, list) else []
     tail.close()
     text, places = b"".join(records), []
-    for piece, offset in found:
-        assert text[offset : offset + len(piece)] == piece
-        assert len(piece) <= chunk + 1
+    for chunk_text, offset in found:
+        assert text[offset : offset + len(chunk_text)] == chunk_text
+        assert len(chunk_text) <= chunk + 1
         places.append(offset)
-    assert b"".join(piece for piece, _ in found) == text
+    assert b"".join(chunk_text for chunk_text, _ in found) == text
     place = 0
     for record in records:
         if len(record) < chunk:
@@ -420,43 +418,41 @@ def test_whatever_the_chunks_records_are_whole_unless_longer_than_one(
         place += len(record)
 
 
-def test_a_return_and_its_newline_stay_together_when_both_are_there(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail_module, "CHUNK_BYTES", 8)
-    monkeypatch.setattr(tail_module, "_spare", [])
+def test_a_carriage_return_and_its_newline_stay_in_one_chunk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_reader, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(tail_reader, "_spare", [])
     append(path, b"1234567\r\nabcdefg\r\n")
-    assert pieces(LogTail(str(path))) == [(b"1234567\r\n", 0), (b"abcdefg\r\n", 9)]
-    assert look(LogTail(str(path)))[0] == b"1234567\r\n"
+    assert read_chunks(LogTail(str(path))) == [(b"1234567\r\n", 0), (b"abcdefg\r\n", 9)]
+    assert read(LogTail(str(path)))[0] == b"1234567\r\n"
 
 
-def test_a_newline_after_a_return_that_was_passed_on_makes_no_second_record(path: Path) -> None:
+def test_a_newline_read_after_its_carriage_return_makes_no_second_record(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\r")
-    assert look(tail) == [b"one\r"]
+    assert read(tail) == [b"one\r"]
     append(path, b"\ntwo\r\n")
-    text = b"".join(look(tail))
+    text = b"".join(read(tail))
     assert text == b"\ntwo\r\n"
     assert [record for record in text.replace(b"\r", b"\n").split(b"\n") if record] == [b"two"]
 
 
-def test_bytes_that_are_no_text_are_passed_on_as_they_are(path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_returned_unchanged(path: Path) -> None:
     text = b"\xff\xfe\0 in\0side\n\0\0\n\xe2\x82\n"
     append(path, text)
-    assert b"".join(look(LogTail(str(path)))) == text
+    assert b"".join(read(LogTail(str(path)))) == text
 
 
-def test_a_file_rotated_twice_between_two_looks_is_read_in_order(path: Path) -> None:
+def test_a_log_rotated_twice_between_two_reads_is_read_in_order(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"a1\n")
-    look(tail)
+    read(tail)
     append(path, b"a2")
     path.rename(path.with_name("worker.log.1"))
     append(path, b"b1\nb2")
     path.with_name("worker.log.1").rename(path.with_name("worker.log.2"))
     path.rename(path.with_name("worker.log.1"))
     append(path, b"c1\n")
-    assert look(tail) == [b"a2", b"b1\n", b"b2", b"c1\n"]
+    assert read(tail) == [b"a2", b"b1\n", b"b2", b"c1\n"]
     assert tail.generation == 2
 
 
@@ -470,111 +466,109 @@ def test_a_file_rotated_twice_between_two_looks_is_read_in_order(path: Path) -> 
         ("worker.log.7", "worker.log.8"),
     ],
 )
-def test_rotated_names_are_understood(path: Path, names: tuple[str, str]) -> None:
+def test_names_of_rotated_logs_are_recognized(path: Path, names: tuple[str, str]) -> None:
     for old in (names[0].replace("20", "18"), "worker.log.3", "worker.log.9"):
         append(path.with_name(old), b"long ago\n")
         os.utime(path.with_name(old), (1, 1))
     tail = LogTail(str(path))
     append(path, b"a\n")
-    look(tail)
+    read(tail)
     for text, name in zip((b"b\n", b"c\n"), names, strict=True):
         path.rename(path.with_name(name))
         append(path, text)
-    assert look(tail) == [b"b\n", b"c\n"]
+    assert read(tail) == [b"b\n", b"c\n"]
 
 
-def test_the_log_of_another_rank_is_no_rotated_one(path: Path) -> None:
+def test_the_log_of_another_rank_is_not_taken_for_a_rotated_one(path: Path) -> None:
     path = path.with_name("worker_1.log")
     tail = LogTail(str(path))
     append(path, b"a\n")
-    look(tail)
+    read(tail)
     path.rename(path.with_name("worker_1.log.1"))
     append(path.with_name("worker_10.log"), b"of rank 10\n")
     append(path.with_name("worker_1.log.err"), b"errors\n")
     append(path, b"b\n")
-    assert look(tail) == [b"b\n"]
+    assert read(tail) == [b"b\n"]
 
 
-def test_a_writer_that_keeps_the_old_file_is_followed_until_the_new_one_is_written_to(path: Path) -> None:
+def test_the_old_file_is_followed_until_the_new_one_has_content(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     path.rename(path.with_suffix(".1"))
     path.touch()
-    assert look(tail) == []
+    assert read(tail) == []
     append(path.with_suffix(".1"), b"two\nthr")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
     append(path, b"new\n")
-    assert look(tail) == [b"thr", b"new\n"]
+    assert read(tail) == [b"thr", b"new\n"]
     tail.close()
     assert open_files(str(path.parent)) == []
 
 
-def test_a_truncated_log_that_has_outgrown_what_was_read_is_read_from_its_top(path: Path) -> None:
+def test_a_truncated_log_that_grew_past_the_old_offset_is_read_from_its_top(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, numbered(1, 30))
-    look(tail)
+    read(tail)
     path.write_bytes(numbered(31, 90))
-    assert b"".join(look(tail)) == numbered(31, 90)
+    assert b"".join(read(tail)) == numbered(31, 90)
     assert tail.generation == 1
 
 
 def test_a_truncated_log_of_the_same_size_is_read_from_its_top(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, numbered(10, 19))
-    look(tail)
+    read(tail)
     path.write_bytes(numbered(20, 29))
-    assert b"".join(look(tail)) == numbered(20, 29)
+    assert b"".join(read(tail)) == numbered(20, 29)
 
 
-def test_a_log_that_has_not_been_written_to_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_log_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"one\n")
     os.utime(path, (1, 1))
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     for name in ("preadv", "pread", "open"):
         monkeypatch.setattr(os, name, lambda *_: pytest.fail("read"))
-    assert look(tail) == []
+    assert read(tail) == []
 
 
-@pytest.mark.parametrize("passed_over", [False, True])
-def test_a_log_without_anything_new_costs_one_look_at_its_path(
-    path: Path, monkeypatch: pytest.MonkeyPatch, passed_over: bool
-) -> None:
+@pytest.mark.parametrize("skipped", [False, True])
+def test_an_idle_log_costs_one_stat_of_its_path(path: Path, monkeypatch: pytest.MonkeyPatch, skipped: bool) -> None:
     append(path, b"one\n")
     os.utime(path, (1, 1))
     tail = LogTail(str(path))
-    if passed_over:
+    if skipped:
         tail.start_at_end()
-    look(tail), look(tail)
-    asked, ask = list[str](), os.stat
+    read(tail), read(tail)
+    paths, real_stat = list[str](), os.stat
 
     def stat_of(name: bytes) -> os.stat_result:
-        asked.append(os.fsdecode(name))
-        return ask(name)
+        paths.append(os.fsdecode(name))
+        return real_stat(name)
 
     monkeypatch.setattr(os, "stat", stat_of)
     monkeypatch.setattr(os, "fstat", lambda *_: pytest.fail("asked"))
-    assert (look(tail), asked) == ([], [str(path)])
+    assert (read(tail), paths) == ([], [str(path)])
     monkeypatch.undo()
     append(path, b"two\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
-CHANGES = ("write", "rewrite", "rename", "replace", "delete", "touch", "close", "look")
+CHANGES = ("write", "rewrite", "rename", "replace", "delete", "touch", "close", "read")
 
 
 @given(changes=st.lists(st.sampled_from(CHANGES), max_size=12))
-def test_however_many_looks_find_nothing_the_next_change_is_seen(
+def test_every_change_is_seen_after_any_number_of_idle_reads(
     changes: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("logs") / "app.log"
-    tail, written, read = LogTail(str(path)), list[bytes](), list[bytes]()
+    tail, written, records = LogTail(str(path)), list[bytes](), list[bytes]()
 
     def idle() -> None:
         for _ in range(3):
-            while found := look(tail):
-                read.extend(b"".join(found).splitlines(keepends=True))
+            while found := read(tail):
+                records.extend(b"".join(found).splitlines(keepends=True))
 
     for number, change in enumerate(changes):
         line = b"%05d of what is written\n" % number
@@ -599,114 +593,110 @@ def test_however_many_looks_find_nothing_the_next_change_is_seen(
         elif change == "close":
             tail.close()
         idle()
-    assert read == written
+    assert records == written
     assert tail.problem is None
 
 
-def test_a_problem_is_over_when_the_file_is_there_again_as_it_was(path: Path) -> None:
+def test_a_problem_ends_when_the_same_file_is_back(path: Path) -> None:
     log = path.with_name("where.log")
     append(log, b"one\n")
     os.utime(log, (1, 1))
     path.symlink_to(log)
     tail = LogTail(str(path))
-    look(tail), look(tail)
+    read(tail), read(tail)
     path.unlink()
     path.mkdir()
-    assert [(look(tail), tail.problem) for _ in range(2)] == [([], "is a directory")] * 2
+    assert [(read(tail), tail.problem) for _ in range(2)] == [([], "is a directory")] * 2
     path.rmdir()
     path.symlink_to(log)
-    assert [(look(tail), tail.problem) for _ in range(2)] == [([], None)] * 2
+    assert [(read(tail), tail.problem) for _ in range(2)] == [([], None)] * 2
 
 
-def test_a_hole_that_truncation_leaves_is_passed_over(path: Path) -> None:
-    with path.open("wb", buffering=0) as writer:  # not for appending: it keeps its place
+def test_a_hole_left_by_truncation_is_skipped(path: Path) -> None:
+    with path.open("wb", buffering=0) as writer:  # without O_APPEND: it keeps its offset
         writer.write(numbered(1, 1000))
         tail = LogTail(str(path))
-        look(tail)
+        read(tail)
         for wide in (0, 5 << 30):
             os.truncate(path, 0)
             writer.seek(wide, os.SEEK_CUR)
             writer.write(numbered(1001, 1100))
-            assert b"".join(look(tail)) == numbered(1001, 1100)
+            assert b"".join(read(tail)) == numbered(1001, 1100)
             assert tail.lag_bytes == 0
     assert tail.bytes_read < 10 * CHUNK_BYTES, "the hole is not read through"
     os.truncate(path, 0)
     append(path, b"\0" * 100)
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"\0\0new\n")
-    assert look(restart(tail)) == look(tail) == [b"new\n"]
+    assert read(restart(tail)) == read(tail) == [b"new\n"]
 
 
 def test_a_deleted_log_is_read_to_its_end(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     with path.open("ab", buffering=0) as writer:
         path.unlink()
         writer.write(b"two\nthr")
-        assert look(tail) == [b"two\n"]
+        assert read(tail) == [b"two\n"]
         append(path, b"new\n")
-        assert look(tail) == [b"thr", b"new\n"]
+        assert read(tail) == [b"thr", b"new\n"]
 
 
-def test_a_deleted_log_is_closed_after_a_while_so_that_its_blocks_are_free(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_log_is_closed_after_a_while_to_free_its_blocks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     with path.open("ab", buffering=0) as writer:
         path.unlink()
         writer.write(b"two\n")
-        assert look(tail) == [b"two\n"]
+        assert read(tail) == [b"two\n"]
         now += DELETED_S - 1
         writer.write(b"three\nlast wo")
-        assert look(tail) == [b"three\n"], "still written to"
+        assert read(tail) == [b"three\n"], "still written to"
     now += DELETED_S - 1
-    assert look(tail) == []
+    assert read(tail) == []
     assert open_files(str(path)) == [f"{path} (deleted)"]
     now += 1
-    assert (look(tail), tail.generation) == ([b"last wo"], 1)
+    assert (read(tail), tail.generation) == ([b"last wo"], 1)
     assert (open_files(str(path)), tail.lag_bytes, tail.problem) == ([], 0, None)
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"new\n")
-    assert pieces(tail) == [(b"new\n", 0)]
+    assert read_chunks(tail) == [(b"new\n", 0)]
     assert tail.bytes_read == len(b"one\ntwo\nthree\nlast wonew\n")
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_log_that_is_not_known_to_be_deleted_is_kept_open(
-    path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
-) -> None:
+def test_a_log_that_may_not_be_deleted_is_kept_open(path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     append(path, b"one\n")
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     path.rename(path.with_suffix(".1"))
     if not moved:
         path.with_suffix(".1").unlink()
-        path.touch()  # whoever made it has written nothing yet
+        path.touch()  # its writer has written nothing yet
     for _ in range(3):
         now += DELETED_S
-        assert look(tail) == []
+        assert read(tail) == []
     append(path, b"two\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_log_that_was_deleted_and_made_again_is_read_from_its_top(path: Path, closed: bool) -> None:
-    """Its inode may be the same when nobody had it open."""
+def test_a_log_deleted_and_recreated_is_read_from_its_top(path: Path, closed: bool) -> None:
+    """The new file may have the same inode if nothing held the old one open."""
     tail = LogTail(str(path))
     append(path, numbered(1, 20))
-    look(tail)
+    read(tail)
     if closed:
         tail.close()
     path.unlink()
     append(path, numbered(101, 140))
-    assert b"".join(look(tail)) == numbered(101, 140)
+    assert b"".join(read(tail)) == numbered(101, 140)
 
 
 def test_a_log_replaced_by_an_older_one_is_read_from_its_top(path: Path) -> None:
@@ -715,40 +705,40 @@ def test_a_log_replaced_by_an_older_one_is_read_from_its_top(path: Path) -> None
     os.utime(other, (1, 1))
     tail = LogTail(str(path))
     append(path, numbered(51, 60))
-    look(tail)
+    read(tail)
     other.rename(path)
-    assert b"".join(look(tail)) == numbered(1, 50)
+    assert b"".join(read(tail)) == numbered(1, 50)
 
 
-def test_a_log_replaced_by_a_longer_copy_of_itself_is_read_on(path: Path) -> None:
-    """As rsync and editors do it."""
+def test_a_log_replaced_by_a_longer_copy_is_read_from_the_old_offset(path: Path) -> None:
+    """Rsync and editors write such copies."""
     tail = LogTail(str(path))
     append(path, numbered(1, 20) + b"unfin")
-    look(tail)
+    read(tail)
     append(path.with_name("copy"), numbered(1, 20) + b"unfinished\n" + numbered(21, 22))
     path.with_name("copy").rename(path)
-    assert b"".join(look(tail)) == b"unfinished\n" + numbered(21, 22)
+    assert b"".join(read(tail)) == b"unfinished\n" + numbered(21, 22)
     assert tail.generation == 0
 
 
-def test_a_short_text_that_agrees_is_no_copy(path: Path) -> None:
+def test_a_short_equal_text_is_not_taken_for_a_copy(path: Path) -> None:
     text = b"x" * (COPY_MARK_BYTES - 2) + b"\n"
     append(path, text)
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     append(path.with_name("other"), text)
     path.with_name("other").rename(path)
-    assert look(tail) == [text]
+    assert read(tail) == [text]
 
 
 @pytest.mark.parametrize("name", ["preadv", "fstat"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_a_handle_that_fails_is_reported_and_the_reading_goes_on(
+def test_a_failing_handle_is_reported_and_reading_continues(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     append(path, numbered(1, 10) + b"unfin")
     tail = LogTail(str(path))
-    found = b"".join(look(tail))
+    found = b"".join(read(tail))
     append(path, b"ished\n")
 
     def fail(*_: object) -> int:
@@ -759,19 +749,17 @@ def test_a_handle_that_fails_is_reported_and_the_reading_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fail)
         for _ in range(2):
-            assert look(tail) == []
+            assert read(tail) == []
             assert tail.problem == os.strerror(number)
-    assert b"".join([found, *look(tail)]) == numbered(1, 10) + b"unfinished\n"
+    assert b"".join([found, *read(tail)]) == numbered(1, 10) + b"unfinished\n"
     assert (tail.problem, tail.generation) == (None, 0)
     assert len(open_files(str(path.parent))) == 1
 
 
-def test_a_stale_file_that_has_been_replaced_is_left_for_the_new_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_file_is_abandoned_once_it_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, numbered(1, 10))
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
 
     def stale(*_: object) -> int:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -779,18 +767,18 @@ def test_a_stale_file_that_has_been_replaced_is_left_for_the_new_one(
     append(path, b"lost\n")
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", stale)
-        look(tail)
+        read(tail)
     path.unlink()
     append(path.with_name("new"), numbered(50, 80))
     path.with_name("new").rename(path)
-    assert b"".join(look(tail)) == numbered(50, 80)
+    assert b"".join(read(tail)) == numbered(50, 80)
     assert tail.generation == 1
 
 
-def test_a_path_that_cannot_be_reached_for_a_while_costs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_while_the_path_is_unreachable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"one\n")
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     append(path, b"two\n")
     real = os.stat
 
@@ -801,15 +789,15 @@ def test_a_path_that_cannot_be_reached_for_a_while_costs_nothing(path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", refuse)
-        assert look(tail) == [b"two\n"], "through the descriptor"
+        assert read(tail) == [b"two\n"], "through the descriptor"
         assert tail.problem == "Permission denied"
     append(path, b"three\n")
-    assert look(tail) == [b"three\n"]
+    assert read(tail) == [b"three\n"]
 
 
 def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
 
 
 @pytest.mark.parametrize(
@@ -822,35 +810,35 @@ def make_socket(path: Path) -> None:
         (lambda path: path.symlink_to(path), os.strerror(errno.ELOOP)),
     ],
 )
-def test_what_is_no_file_is_never_opened(
+def test_only_regular_files_are_opened(
     path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], problem: str
 ) -> None:
     make(path)
     tail = LogTail(str(path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", lambda *_: pytest.fail("opened"))
-        assert look(tail) == []
+        assert read(tail) == []
         tail.skip_older(1e12)
         tail.start_at_end()
     assert tail.problem == problem
     path.rmdir() if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()
     append(path, b"now a file\n")
-    assert [*look(tail), tail.problem] == [b"now a file\n", None]
+    assert [*read(tail), tail.problem] == [b"now a file\n", None]
 
 
-def test_a_log_that_may_not_be_read_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_log_is_reported_as_a_problem(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(path, b"secret\n")
     tail = LogTail(str(path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied")))
-        assert (look(tail), tail.problem) == ([], "Permission denied")
+        assert (read(tail), tail.problem) == ([], "Permission denied")
     assert LogTail(str(path.with_name("absent"))).problem is None
 
 
-def test_a_look_at_much_ends_when_its_time_is_over(path: Path) -> None:
+def test_a_long_read_stops_when_asked_to(path: Path) -> None:
     with path.open("wb") as out:
         out.write(numbered(1, 10))
-        out.truncate(100 << 30)  # sparse: as much as a huge log
+        out.truncate(100 << 30)  # sparse, as large as a huge log
     tail = LogTail(str(path))
     found = [bytes(buffer[:end]) for buffer, end, _ in tail.read_chunks(1 << 40, lambda: True)]
     assert found == [numbered(1, 10)]
@@ -858,7 +846,7 @@ def test_a_look_at_much_ends_when_its_time_is_over(path: Path) -> None:
     assert tail.lag_bytes == (100 << 30) - CHUNK_BYTES
 
 
-def test_looks_at_two_logs_may_be_interleaved(path: Path) -> None:
+def test_reads_of_two_logs_can_be_interleaved(path: Path) -> None:
     other = path.with_name("other.log")
     append(path, numbered(1, 100_000))
     append(other, numbered(200_001, 300_000))
@@ -867,60 +855,60 @@ def test_looks_at_two_logs_may_be_interleaved(path: Path) -> None:
     assert b"".join(text for _, text in both) == numbered(200_001, 300_000)
 
 
-def test_a_look_that_is_broken_off_goes_on_after_the_piece_it_gave(path: Path) -> None:
+def test_an_interrupted_read_resumes_after_the_last_returned_chunk(path: Path) -> None:
     append(path, numbered(1, 200_000))
     tail = LogTail(str(path))
     buffer, end, _ = next(tail.read_chunks())
     first = bytes(buffer[:end])
-    assert b"".join([first, *look(tail)]) == numbered(1, 200_000)
+    assert b"".join([first, *read(tail)]) == numbered(1, 200_000)
 
 
-def test_joining_at_the_end_begins_with_the_next_record(path: Path) -> None:
+def test_starting_at_the_end_begins_with_the_next_record(path: Path) -> None:
     append(path, b"one\ntw")
     tail = LogTail(str(path))
     tail.start_at_end()
-    assert look(tail) == []
+    assert read(tail) == []
     append(path, b"o")
-    assert look(tail) == []
+    assert read(tail) == []
     tail = restart(tail)
     append(path, b"\nthree\n")
-    assert pieces(tail) == [(b"three\n", 8)]
+    assert read_chunks(tail) == [(b"three\n", 8)]
 
 
 @pytest.mark.parametrize(("most", "found"), [(0, b""), (3, b""), (4, b"ccc\n"), (5, b"ccc\n"), (8, b"bbb\nccc\n")])
-def test_joining_near_the_end_begins_with_a_whole_record(path: Path, most: int, found: bytes) -> None:
+def test_starting_near_the_end_begins_with_a_whole_record(path: Path, most: int, found: bytes) -> None:
     append(path, b"aaa\nbbb\nccc\n")
     tail = LogTail(str(path))
     tail.start_near_end(most)
-    assert b"".join(look(tail)) == found
+    assert b"".join(read(tail)) == found
     append(path, b"ddd\n")
-    assert look(tail) == [b"ddd\n"]
+    assert read(tail) == [b"ddd\n"]
 
 
-def test_joining_a_small_or_absent_log_begins_at_its_top(path: Path) -> None:
+def test_starting_at_the_end_of_a_small_or_absent_log_begins_at_its_top(path: Path) -> None:
     tail = LogTail(str(path))
     tail.start_at_end()
     append(path, b"one\ntwo\n")
-    assert look(tail) == [b"one\ntwo\n"]
+    assert read(tail) == [b"one\ntwo\n"]
     tail = LogTail(str(path))
     tail.start_near_end(1000)
-    assert look(tail) == [b"one\ntwo\n"]
+    assert read(tail) == [b"one\ntwo\n"]
 
 
-def test_a_reader_started_anew_goes_on_where_the_last_one_was(path: Path) -> None:
+def test_a_restarted_reader_resumes_at_the_saved_offset(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\ntw")
-    assert look(tail) == [b"one\n"]
+    assert read(tail) == [b"one\n"]
     tail = restart(tail)
     append(path, b"o\n")
-    assert look(tail) == [b"two\n"]
+    assert read(tail) == [b"two\n"]
     assert (tail.bytes_read, tail.generation, tail.problem) == (8, 0, None)
 
 
-def test_a_log_rotated_away_while_nobody_read_is_read_to_its_end(path: Path) -> None:
+def test_a_log_rotated_between_two_readers_is_read_to_its_end(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     state = tail.state()
     tail.close()
     append(path, b"two\nthr")
@@ -929,22 +917,22 @@ def test_a_log_rotated_away_while_nobody_read_is_read_to_its_end(path: Path) -> 
     path.with_name("worker.log.1").rename(path.with_name("worker.log.2"))
     path.rename(path.with_name("worker.log.1"))
     append(path, b"c\n")
-    assert look(LogTail.restore(str(path), state)) == [b"two\n", b"thr", b"b\n", b"c\n"]
+    assert read(LogTail.restore(str(path), state)) == [b"two\n", b"thr", b"b\n", b"c\n"]
 
 
-def test_a_log_that_is_gone_when_the_reader_starts_anew_is_said_to_be(path: Path) -> None:
+def test_a_log_that_is_gone_at_a_restart_of_the_reader_is_reported(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, numbered(1, 10))
-    look(tail)
+    read(tail)
     state = tail.state()
     tail.close()
     path.write_bytes(numbered(101, 190))
     tail = LogTail.restore(str(path), state)
-    assert b"".join(look(tail)) == numbered(101, 190)
+    assert b"".join(read(tail)) == numbered(101, 190)
     assert tail.generation == 1
     tail = LogTail.restore(str(path), state)
     path.unlink()
-    assert look(tail) == []
+    assert read(tail) == []
     assert (tail.lag_bytes, tail.generation) == (0, 1)
     assert tail.problem is not None
 
@@ -963,68 +951,68 @@ def test_a_log_that_is_gone_when_the_reader_starts_anew_is_said_to_be(path: Path
         {"bytes_read": {}},
     ],
 )
-def test_a_state_that_makes_no_sense_begins_at_the_top(path: Path, change: dict[str, object]) -> None:
+def test_an_invalid_saved_state_means_reading_from_the_top(path: Path, change: dict[str, object]) -> None:
     append(path, b"one\ntwo\n")
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     state = tail.state() | change
     tail.close()
-    assert look(LogTail.restore(str(path), state)) == look(LogTail.restore(str(path), {})) == [b"one\ntwo\n"]
+    assert read(LogTail.restore(str(path), state)) == read(LogTail.restore(str(path), {})) == [b"one\ntwo\n"]
 
 
-def test_a_new_log_that_begins_like_the_one_rotated_away_is_read_from_its_top(path: Path) -> None:
+def test_a_new_log_that_begins_like_the_rotated_one_is_read_from_its_top(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, numbered(1, 20))
-    look(tail)
+    read(tail)
     path.rename(path.with_name("worker.log.1"))
     append(path, numbered(1, 22))
-    assert b"".join(look(tail)) == numbered(1, 22)
+    assert b"".join(read(tail)) == numbered(1, 22)
 
 
-def test_a_rotated_log_is_read_in_small_looks_with_its_records_whole(path: Path) -> None:
+def test_small_reads_of_a_rotated_log_return_whole_records(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"a\n")
-    look(tail)
+    read(tail)
     append(path, b"one\ntwo\nthree")
     path.rename(path.with_name("worker.log.1"))
     append(path, b"new\n")
     found = []
     for left in (14, 11, 8, 5, 4):
-        found += [text for text, _ in pieces(tail, 3)]
+        found += [text for text, _ in read_chunks(tail, 3)]
         assert tail.lag_bytes == left
     assert found == [b"one\n", b"two\n", b"three"]
 
 
-def test_a_new_file_rotated_away_under_any_name_is_read_if_it_was_seen(path: Path) -> None:
+def test_a_file_seen_before_its_rotation_is_read_under_any_name(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"a\n")
-    look(tail)
+    read(tail)
     path.rename(path.with_name("first"))
     path.touch()
-    look(tail)
+    read(tail)
     append(path, b"b\n")
     path.rename(path.with_name("second"))
-    assert look(tail) == [b"b\n"]
+    assert read(tail) == [b"b\n"]
     append(path, b"c\n")
-    assert look(tail) == [b"c\n"]
+    assert read(tail) == [b"c\n"]
 
 
-def test_a_log_just_written_to_is_looked_at_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written to twice within the resolution of its mtime, it shows the same mtime."""
+def test_a_log_with_a_recent_mtime_is_checked_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writes within the resolution of the mtime leave the same mtime."""
     append(path, numbered(10, 19))
     found = os.stat(path)
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     path.write_bytes(numbered(20, 29))
     real = os.stat
     monkeypatch.setattr(os, "stat", lambda place, **more: found if str(place) == str(path) else real(place, **more))
-    assert b"".join(look(tail)) == numbered(20, 29)
+    assert b"".join(read(tail)) == numbered(20, 29)
 
 
-def test_another_file_that_now_has_the_inode_is_not_read(path: Path) -> None:
+def test_another_file_that_reuses_the_inode_is_not_read(path: Path) -> None:
     append(path, numbered(1, 10))
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     state = tail.state()
     tail.close()
     foreign = path.with_name("foreign.txt")
@@ -1032,40 +1020,40 @@ def test_another_file_that_now_has_the_inode_is_not_read(path: Path) -> None:
     path.unlink()
     append(path, b"new\n")
     tail = LogTail.restore(str(path), state | {"inode": foreign.stat().st_ino})
-    assert look(tail) == [b"new\n"]
+    assert read(tail) == [b"new\n"]
     assert tail.problem is not None
 
 
-def test_a_log_truncated_and_then_rotated_while_nobody_read_is_read_from_its_top(path: Path) -> None:
+def test_a_log_truncated_and_rotated_between_two_readers_is_read_from_its_top(path: Path) -> None:
     append(path, numbered(1, 10))
     tail = LogTail(str(path))
-    look(tail)
+    read(tail)
     state = tail.state()
     tail.close()
     path.write_bytes(numbered(101, 120))
     path.rename(path.with_name("worker.log.1"))
     append(path, b"new\n")
-    assert b"".join(look(LogTail.restore(str(path), state))) == numbered(101, 120) + b"new\n"
+    assert b"".join(read(LogTail.restore(str(path), state))) == numbered(101, 120) + b"new\n"
 
 
-def test_rotated_files_of_one_moment_are_each_read_once(path: Path) -> None:
+def test_rotated_files_with_equal_mtimes_are_each_read_once(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"a\n")
-    look(tail)
+    read(tail)
     path.rename(path.with_name("worker.log.2"))
     append(path, b"b\n")
     path.rename(path.with_name("worker.log.1"))
     append(path, b"c\n")
     for name in ("worker.log.1", "worker.log.2"):
         os.utime(path.with_name(name), (1, 1))
-    assert look(tail) == [b"b\n", b"c\n"]
+    assert read(tail) == [b"b\n", b"c\n"]
 
 
 def test_a_log_rewritten_to_the_same_size_and_then_rotated_is_read(path: Path) -> None:
     tail = LogTail(str(path))
     append(path, b"one\n")
-    look(tail)
+    read(tail)
     path.write_bytes(b"two\n")
     path.rename(path.with_name("worker.log.1"))
     append(path, b"three\n")
-    assert look(tail) == [b"two\n", b"three\n"]
+    assert read(tail) == [b"two\n", b"three\n"]

@@ -1,4 +1,4 @@
-"""A log that is written, rotated, truncated and deleted while its reader is started again and again."""
+"""A log that is written, rotated, truncated and deleted while its reader restarts again and again."""
 
 import json
 from collections.abc import Iterator
@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs import tail_reader as tail_module
+from exporter.logs import tail_reader
 from exporter.logs.tail_reader import LogTail
 
 WRITES = st.tuples(st.just("write"), st.integers(1, 90), st.sampled_from([b"\n", b"\r", b"\r\n", b""]))
-LOOKS = st.tuples(st.just("look"), st.sampled_from([1, 7, 100, 1 << 20]))
+READS = st.tuples(st.just("read"), st.sampled_from([1, 7, 100, 1 << 20]))
 OTHERS = st.tuples(st.sampled_from(["rotate", "date", "empty", "truncate", "outgrow", "delete", "restart", "close"]))
-STEPS = st.lists(WRITES | LOOKS | OTHERS, max_size=25)
+STEPS = st.lists(WRITES | READS | OTHERS, max_size=25)
 
 
 @pytest.fixture(autouse=True)
-def _no_buffer_of_another_size() -> Iterator[None]:
-    tail_module._spare.clear()
+def _clear_spare_buffers() -> Iterator[None]:
+    tail_reader._spare.clear()
     yield
-    tail_module._spare.clear()
+    tail_reader._spare.clear()
 
 
 class Log:
-    """A writer with its rotation, and a reader beside it."""
+    """A log writer with rotation, and a reader."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "worker.log"
@@ -36,34 +36,34 @@ class Log:
         self.found = b""
         self.records = 0
         self.dates = 0
-        self.look(1)  # what is rotated away before the first look belongs to another job
+        self.read(1)  # content rotated away before the first read belongs to another job
 
     def write(self, size: int, end: bytes) -> None:
-        """A record that no other one is like, or a part of one when it has no end."""
+        """Write a unique record, or an unfinished one if `end` is empty."""
         self.records += 1
         text = f"<{self.records} ".encode().ljust(size, b".") + end
         with self.path.open("ab") as out:
             out.write(text)
         self.written += text
 
-    def look(self, most_bytes: int) -> None:
+    def read(self, most_bytes: int) -> None:
         for buffer, end, _ in self.tail.read_chunks(most_bytes):
             self.found += bytes(buffer[:end])
 
-    def look_at_all(self) -> None:
-        self.look(1 << 20)
+    def read_all(self) -> None:
+        self.read(1 << 20)
         while self.tail.has_more or self.tail.lag_bytes:
-            self.look(1 << 20)
+            self.read(1 << 20)
 
     def rotate(self) -> None:
-        """``worker.log`` -> ``worker.log.1`` -> ``worker.log.2``; the new file comes with the next record."""
+        """``worker.log`` -> ``worker.log.1`` -> ``worker.log.2``; the next record creates the new file."""
         for number in range(len(list(self.path.parent.glob("worker.log.*"))), 0, -1):
             self.path.with_name(f"worker.log.{number}").rename(self.path.with_name(f"worker.log.{number + 1}"))
         self.path.rename(self.path.with_name("worker.log.1"))
         self.write(3, b"\n")
 
     def empty(self) -> None:
-        """The same, with a new file in which nothing is yet."""
+        """Rotate, and create an empty new file."""
         self.rotate_without_record()
         self.path.touch()
 
@@ -79,23 +79,23 @@ class Log:
         self.write(3, b"\n")
 
     def truncate(self) -> None:
-        """To nothing, once all of it has been read."""
+        """Truncate to zero after all was read."""
         self.write(5, b"\n")
-        self.look_at_all()
+        self.read_all()
         self.path.write_bytes(b"")
 
     def outgrow(self) -> None:
-        """The same, and at once as much again as there was."""
+        """Truncate, and write more than before at once."""
         size = self.path.stat().st_size
         self.truncate()
         self.write(size + 20, b"\n")
 
     def delete(self) -> None:
         self.write(5, b"\n")
-        self.look_at_all()
+        self.read_all()
         self.path.unlink()
         self.write(6, b"\n")
-        self.look(1)  # of a deleted file no name tells what came after it
+        self.read(1)  # no name links a deleted file to its successor
 
     def restart(self) -> None:
         state = json.loads(json.dumps(self.tail.state()))
@@ -107,19 +107,19 @@ class Log:
 
 
 @given(steps=STEPS, chunk=st.sampled_from([150, 1000, 1 << 20]))
-def test_each_record_comes_once_whatever_happens_to_log_and_reader(
+def test_each_record_is_read_once_whatever_happens_to_log_and_reader(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]], chunk: int
 ) -> None:
     if {step[0] for step in steps} >= {"date", "rotate"} or {step[0] for step in steps} >= {"date", "empty"}:
-        steps = [step for step in steps if step[0] != "date"]  # one log is rotated in one way
+        steps = [step for step in steps if step[0] != "date"]  # a log has one rotation scheme
     log = Log(tmp_path_factory.mktemp("log"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "CHUNK_BYTES", chunk)
-        tail_module._spare.clear()
+        patch.setattr(tail_reader, "CHUNK_BYTES", chunk)
+        tail_reader._spare.clear()
         for name, *arguments in steps:
             getattr(log, name)(*arguments)
-        log.look_at_all()
+        log.read_all()
         log.found += log.tail.pop_unfinished_record()
         log.tail.close()
-        tail_module._spare.clear()
+        tail_reader._spare.clear()
     assert log.found == log.written

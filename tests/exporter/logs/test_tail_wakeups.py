@@ -1,4 +1,4 @@
-"""A log tail that goes by watches sees what one sees that always asks the file itself."""
+"""A log tail that relies on inotify reads the same as one that always polls the file."""
 
 import errno
 import logging
@@ -11,10 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs import tail_reader as tail_module
-from exporter.logs import inotify_reader as module
+from exporter.logs import inotify_reader, tail_reader
+from exporter.logs.inotify_reader import IN_ATTRIB, InotifyWatch, InotifyWatches
 from exporter.logs.tail_reader import IDLE_READS, TRUSTED_READS, LogTail
-from exporter.logs.inotify_reader import IN_ATTRIB, InotifyWatches, InotifyWatch
 
 
 def append(resting_log: Path, text: bytes) -> None:
@@ -31,18 +30,18 @@ def append(resting_log: Path, text: bytes) -> None:
         ("inotify_add_watch", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     ],
 )
-def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same(
+def test_without_inotify_one_message_is_logged_and_logs_are_still_read(
     resting_log: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls, ask = list[str](), module._call
+    calls, original = list[str](), inotify_reader._call
 
     def refuse(name: str, *arguments: object) -> int:
         calls.append(name)
         if name == call:
             raise error
-        return ask(name, *arguments)
+        return original(name, *arguments)
 
-    monkeypatch.setattr(module, "_call", refuse)
+    monkeypatch.setattr(inotify_reader, "_call", refuse)
     caplog.set_level(logging.DEBUG)
     wakeups = InotifyWatches()
     tail, found = LogTail(str(resting_log), wakeups), list[bytes]()
@@ -54,13 +53,15 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
             os.utime(resting_log, (2, 2))
     assert found == [b"one\n", b"two\n"]
     assert calls.count(call) == 1
-    assert [record.getMessage() for record in caplog.records] == [f"inotify is not available, logs are polled instead: {error}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"inotify is not available, logs are polled instead: {error}"
+    ]
     tail.close()
     wakeups.close()
 
 
-def rested(resting_log: Path, wakeups: InotifyWatches) -> LogTail:
-    """A tail of a log to which nothing has been written for so long that it goes by its watch."""
+def idle_tail(resting_log: Path, wakeups: InotifyWatches) -> LogTail:
+    """A tail of a log that was idle for so long that the tail relies on its watch."""
     tail = LogTail(str(resting_log), wakeups)
     for _ in range(IDLE_READS + 3):
         wakeups.drain()
@@ -69,28 +70,28 @@ def rested(resting_log: Path, wakeups: InotifyWatches) -> LogTail:
     return tail
 
 
-def test_a_log_at_rest_is_not_asked_but_now_and_then(
+def test_an_idle_log_is_rarely_checked(
     resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tail, asked, ask = rested(resting_log, wakeups), list[bytes](), os.stat
+    tail, paths, original = idle_tail(resting_log, wakeups), list[bytes](), os.stat
 
     def stat_of(name: bytes) -> os.stat_result:
-        asked.append(name)
-        return ask(name)
+        paths.append(name)
+        return original(name)
 
     monkeypatch.setattr(os, "stat", stat_of)
     for _ in range(10 * (TRUSTED_READS + 1)):
         wakeups.drain()
         assert list(tail.read()) == []
     monkeypatch.undo()
-    assert asked == [os.fsencode(resting_log)] * 10
+    assert paths == [os.fsencode(resting_log)] * 10
     append(resting_log, b"two\n")
     wakeups.drain()
     assert list(tail.read()) == [b"two\n"]
 
 
-def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups: InotifyWatches) -> None:
-    tail = rested(resting_log, wakeups)
+def test_a_change_without_an_event_is_noticed_after_some_reads(resting_log: Path, wakeups: InotifyWatches) -> None:
+    tail = idle_tail(resting_log, wakeups)
     directory = resting_log.parent
     directory.rename(directory.with_name("moved"))
     directory.mkdir()
@@ -102,12 +103,12 @@ def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups
     assert found == [b"two\n"]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
-    resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch, again: bool
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_write_during_the_start_of_a_watch_is_seen_by_the_next_read(
+    resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch, repeated: bool
 ) -> None:
-    tail = rested(resting_log, wakeups) if again else LogTail(str(resting_log), wakeups)
-    if again:  # something has happened that changes nothing
+    tail = idle_tail(resting_log, wakeups) if repeated else LogTail(str(resting_log), wakeups)
+    if repeated:  # something has happened that changes nothing
         (number,) = wakeups._watches
         wakeups._apply_events(struct.pack("=iIII", number, IN_ATTRIB, 0, 0))
     begin = wakeups.watch
@@ -123,11 +124,11 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
         found += b"".join(tail.read())
     wakeups.drain()
     found += b"".join(tail.read())
-    assert found.endswith(b"two\n") if again else found == b"one\ntwo\n"
+    assert found.endswith(b"two\n") if repeated else found == b"one\ntwo\n"
     tail.close()
 
 
-def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path, wakeups: InotifyWatches) -> None:
+def test_a_log_that_is_written_occasionally_is_not_watched(resting_log: Path, wakeups: InotifyWatches) -> None:
     tail = LogTail(str(resting_log), wakeups)
     for number in range(20):
         for _ in range(IDLE_READS + 1):
@@ -139,14 +140,14 @@ def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path,
     tail.close()
 
 
-def test_a_tail_that_is_closed_has_no_watch(resting_log: Path, wakeups: InotifyWatches) -> None:
-    tail = rested(resting_log, wakeups)
+def test_a_closed_tail_has_no_watch(resting_log: Path, wakeups: InotifyWatches) -> None:
+    tail = idle_tail(resting_log, wakeups)
     assert wakeups._watches
     tail.close()
     assert not wakeups._watches
 
 
-def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeups: InotifyWatches) -> None:
+def test_a_restored_tail_relies_on_its_watch_too(resting_log: Path, wakeups: InotifyWatches) -> None:
     before = LogTail(str(resting_log))
     list(before.read())
     tail = LogTail.restore(str(resting_log), before.state(), wakeups)
@@ -158,7 +159,7 @@ def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeu
 
 
 class Log:
-    """A log at one resting_log and what can happen to it."""
+    """A log and everything that can happen to it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "worker.log"
@@ -173,7 +174,7 @@ class Log:
         append(self.path, self._record())
 
     def begin(self) -> None:
-        """A record whose end comes later, or never."""
+        """Write an unfinished record."""
         append(self.path, self._record()[:20])
 
     def truncate(self) -> None:
@@ -199,7 +200,7 @@ class Log:
         other.replace(self.path)
 
     def copy(self) -> None:
-        """As an editor does it: the same text, and more, in another file."""
+        """Replace the file by a longer copy, as editors do."""
         if self.path.exists():
             other = self.folder / "other"
             other.write_bytes(self.path.read_bytes() + self._record())
@@ -211,12 +212,12 @@ class Log:
             self.number += 1
 
     def settle(self) -> None:
-        """Long ago written to, as far as its time tells."""
+        """Set an old mtime."""
         if self.path.exists():
             os.utime(self.path, (1, 1))
 
     def link(self) -> None:
-        """Written to by another name."""
+        """Write through another hard link."""
         if self.path.exists():
             other = self.folder / "linked"
             other.unlink(missing_ok=True)
@@ -225,59 +226,59 @@ class Log:
             os.utime(other, (1, 1))
 
     def swap(self) -> None:
-        """Another file is at the resting_log for a while."""
+        """Put another file at the path for a while."""
         if self.path.exists():
             self.path.rename(self.folder / "aside")
             self.append()
             (self.folder / "aside").replace(self.path)
 
     def nothing(self) -> None:
-        """So it is mostly."""
+        """No change, the most frequent case."""
 
 
-HAPPENINGS = ("append", "begin", "truncate", "outgrow", "rename", "rotate", "unlink", "replace", "copy", "chmod")
+CHANGES = ("append", "begin", "truncate", "outgrow", "rename", "rotate", "unlink", "replace", "copy", "chmod")
 QUIET = ("nothing", "settle", "link", "swap", "close")
 
 
-def told(tail: LogTail) -> tuple[object, ...]:
-    """What a look tells."""
+def read_state(tail: LogTail) -> tuple[object, ...]:
+    """Everything that one read reports."""
     found = [bytes(buffer[:end]) for buffer, end, _ in tail.read_chunks()]
     return found, tail.size, tail.generation, tail.lag_bytes, tail.mtime, tail.has_more, tail.bytes_read, tail.problem
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(HAPPENINGS + 2 * QUIET), st.integers(0, 9)), max_size=12),
-    passed_over=st.booleans(),
+    steps=st.lists(st.tuples(st.sampled_from(CHANGES + 2 * QUIET), st.integers(0, 9)), max_size=12),
+    skipped=st.booleans(),
 )
-@example(steps=[("settle", 5), ("append", 5), ("settle", 5), ("link", 5), ("swap", 5)], passed_over=False)
-@example(steps=[("settle", 5), ("unlink", 5), ("append", 5), ("settle", 5), ("replace", 5)], passed_over=False)
-@example(steps=[("settle", 6), ("rename", 2), ("append", 2), ("settle", 6), ("outgrow", 2)], passed_over=True)
+@example(steps=[("settle", 5), ("append", 5), ("settle", 5), ("link", 5), ("swap", 5)], skipped=False)
+@example(steps=[("settle", 5), ("unlink", 5), ("append", 5), ("settle", 5), ("replace", 5)], skipped=False)
+@example(steps=[("settle", 6), ("rename", 2), ("append", 2), ("settle", 6), ("outgrow", 2)], skipped=True)
 @example(
-    steps=[("settle", 6), ("copy", 1), ("settle", 6), ("rotate", 1), ("settle", 6), ("truncate", 1)], passed_over=False
+    steps=[("settle", 6), ("copy", 1), ("settle", 6), ("rotate", 1), ("settle", 6), ("truncate", 1)], skipped=False
 )
-def test_look_by_look_a_tail_sees_the_same_with_and_without_wakeups(
-    local_root: Path, steps: list[tuple[str, int]], passed_over: bool
+def test_each_read_is_the_same_with_and_without_inotify(
+    local_root: Path, steps: list[tuple[str, int]], skipped: bool
 ) -> None:
     log, wakeups = Log(Path(tempfile.mkdtemp(dir=local_root))), InotifyWatches()
-    plain, woken = LogTail(str(log.path)), LogTail(str(log.path), wakeups)
+    polling, with_inotify = LogTail(str(log.path)), LogTail(str(log.path), wakeups)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "IDLE_READS", 1)  # what is watched soon is watched often
-        patch.setattr(tail_module, "TRUSTED_READS", 3)
-        woken._reads_until_watch = 1
-        if passed_over:
+        patch.setattr(tail_reader, "IDLE_READS", 1)  # watched after few reads, so that most steps use a watch
+        patch.setattr(tail_reader, "TRUSTED_READS", 3)
+        with_inotify._reads_until_watch = 1
+        if skipped:
             log.settle()
-            plain.start_at_end()
-            woken.start_at_end()
-        for step, looks in steps:
+            polling.start_at_end()
+            with_inotify.start_at_end()
+        for step, reads in steps:
             if step == "close":
-                plain.close()
-                woken.close()
+                polling.close()
+                with_inotify.close()
             else:
                 getattr(log, step)()
-            for _ in range(looks):
+            for _ in range(reads):
                 wakeups.drain()
-                assert told(woken) == told(plain)
-    plain.close()
-    woken.close()
+                assert read_state(with_inotify) == read_state(polling)
+    polling.close()
+    with_inotify.close()
     assert not wakeups._watches
     wakeups.close()

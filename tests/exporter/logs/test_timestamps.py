@@ -100,7 +100,7 @@ def test_a_time_at_the_head_is_read(head: bytes, time: str) -> None:
         b"\xff\xfe 05",
     ],
 )
-def test_other_numbers_are_no_times(head: bytes) -> None:
+def test_other_numbers_are_no_timestamps(head: bytes) -> None:
     assert TimestampReader(REFERENCE).read(head) is None
 
 
@@ -119,7 +119,7 @@ def test_other_numbers_are_no_times(head: bytes) -> None:
         b"[24:00:00] up",
     ],
 )
-def test_a_time_that_cannot_be_is_none(head: bytes) -> None:
+def test_an_impossible_time_is_none(head: bytes) -> None:
     assert TimestampReader(REFERENCE).read(head) is None
 
 
@@ -128,7 +128,7 @@ def test_without_a_reference_an_incomplete_time_is_none(head: bytes) -> None:
     assert TimestampReader().read(head) is None
 
 
-def test_a_year_that_is_left_out_is_the_one_nearest_to_the_reference() -> None:
+def test_a_missing_year_is_the_one_nearest_to_the_reference() -> None:
     reader = TimestampReader(moment("2026-01-01 00:10:00"))
     assert reader.read(b"INFO 12-31 23:59:00 up") == moment("2025-12-31 23:59:00")
     assert reader.read(b"INFO 01-01 00:00:30 up") == moment("2026-01-01 00:00:30")
@@ -138,7 +138,7 @@ def test_a_year_that_is_left_out_is_the_one_nearest_to_the_reference() -> None:
     assert reader.read(b"INFO 02-29 00:00:00 up") == moment("2028-02-29")
 
 
-def test_times_of_day_go_on_over_midnights() -> None:
+def test_times_of_day_continue_after_midnight() -> None:
     reader = TimestampReader(moment("2025-11-04 20:00:00"))
     read = [reader.read(head) for head in (b"[21:00:00]", b"[23:59:59]", b"[00:00:01]", b"[23:59:58]", b"[09:00:00]")]
     days = ["2025-11-04 21:00:00", "2025-11-04 23:59:59", "2025-11-05 00:00:01", "2025-11-04 23:59:58"]
@@ -149,7 +149,7 @@ def test_times_of_day_go_on_over_midnights() -> None:
     ]
 
 
-def test_one_log_may_write_its_times_in_several_ways() -> None:
+def test_one_log_may_use_several_time_formats() -> None:
     reader = TimestampReader(REFERENCE)
     heads = (b"2025-11-04 05:31:43 a", b"INFO 11-04 05:31:44 b", b'{"ts": 1700000000}', b"no time", b"[05:31:45] c")
     wanted = [moment("2025-11-04 05:31:43"), moment("2025-11-04 05:31:44"), 1700000000.0, None]
@@ -171,7 +171,7 @@ WAYS = (
 
 
 @given(st.lists(st.tuples(MOMENTS, st.sampled_from(WAYS)), min_size=1, max_size=20))
-def test_what_is_written_is_read_back(records: list[tuple[datetime, str]]) -> None:
+def test_written_timestamps_are_read_back(records: list[tuple[datetime, str]]) -> None:
     reader = TimestampReader()
     for time, way in records:
         reader.reference = time.timestamp()
@@ -180,7 +180,7 @@ def test_what_is_written_is_read_back(records: list[tuple[datetime, str]]) -> No
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.from_regex(rb"\[?[\dIT/:., +-]{0,40}", fullmatch=True))))
-def test_no_record_raises(heads: list[bytes]) -> None:
+def test_no_record_raises_an_error(heads: list[bytes]) -> None:
     reader = TimestampReader(REFERENCE)
     for head in heads:
         stamp = reader.read(head)
@@ -201,23 +201,23 @@ BEHIND = (
 
 
 @given(st.lists(st.tuples(st.sampled_from(SAME), st.sampled_from(BEHIND)), max_size=12))
-def test_what_was_read_before_changes_no_time(records: list[tuple[str, str]]) -> None:
+def test_earlier_records_do_not_change_a_timestamp(records: list[tuple[str, str]]) -> None:
     reader = TimestampReader(REFERENCE)
     for head, behind in records:
         text = (head + behind).encode()
-        # a time without its day follows those before it
+        # a time without a date depends on earlier ones
         assert reader.read(text) == TimestampReader(reader.reference).read(text)
 
 
 @given(st.integers(-48, 56), st.floats(-400, 400))
 @example(-48, 0.0)
 @example(56, 400.0)
-def test_a_zone_is_found_from_a_fresh_record(quarters: int, delay_s: float) -> None:
+def test_the_time_zone_is_found_from_a_fresh_record(quarters: int, delay_s: float) -> None:
     clock = datetime.fromtimestamp(REFERENCE, timezone(timedelta(minutes=15 * quarters)))
     stamp = clock.replace(tzinfo=UTC).timestamp() - delay_s
     assert zone_offset(stamp, REFERENCE) == -900 * quarters
 
 
-def test_a_stamp_that_no_zone_explains_is_left_as_it_is() -> None:
+def test_a_timestamp_that_no_zone_explains_is_unchanged() -> None:
     assert zone_offset(REFERENCE - 86400 * 3, REFERENCE) == 0
     assert zone_offset(REFERENCE + 86400, REFERENCE) == 0

@@ -1,4 +1,4 @@
-"""Machines with memory cgroups: as folders for every layout, and real ones with a limit."""
+"""Memory cgroups for tests: fake ones of every layout, and real ones with a limit."""
 
 import os
 import subprocess
@@ -24,20 +24,20 @@ MIB = 1 << 20
 
 
 class Machine:
-    """A root directory with ``/proc`` and the mounts of memory cgroups."""
+    """A root directory with ``/proc`` and mounted memory cgroups."""
 
     def __init__(self, root: Path, mountinfo: str) -> None:
         self.root = root
         self.write("proc/self/mountinfo", OTHER_MOUNTS + mountinfo)
 
     def write(self, name: str, text: str) -> None:
-        """A file below the root, an absolute name too."""
+        """Write a file below the root. The name may be absolute."""
         path = self.root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def process(self, pid: int | str, cgroup: str, *, flags: int = 0x400000, start_ticks: int = 7700) -> None:
-        """A process in the cgroups that this text of ``/proc/PID/cgroup`` names."""
+        """Add a process with this text as ``/proc/PID/cgroup``."""
         self.write(f"proc/{pid}/cgroup", cgroup)
         fields = ["S", "1", "1", "1", "0", "-1", str(flags), *["0"] * 12, str(start_ticks), *["0"] * 30]
         self.write(f"proc/{pid}/stat", f"{pid} (a) b (c) {' '.join(fields)}\n")
@@ -52,7 +52,7 @@ class Machine:
         oom_kills: int = 0,
         **stat: int,
     ) -> None:
-        """A cgroup of v1."""
+        """Add a v1 cgroup."""
         values = {"cache": 1, "active_file": 3, "inactive_file": 5, "hierarchical_memory_limit": limit}
         values |= {"total_active_file": 10 * MIB, "total_inactive_file": 20 * MIB, **stat}
         self._files(
@@ -76,7 +76,7 @@ class Machine:
         high: int | str = "max",
         oom_kills: int = 0,
     ) -> None:
-        """A cgroup of v2 with the memory controller."""
+        """Add a v2 cgroup with the memory controller."""
         self._files(
             mount + path,
             {
@@ -92,7 +92,7 @@ class Machine:
         )
 
     def v2_without_memory(self, path: str, *, mount: str = "/sys/fs/cgroup") -> None:
-        """A cgroup of v2 without the memory controller; the root looks like one as well."""
+        """Add a v2 cgroup without the memory controller. The root looks the same."""
         self._files(mount + path, {"cgroup.procs": "1\n", "memory.pressure": "some avg10=0.00 total=7\n"})
 
     def _files(self, folder: str, texts: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ class Machine:
 
 
 class RealCgroup:
-    """A new cgroup of this machine's kernel."""
+    """A new cgroup of the real kernel."""
 
     def __init__(self, version: int, directory: Path) -> None:
         self.version = version
@@ -109,7 +109,7 @@ class RealCgroup:
         self.procs = directory / "cgroup.procs"
 
     def limit(self, size: int) -> None:
-        """Let it use so much memory, and no swap."""
+        """Limit its memory in bytes, and allow no swap."""
         names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if self.version == 1 else ("memory.max",)
         for name in names:
             if (self.directory / name).exists():
@@ -118,7 +118,7 @@ class RealCgroup:
             (self.directory / "memory.swap.max").write_text("0")
 
     def start(self, program: str) -> "subprocess.Popen[bytes]":
-        """A Python program within it, with pipes to it."""
+        """Start a Python program in the cgroup, with pipes."""
         script = 'echo $$ > "$1" && exec "$2" -I -c "$3"'
         return subprocess.Popen(
             ["sh", "-c", script, "sh", str(self.procs), sys.executable, program],
@@ -127,7 +127,7 @@ class RealCgroup:
         )
 
     def exceed(self) -> int:
-        """Have a process use more than 64 MiB here; its pid. The kernel kills it when the limit is lower."""
+        """Run a process that uses 128 MiB and return its pid. The kernel kills it at a lower limit."""
         process = self.start("bytearray(b'x' * (1 << 27))")
         process.communicate(timeout=60)
         return process.pid
@@ -135,22 +135,22 @@ class RealCgroup:
 
 @contextmanager
 def real_cgroup(name: str) -> Iterator[RealCgroup]:
-    """A cgroup of this name and of this process's id; skips where none can be made."""
+    """A cgroup named after the argument and this pid. Skips the test if none can be created."""
     if os.geteuid() != 0:
-        pytest.skip("only root may make cgroups")
-    places = oom_kills.memory_cgroup_candidates()
-    if not places:
+        pytest.skip("only root can create cgroups")
+    candidates = oom_kills.memory_cgroup_candidates()
+    if not candidates:
         pytest.skip("no memory cgroups here")
-    version, mount, path = places[0]
-    # in v2 a cgroup with processes in it, but for the root, has no controllers for those below
+    version, mount, path = candidates[0]
+    # in v2 a cgroup with processes, other than the root, has no controllers for its children
     directory = Path(f"{mount}{path if version == 1 else ''}", f"gpujob-{name}-{os.getpid()}")
     try:
         directory.mkdir()
     except OSError as error:
-        pytest.skip(f"cannot make a cgroup: {error}")
+        pytest.skip(f"cannot create a cgroup: {error}")
     try:
         if version == 2 and not (directory / "memory.current").exists():
-            pytest.skip("the memory controller is not given to cgroups below the root")
+            pytest.skip("the memory controller is not enabled below the root")
         yield RealCgroup(version, directory)
     finally:
         if directory.exists():

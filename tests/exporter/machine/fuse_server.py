@@ -1,9 +1,9 @@
-"""A file system whose server can stop answering: it shows the regular files of a folder, over ``/dev/fuse``.
+"""A FUSE file system whose server can stop answering. It serves the regular files of a directory.
 
-Run as ``python fuse_server.py FOLDER MOUNT_POINT CONTROL``; the wire format is that of ``linux/fuse.h``. The word in
-the file CONTROL says what becomes of requests: ``answer``; ``ignore`` leaves them in the kernel's queue, where a
-killed caller takes its request back; ``swallow`` takes them and gives no answer, and then not even SIGKILL ends the
-caller. When the word is ``answer`` again, those that were taken are answered.
+Run as ``python fuse_server.py FOLDER MOUNT_POINT CONTROL``. The wire format is that of ``linux/fuse.h``. The file
+CONTROL contains the mode. ``answer`` answers requests. ``ignore`` leaves them in the queue of the kernel, so a killed
+caller can withdraw its request. ``swallow`` reads them without an answer, so not even SIGKILL ends the caller. When
+the mode is ``answer`` again, swallowed requests are answered.
 """
 
 import ctypes
@@ -21,24 +21,24 @@ import pytest
 
 LOOKUP, FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, STATFS, RELEASE = 1, 2, 3, 4, 14, 15, 16, 17, 18
 FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, DESTROY, BATCH_FORGET = 25, 26, 27, 28, 29, 36, 38, 42
-SILENT = (FORGET, INTERRUPT, BATCH_FORGET)  # requests that have no answer
+SILENT = (FORGET, INTERRUPT, BATCH_FORGET)  # requests without an answer
 ROOT_NODE = 1
 BLOCK = 4096
-FREE_BLOCKS, BLOCKS = 25_000_000, 50_000_000  # what it says of its space: 102 GB of 205 GB
+FREE_BLOCKS, BLOCKS = 25_000_000, 50_000_000  # the space it reports: 102 GB of 205 GB
 SOURCE = "gpujob-test"
 WAIT_S = 60.0  # how long to wait for the server
 
 
 def seen_file(control: str | Path) -> Path:
-    """Where the server says which word it has seen last."""
+    """File in which the server records the last mode that it read."""
     return Path(f"{control}.seen")
 
 
-def write(path: Path, word: str) -> None:
-    """Have a file say this at once and as a whole."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(word, encoding="ascii")
-    beside.replace(path)
+def write(path: Path, text: str) -> None:
+    """Replace the contents of a file atomically."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text, encoding="ascii")
+    temporary.replace(path)
 
 
 class Server:
@@ -48,7 +48,7 @@ class Server:
         self._folder, self._control = folder, control
         self._names: dict[int, str] = {}
         self._nodes: dict[str, int] = {}
-        self._taken: list[bytes] = []
+        self._swallowed: list[bytes] = []
         self._seen = ""
         self._fd = os.open("/dev/fuse", os.O_RDWR)
         options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,allow_other"
@@ -63,8 +63,8 @@ class Server:
             if mode != self._seen:
                 write(seen_file(self._control), mode)
                 self._seen = mode
-            while mode == "answer" and self._taken:
-                self._answer(self._taken.pop(0))
+            while mode == "answer" and self._swallowed:
+                self._answer(self._swallowed.pop(0))
             if mode == "ignore" or not select.select([self._fd], [], [], 0.01)[0]:
                 time.sleep(0.01 if mode == "ignore" else 0)
                 continue
@@ -73,8 +73,8 @@ class Server:
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     return
-                continue  # taken back in between
-            self._taken.append(request)
+                continue  # withdrawn meanwhile
+            self._swallowed.append(request)
 
     def _mode(self) -> str:
         try:
@@ -94,7 +94,7 @@ class Server:
         try:
             os.write(self._fd, struct.pack("=IiQ", 16 + len(body), code, unique) + body)
         except OSError:
-            pass  # the caller is gone
+            pass  # the caller has ended
 
     def _body(self, opcode: int, node: int, rest: bytes) -> bytes:
         if opcode == INIT:
@@ -157,19 +157,19 @@ class Server:
 
     def _entries(self, offset: int, size: int) -> bytes:
         names = [name for name in sorted(os.listdir(self._folder)) if os.path.isfile(os.path.join(self._folder, name))]
-        found = b""
+        listing = b""
         for index, name in enumerate(names[offset:], offset + 1):
             raw = os.fsencode(name)
             entry = struct.pack("=QQII", index + 1, index, len(raw), stat.S_IFREG >> 12) + raw
             entry += b"\0" * (-len(entry) % 8)
-            if len(found) + len(entry) > size:
+            if len(listing) + len(entry) > size:
                 break
-            found += entry
-        return found
+            listing += entry
+        return listing
 
 
 class FuseMount:
-    """A served mount in a process of its own; skips the test where none can be made."""
+    """A mount served by a separate process. Skips the test where that is impossible."""
 
     def __init__(self, place: Path) -> None:
         if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
@@ -183,13 +183,13 @@ class FuseMount:
         end = time.monotonic() + WAIT_S
         while not os.path.ismount(self.point):
             if self._process.poll() is not None:
-                _, words = self._process.communicate()
-                pytest.skip(f"no file system can be served here: {words.strip().splitlines()[-1:]}")
-            assert time.monotonic() < end, "the mount does not come"
+                _, message = self._process.communicate()
+                pytest.skip(f"cannot serve a file system here: {message.strip().splitlines()[-1:]}")
+            assert time.monotonic() < end, "the mount does not appear"
             time.sleep(0.01)
 
     def say(self, mode: str) -> None:
-        """``answer``, ``ignore`` or ``swallow`` from now on."""
+        """Set the mode: ``answer``, ``ignore`` or ``swallow``."""
         write(self._control, mode)
         seen, end = seen_file(self._control), time.monotonic() + WAIT_S
         while self._process.poll() is None and not (seen.exists() and seen.read_text("ascii") == mode):
@@ -197,7 +197,7 @@ class FuseMount:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End the server, which ends whatever waits for it, and take the mount away."""
+        """Kill the server, which ends waiting requests, and remove the mount."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

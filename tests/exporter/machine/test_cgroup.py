@@ -1,4 +1,4 @@
-"""Memory cgroups of every layout, as folders and of the real kernel."""
+"""Memory cgroups of every layout, as directories and of the real kernel."""
 
 import os
 import subprocess
@@ -41,13 +41,13 @@ POD = "/kubepods/burstable/pod1f/c0ffee"
 
 
 def v1_lines(path: str, unified: str | None = None) -> str:
-    """``/proc/PID/cgroup`` with memory in v1, in a hybrid layout when ``unified`` is given."""
+    """``/proc/PID/cgroup`` with memory in v1. With ``unified``, in a hybrid layout."""
     end = "" if unified is None else f"0::{unified}\n"
     return f"11:cpu,cpuacct:/elsewhere\n5:memory:{path}\n1:name=systemd:/init.scope\n{end}"
 
 
 @pytest.mark.parametrize(
-    ("mountinfo", "cgroup", "made", "mount", "path"),
+    ("mountinfo", "cgroup", "created", "mount", "path"),
     [
         pytest.param(V1_MOUNT, v1_lines("/a"), "/a", "/sys/fs/cgroup/memory", "/a", id="v1"),
         pytest.param(
@@ -125,16 +125,16 @@ def v1_lines(path: str, unified: str | None = None) -> str:
     ],
 )
 def test_a_memory_cgroup_is_found_in_every_layout(
-    tmp_path: Path, mountinfo: str, cgroup: str, made: str, mount: str, path: str
+    tmp_path: Path, mountinfo: str, cgroup: str, created: str, mount: str, path: str
 ) -> None:
     machine = Machine(tmp_path, mountinfo)
     machine.process("self", cgroup)
     version = 1 if "memory" in cgroup else 2
-    (machine.v1 if version == 1 else machine.v2)(made, mount=mount, oom_kills=3)
-    found = read_memory_cgroup("self", str(tmp_path))
-    assert found == MemoryCgroup(version, f"{tmp_path}{mount}", path)
+    (machine.v1 if version == 1 else machine.v2)(created, mount=mount, oom_kills=3)
+    memory_cgroup = read_memory_cgroup("self", str(tmp_path))
+    assert memory_cgroup == MemoryCgroup(version, f"{tmp_path}{mount}", path)
     assert oom_kills.read_oom_kills(str(tmp_path)) == 3
-    facts = MemoryCgroupReader(found).read()
+    facts = MemoryCgroupReader(memory_cgroup).read()
     assert facts is not None
     assert facts.oom_kills == 3
 
@@ -155,7 +155,7 @@ def test_a_memory_cgroup_is_found_in_every_layout(
         pytest.param("31 23 0:28\n - cgroup2\n \n", "0::/a\n", id="garbage among the mounts"),
     ],
 )
-def test_what_is_not_shown_here_is_unknown(tmp_path: Path, mountinfo: str, cgroup: str) -> None:
+def test_a_cgroup_that_is_not_visible_here_is_unknown(tmp_path: Path, mountinfo: str, cgroup: str) -> None:
     machine = Machine(tmp_path, mountinfo)
     machine.process("self", cgroup)
     machine.v1("/a")
@@ -164,33 +164,33 @@ def test_what_is_not_shown_here_is_unknown(tmp_path: Path, mountinfo: str, cgrou
     assert oom_kills.read_oom_kills(str(tmp_path)) is None
 
 
-def test_a_machine_without_proc_tells_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_proc_has_no_known_cgroup(tmp_path: Path) -> None:
     assert read_memory_cgroup("self", str(tmp_path)) is None
     assert read_memory_cgroup(4242, str(tmp_path)) is None
 
 
-def test_without_the_controller_memory_counts_in_the_nearest_cgroup_that_has_it(tmp_path: Path) -> None:
+def test_memory_counts_in_the_nearest_cgroup_with_the_memory_controller(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.process("self", f"0::{V2_STEP}\n")
     machine.v2("/system.slice/slurmstepd.scope/job_7", oom_kills=2)
     machine.v2_without_memory(V2_STEP)
-    found = read_memory_cgroup("self", str(tmp_path))
-    assert found is not None
-    assert found.path == "/system.slice/slurmstepd.scope/job_7"
+    memory_cgroup = read_memory_cgroup("self", str(tmp_path))
+    assert memory_cgroup is not None
+    assert memory_cgroup.path == "/system.slice/slurmstepd.scope/job_7"
     assert oom_kills.read_oom_kills(str(tmp_path)) == 2
 
 
-def test_a_removed_cgroup_of_v2_counts_in_the_one_above(tmp_path: Path) -> None:
+def test_a_removed_v2_cgroup_counts_in_its_parent(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.process(5, "0::/job_7/step_0 (deleted)\n", flags=0x4)
     machine.v2("/job_7")
-    found = read_memory_cgroup(5, str(tmp_path))
-    assert found is not None
-    assert found.path == "/job_7"
+    memory_cgroup = read_memory_cgroup(5, str(tmp_path))
+    assert memory_cgroup is not None
+    assert memory_cgroup.path == "/job_7"
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_root_of_a_hierarchy_is_no_job(tmp_path: Path, version: int) -> None:
+def test_the_root_of_a_hierarchy_has_no_facts(tmp_path: Path, version: int) -> None:
     machine = Machine(tmp_path, V1_MOUNT if version == 1 else V2_MOUNT)
     machine.process("self", v1_lines("/") if version == 1 else "0::/\n")
     if version == 1:
@@ -198,12 +198,12 @@ def test_the_root_of_a_hierarchy_is_no_job(tmp_path: Path, version: int) -> None
         machine.write("sys/fs/cgroup/memory/release_agent", "")
     else:
         machine.v2_without_memory("")
-    found = read_memory_cgroup("self", str(tmp_path))
-    assert found is not None
-    assert MemoryCgroupReader(found).read() is None
+    memory_cgroup = read_memory_cgroup("self", str(tmp_path))
+    assert memory_cgroup is not None
+    assert MemoryCgroupReader(memory_cgroup).read() is None
 
 
-def test_an_exiting_process_is_in_no_cgroup_of_v1_but_in_its_own_of_v2(tmp_path: Path) -> None:
+def test_an_exiting_process_has_a_cgroup_in_v2_but_not_in_v1(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V1_MOUNT)
     machine.v1("")
     machine.process(5, v1_lines("/"), flags=0x400004)
@@ -216,7 +216,7 @@ def test_an_exiting_process_is_in_no_cgroup_of_v1_but_in_its_own_of_v2(tmp_path:
     assert read_memory_cgroup(5, str(tmp_path)) == MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")
 
 
-def test_another_process_with_the_same_pid_is_not_taken(tmp_path: Path) -> None:
+def test_another_process_with_the_same_pid_is_refused(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.v2("/a")
     machine.process(5, "0::/a\n", start_ticks=7700)
@@ -249,7 +249,7 @@ def test_facts_of_v1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("high", ["max", 600 * MIB])
-def test_a_limit_that_slows_down_is_one_as_well(tmp_path: Path, high: int | str) -> None:
+def test_the_throttling_limit_counts_as_a_limit(tmp_path: Path, high: int | str) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.v2("/a", high=high)
     facts = MemoryCgroupReader(MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")).read()
@@ -257,7 +257,7 @@ def test_a_limit_that_slows_down_is_one_as_well(tmp_path: Path, high: int | str)
     assert facts.limit_bytes == (None if high == "max" else high)
 
 
-def test_the_unlimited_value_of_v1_is_no_limit(tmp_path: Path) -> None:
+def test_the_unlimited_value_of_v1_is_not_a_limit(tmp_path: Path) -> None:
     reader = v1_machine(tmp_path)
     Machine(tmp_path, V1_MOUNT).v1("/a/b/c", limit=V1_UNLIMITED)
     facts = reader.read()
@@ -267,7 +267,7 @@ def test_the_unlimited_value_of_v1_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "garbage\n", "\xff\x00", "12 34\n", "-5\n"])
 @pytest.mark.parametrize("make", [v1_machine, v2_machine])
-def test_what_a_file_does_not_tell_is_unknown(
+def test_values_of_garbled_files_are_unknown(
     tmp_path: Path, make: Callable[[Path], MemoryCgroupReader], text: str
 ) -> None:
     reader = make(tmp_path)
@@ -276,7 +276,7 @@ def test_what_a_file_does_not_tell_is_unknown(
             Path(reader.cgroup.directory, name).write_text(text, encoding="latin-1")
     facts = reader.read()
     assert facts is not None
-    limit = 700 * MIB if reader.cgroup.version == 2 else None  # that of the one above
+    limit = 700 * MIB if reader.cgroup.version == 2 else None  # the limit of its parent
     assert facts == CgroupMemory(100 * MIB, limit, None, None, None, None, None)
     for name in ("memory.usage_in_bytes", "memory.current"):
         Path(reader.cgroup.directory, name).write_text(text, encoding="latin-1")
@@ -284,7 +284,7 @@ def test_what_a_file_does_not_tell_is_unknown(
 
 
 @pytest.mark.parametrize("make", [v1_machine, v2_machine])
-def test_files_that_are_not_there_are_unknown(tmp_path: Path, make: Callable[[Path], MemoryCgroupReader]) -> None:
+def test_values_of_missing_files_are_unknown(tmp_path: Path, make: Callable[[Path], MemoryCgroupReader]) -> None:
     reader = make(tmp_path)
     for name in os.listdir(reader.cgroup.directory):
         if name not in ("memory.usage_in_bytes", "memory.current"):
@@ -302,11 +302,11 @@ def test_a_working_set_is_never_negative(tmp_path: Path) -> None:
     assert facts.working_set_bytes == 0
 
 
-def test_descriptors_are_kept_and_given_back(tmp_path: Path) -> None:
+def test_descriptors_are_kept_open_until_close(tmp_path: Path) -> None:
     reader = v2_machine(tmp_path)
     reader.read()
     opened = open_files(str(tmp_path))
-    # current, peak, stat, events, pressure, and two limits of each of three; the root has none
+    # current, peak, stat, events, pressure, and two limits of each of three cgroups; the root has no limits
     assert len(opened) == 5 + 6
     reader.read()
     assert open_files(str(tmp_path)) == opened
@@ -318,13 +318,13 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=4).map(lambda names: "".join(f
 
 
 @given(PATHS, PATHS)
-def test_a_common_ancestor_is_the_nearest_that_holds_both(first: str, second: str) -> None:
-    one, other = MemoryCgroup(2, "/m", first), MemoryCgroup(2, "/m", second)
-    found = common_ancestor(one, other)
-    assert found == common_ancestor(other, one)
+def test_the_common_ancestor_is_the_nearest_that_contains_both(first: str, second: str) -> None:
+    left, right = MemoryCgroup(2, "/m", first), MemoryCgroup(2, "/m", second)
+    memory_cgroup = common_ancestor(left, right)
+    assert memory_cgroup == common_ancestor(right, left)
     names, others = first.split("/"), second.split("/")
-    depth = len(found.path.split("/"))
-    assert names[:depth] == others[:depth] == found.path.split("/")
+    depth = len(memory_cgroup.path.split("/"))
+    assert names[:depth] == others[:depth] == memory_cgroup.path.split("/")
     assert min(len(names), len(others)) == depth or names[depth] != others[depth]
 
 
@@ -339,18 +339,18 @@ def test_a_common_ancestor_is_the_nearest_that_holds_both(first: str, second: st
         ("", "/job_7", ""),
     ],
 )
-def test_names_of_cgroups_are_compared_whole(first: str, second: str, both: str) -> None:
+def test_path_components_are_compared_as_whole_names(first: str, second: str, both: str) -> None:
     assert common_ancestor(MemoryCgroup(1, "/m", first), MemoryCgroup(1, "/m", second)).path == both
 
 
 @pytest.mark.parametrize(
     ("text", "number"), [("42\n", 42), ("0", 0), ("max\n", None), ("", None), ("-1", None), ("4 2", None), ("٤", None)]
 )
-def test_a_number_is_one_or_nothing(text: str, number: int | None) -> None:
+def test_only_a_nonnegative_decimal_is_a_number(text: str, number: int | None) -> None:
     assert parse_cgroup_number(text) == number
 
 
-def test_garbage_in_a_stat_costs_its_own_line() -> None:
+def test_garbage_in_memory_stat_affects_only_its_line() -> None:
     assert parse_memory_stat("a 1\nb\n\nc x\nd -1\ne 5 6\nf 7\n") == {"a": 1, "f": 7}
 
 
@@ -370,7 +370,7 @@ def test_pressure_is_in_seconds(text: str, waited: dict[str, float]) -> None:
     assert parse_memory_pressure(text) == pytest.approx(waited)
 
 
-@pytest.mark.skipif(not Path("/proc/pressure/memory").exists(), reason="this kernel does not tell pressure")
+@pytest.mark.skipif(not Path("/proc/pressure/memory").exists(), reason="this kernel does not report pressure")
 def test_pressure_of_this_kernel_is_read() -> None:
     assert parse_memory_pressure(Path("/proc/pressure/memory").read_text(encoding="ascii")).keys() == {"some", "full"}
 
@@ -378,12 +378,12 @@ def test_pressure_of_this_kernel_is_read() -> None:
 # The real kernel
 
 
-def test_a_process_that_exceeds_its_limit_is_counted_once_and_a_removed_cgroup_has_no_facts() -> None:
+def test_an_oom_kill_is_counted_once_and_a_removed_cgroup_has_no_facts() -> None:
     with real_cgroup("oom") as real:
         real.limit(32 * MIB)
         waiting = real.start("input()")
         own = read_memory_cgroup(waiting.pid)
-        while own is None or own.directory != str(real.directory):  # it enters its cgroup before it runs Python
+        while own is None or own.directory != str(real.directory):  # the shell enters the cgroup before it runs Python
             assert waiting.poll() is None
             own = read_memory_cgroup(waiting.pid)
         waiting.communicate(b"\n", timeout=30)
@@ -403,7 +403,7 @@ def test_a_process_that_exceeds_its_limit_is_counted_once_and_a_removed_cgroup_h
         reader.close()
 
 
-def test_the_wrappers_count_is_that_of_its_own_cgroup() -> None:
+def test_the_wrapper_counts_oom_kills_of_its_own_cgroup() -> None:
     with real_cgroup("wrapper") as real:
         real.limit(32 * MIB)
         program = (
@@ -415,13 +415,13 @@ def test_the_wrappers_count_is_that_of_its_own_cgroup() -> None:
         assert out.split() == [b"0", b"1"]
 
 
-def test_files_that_were_read_are_no_working_set(tmp_path: Path) -> None:
-    """Pages that were read again are active: they too go before anything is killed."""
+def test_the_page_cache_is_not_part_of_the_working_set(tmp_path: Path) -> None:
+    """Pages that were read again are active. The kernel drops them too before it kills a process."""
     data = tmp_path / "data"
     data.write_bytes(os.urandom(24 * MIB))
     with data.open("rb") as source:
         os.fsync(source.fileno())
-        os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else they are charged to this process
+        os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # otherwise they are charged to this process
     with real_cgroup("cache") as real:
         real.limit(64 * MIB)
         reading = real.start(
@@ -446,7 +446,7 @@ def test_files_that_were_read_are_no_working_set(tmp_path: Path) -> None:
         assert facts.working_set_bytes < 12 * MIB
 
 
-def test_a_zombie_is_in_no_cgroup_of_v1() -> None:
+def test_a_zombie_has_no_v1_cgroup() -> None:
     with real_cgroup("zombie") as real:
         if real.version != 1:
             pytest.skip("v2 keeps the cgroup of a zombie")
@@ -459,20 +459,20 @@ def test_a_zombie_is_in_no_cgroup_of_v1() -> None:
         waiting.wait()
 
 
-def test_a_namespace_without_a_mount_of_its_own_knows_nothing() -> None:
+def test_the_cgroup_is_unknown_in_a_namespace_without_its_own_mount() -> None:
     program = (
         "from exporter.contract import oom_kills; from exporter.machine.cgroup import read_memory_cgroup;"
         "print(read_memory_cgroup(), oom_kills.read_oom_kills())"
     )
     script = 'echo $$ > "$1" && exec unshare -C "$2" -I -c "$3"'
     with real_cgroup("namespace") as real:
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", script, "sh", str(real.procs), sys.executable, program],
             capture_output=True,
             text=True,
             timeout=30,
             check=False,
         )
-        if "unshare failed" in done.stderr:
-            pytest.skip(done.stderr)
-        assert done.stdout == "None None\n", done.stderr
+        if "unshare failed" in result.stderr:
+            pytest.skip(result.stderr)
+        assert result.stdout == "None None\n", result.stderr

@@ -1,4 +1,4 @@
-"""Looks at files on threads and in a process of their own."""
+"""The file watch host: reads on threads and in the file helper."""
 
 import logging
 import os
@@ -23,26 +23,26 @@ from exporter.machine import file_host
 from exporter.machine.file_helper import ANSWER, READY
 from exporter.machine.file_host import FileHelperEnded, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
 from tests.exporter.machine.fuse_server import FuseMount
-from tests.exporter.machine.watches import Failing, Listing, Slow, Told, Unmakeable
+from tests.exporter.machine.watches import Echo, Failing, FailingConstructor, Listing, Slow
 from tests.support.exporter import SOON_S, until
 
 NOW = 1_700_000_000.0
-WAIT_S = 60.0  # how long to wait for what comes
+WAIT_S = 60.0  # time limit for results, enough for a slow machine
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["threads", "process"])
 Make = Callable[[bool], FileWatchHost]
 
 
 @pytest.fixture
 def hosts() -> Iterator[Make]:
-    """Makes hosts that are closed in the end."""
-    made: list[FileWatchHost] = []
+    """Creates hosts and closes them afterwards."""
+    created: list[FileWatchHost] = []
 
-    def make(process: bool) -> FileWatchHost:
-        made.append(FileWatchHost(SystemClock(), use_helper=process))
-        return made[-1]
+    def create(process: bool) -> FileWatchHost:
+        created.append(FileWatchHost(SystemClock(), use_helper=process))
+        return created[-1]
 
-    yield make
-    for host in made:
+    yield create
+    for host in created:
         host.close()
 
 
@@ -56,33 +56,33 @@ def fuse(tmp_path: Path) -> Iterator[FuseMount]:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper may take long to be up."""
+def long_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the helper start slowly."""
     monkeypatch.setattr(file_host, "START_S", WAIT_S)
 
 
-def ask(watched: WatchHandle, wait_s: float = WAIT_S) -> Any:
-    """One look."""
+def poll(watched: WatchHandle, wait_s: float = WAIT_S) -> Any:
+    """Result of one poll."""
     watched.request(NOW)
     return watched.result(wait_s)
 
 
 @BOTH
-def test_a_watch_is_made_once_and_answers_each_look(process: bool, hosts: Make, tmp_path: Path) -> None:
-    watched = hosts(process).watch("told", partial(Told, str(tmp_path), "hello"))
-    word, count, now, pid = ask(watched)
-    assert (word, count, now) == ("hello", 1, NOW)
+def test_a_watch_is_created_once_and_answers_each_poll(process: bool, hosts: Make, tmp_path: Path) -> None:
+    watched = hosts(process).watch("echo", partial(Echo, str(tmp_path), "hello"))
+    label, count, now, pid = poll(watched)
+    assert (label, count, now) == ("hello", 1, NOW)
     assert (pid != os.getpid()) is process
-    assert ask(watched) == ("hello", 2, NOW, pid)
+    assert poll(watched) == ("hello", 2, NOW, pid)
     assert watched.responding
 
 
 @BOTH
 def test_watches_do_not_wait_for_each_other(process: bool, hosts: Make, tmp_path: Path) -> None:
     host, gate = hosts(process), tmp_path / "gate"
-    slow, quick = host.watch("slow", partial(Slow, str(tmp_path), str(gate))), host.watch("q", partial(Told, "/"))
+    slow, quick = host.watch("slow", partial(Slow, str(tmp_path), str(gate))), host.watch("q", partial(Echo, "/"))
     slow.request(NOW)
-    assert ask(quick)[1] == 1
+    assert poll(quick)[1] == 1
     with pytest.raises(WatchHanging) as caught:
         slow.result(0.05)
     assert not slow.responding
@@ -93,9 +93,7 @@ def test_watches_do_not_wait_for_each_other(process: bool, hosts: Make, tmp_path
 
 
 @BOTH
-def test_an_answer_that_comes_late_is_not_lost_and_no_second_look_begins(
-    process: bool, hosts: Make, tmp_path: Path
-) -> None:
+def test_a_late_answer_is_kept_and_no_second_poll_begins(process: bool, hosts: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     slow = hosts(process).watch("slow", partial(Slow, str(tmp_path), str(gate)))
     slow.request(NOW)
@@ -107,10 +105,10 @@ def test_an_answer_that_comes_late_is_not_lost_and_no_second_look_begins(
     until(lambda: slow.responding, "the answer")
     slow.request(NOW)
     assert slow.result(0) == 1
-    assert ask(slow) == 2
+    assert poll(slow) == 2
 
 
-def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: Make, tmp_path: Path) -> None:
+def test_a_late_answer_of_a_lost_helper_is_discarded(hosts: Make, tmp_path: Path) -> None:
     host, gate = hosts(True), tmp_path / "gate"
     slow = host.watch("slow", partial(Slow, str(tmp_path), str(gate)))
     slow.request(NOW)
@@ -130,52 +128,52 @@ def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: 
     assert slow.result(WAIT_S) == 1
 
 
-def test_a_result_that_nobody_has_asked_for_is_a_mistake(hosts: Make) -> None:
-    with pytest.raises(RuntimeError, match="no look was asked for"):
-        hosts(False).watch("told", partial(Told, "/")).result(0)
+def test_a_result_without_a_request_is_an_error(hosts: Make) -> None:
+    with pytest.raises(RuntimeError, match="no read was requested"):
+        hosts(False).watch("echo", partial(Echo, "/")).result(0)
 
 
 @BOTH
-def test_an_error_of_a_look_is_that_of_its_watch_alone(process: bool, hosts: Make, tmp_path: Path) -> None:
+def test_an_error_affects_only_its_own_watch(process: bool, hosts: Make, tmp_path: Path) -> None:
     host = hosts(process)
     watches = [
-        host.watch("told", partial(Told, str(tmp_path))),
+        host.watch("echo", partial(Echo, str(tmp_path))),
         host.watch("denied", partial(Failing, str(tmp_path), "odd\udcff\nname")),
         host.watch("wrong", partial(Failing, str(tmp_path), "value")),
-        host.watch("unmade", partial(Unmakeable, str(tmp_path))),
+        host.watch("not_created", partial(FailingConstructor, str(tmp_path))),
     ]
     for _ in range(2):
-        told, denied, wrong, unmade = host.poll(watches, NOW, WAIT_S)
-        assert told[0] == ""
+        echo, denied, wrong, not_created = host.poll(watches, NOW, WAIT_S)
+        assert echo[0] == ""
         assert isinstance(denied, PermissionError)
         assert (denied.errno, denied.filename) == (13, "odd\udcff\nname")
         assert isinstance(wrong, WatchFailed)
         assert str(wrong).startswith("wrong: ValueError: not a number (watches.py:")
-        assert isinstance(unmade, NotADirectoryError)
+        assert isinstance(not_created, NotADirectoryError)
     assert all(watched.responding for watched in watches)
 
 
-def test_an_answer_that_cannot_be_sent_is_a_failure(hosts: Make) -> None:
+def test_an_answer_that_cannot_be_pickled_is_a_failure(hosts: Make) -> None:
     with pytest.raises(WatchFailed, match="pickle"):
-        ask(hosts(True).watch("odd", partial(Failing, "/", "answer")))
+        poll(hosts(True).watch("odd", partial(Failing, "/", "answer")))
 
 
-def test_a_watch_that_cannot_be_made_elsewhere_is_refused_at_once(hosts: Make) -> None:
+def test_a_watch_that_cannot_be_pickled_is_refused_immediately(hosts: Make) -> None:
     with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
-        hosts(True).watch("local", lambda: Told("/"))
+        hosts(True).watch("local", lambda: Echo("/"))
 
 
 @BOTH
-def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: Path) -> None:
+def test_all_watches_share_one_waiting_time(process: bool, hosts: Make, tmp_path: Path) -> None:
     host = hosts(process)
-    ask(host.watch("told", partial(Told, str(tmp_path))))
+    poll(host.watch("echo", partial(Echo, str(tmp_path))))
     watches = [host.watch(f"slow{n}", partial(Slow, str(tmp_path), str(tmp_path / "gate"))) for n in range(60)]
     began = time.monotonic()
     answers = host.poll(watches, NOW, 1.0)
     assert all(isinstance(answer, WatchHanging) for answer in answers)
-    assert 1.0 <= time.monotonic() - began < SOON_S  # one after the other it would be a minute
+    assert 1.0 <= time.monotonic() - began < SOON_S  # one after the other would take a minute
     began = time.monotonic()
-    answers = host.poll(watches, NOW, WAIT_S)  # nobody waits for them a second time
+    answers = host.poll(watches, NOW, WAIT_S)  # hanging watches are not waited for again
     assert all(isinstance(answer, WatchHanging) for answer in answers)
     assert time.monotonic() - began < SOON_S
     (tmp_path / "gate").touch()
@@ -183,18 +181,18 @@ def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: 
     assert host.poll(watches, NOW, WAIT_S) == [1] * 60
 
 
-def test_where_a_link_leads_is_the_mount(hosts: Make, tmp_path: Path) -> None:
+def test_the_mount_is_that_of_the_link_target(hosts: Make, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc/sys")
-    watched = hosts(False).watch("told", partial(Told, str(tmp_path / "link")))
+    watched = hosts(False).watch("echo", partial(Echo, str(tmp_path / "link")))
     before = watched.mount
     assert before is not None
     assert str(tmp_path).startswith(before)
-    ask(watched)
+    poll(watched)
     assert watched.mount == "/proc"
-    assert hosts(False).watch("none", partial(Told, "relative")).mount is None
+    assert hosts(False).watch("none", partial(Echo, "relative")).mount is None
 
 
-def test_a_node_without_remote_mounts_needs_no_process(tmp_path: Path) -> None:
+def test_a_node_without_remote_mounts_needs_no_helper(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     for text, process in (
         ("22 1 254:0 / / rw - ext4 /dev/vda1 rw\n", False),
@@ -207,34 +205,34 @@ def test_a_node_without_remote_mounts_needs_no_process(tmp_path: Path) -> None:
         host.close()
 
 
-def test_threads_that_are_idle_end_with_the_host(tmp_path: Path) -> None:
+def test_idle_threads_end_with_the_host(tmp_path: Path) -> None:
     host = FileWatchHost(SystemClock(), use_helper=False)
     for number in range(3):
-        ask(host.watch(f"ending{number}", partial(Told, str(tmp_path))))
-    assert sum(thread.name.startswith("look-ending") for thread in threading.enumerate()) == 3
+        poll(host.watch(f"ending{number}", partial(Echo, str(tmp_path))))
+    assert sum(thread.name.startswith("read-ending") for thread in threading.enumerate()) == 3
     host.close()
-    until(lambda: not any(thread.name.startswith("look-ending") for thread in threading.enumerate()), "their end")
+    until(lambda: not any(thread.name.startswith("read-ending") for thread in threading.enumerate()), "their end")
 
 
 def pid_of(host: FileWatchHost) -> int:
-    """The helper, which runs."""
+    """Pid of the running helper."""
     assert host.pid is not None
     return host.pid
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended, waited for or not."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def test_the_helper_holds_nothing_of_the_sidecar(hosts: Make, tmp_path: Path) -> None:
+def test_the_helper_inherits_no_descriptors_of_the_sidecar(hosts: Make, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.set_inheritable(server.fileno(), True)
         host = hosts(True)
-        ask(host.watch("told", partial(Told, str(tmp_path))))
+        poll(host.watch("echo", partial(Echo, str(tmp_path))))
         folder = Path(f"/proc/{host.pid}/fd")
         targets = {int(entry.name): os.readlink(entry) for entry in folder.iterdir()}
         assert targets.keys() == {0, 1, 2}
@@ -244,7 +242,7 @@ def test_the_helper_holds_nothing_of_the_sidecar(hosts: Make, tmp_path: Path) ->
         assert os.readlink(f"/proc/{host.pid}/cwd") == "/"
 
 
-def test_the_helper_is_as_modest_as_the_sidecar(hosts: Make, tmp_path: Path) -> None:
+def test_the_helper_has_the_priority_of_the_sidecar_and_little_memory(hosts: Make, tmp_path: Path) -> None:
     program = """
         import os, sys, time
         from functools import partial
@@ -254,7 +252,7 @@ def test_the_helper_is_as_modest_as_the_sidecar(hosts: Make, tmp_path: Path) -> 
         open("/proc/self/oom_score_adj", "w").write("1000")
         os.nice(5)
         file_host.START_S = 60.0
-        host = file_host.FileWatchHost(SystemClock(), process=True)
+        host = file_host.FileWatchHost(SystemClock(), use_helper=True)
         watched = host.watch("space", partial(SpaceWatch, "/"))
         watched.request(1.0)
         assert watched.result(60).space.size_bytes
@@ -271,30 +269,28 @@ def test_the_helper_is_as_modest_as_the_sidecar(hosts: Make, tmp_path: Path) -> 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)
         time.sleep(0.1)
-        assert not gone(pid), "the sidecar ends it, nobody else"
+        assert not has_ended(pid), "only the sidecar ends it"
         rss = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * resource.getpagesize()
         assert rss < 16 << 20
         process.kill()
-        until(lambda: gone(pid), "its end with the sidecar")
+        until(lambda: has_ended(pid), "its end with the sidecar")
 
 
 def test_the_helper_ends_with_its_host(hosts: Make, tmp_path: Path) -> None:
     host = hosts(True)
-    watched = host.watch("told", partial(Told, str(tmp_path)))
-    ask(watched)
+    watched = host.watch("echo", partial(Echo, str(tmp_path)))
+    poll(watched)
     pid = pid_of(host)
     host.close()
-    until(lambda: gone(pid), "its end")
+    until(lambda: has_ended(pid), "its end")
     with pytest.raises(FileHelperEnded):
-        ask(watched)
+        poll(watched)
     assert host.pid is None
 
 
-def test_a_helper_that_was_killed_is_started_again(
-    hosts: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_helper_is_restarted(hosts: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     host = hosts(True)
-    first, second = (host.watch(name, partial(Told, str(tmp_path))) for name in "ab")
+    first, second = (host.watch(name, partial(Echo, str(tmp_path))) for name in "ab")
     for _ in range(3):
         host.poll([first, second], NOW, WAIT_S)
     pid = pid_of(host)
@@ -302,31 +298,31 @@ def test_a_helper_that_was_killed_is_started_again(
         os.kill(pid, signal.SIGKILL)
         until(lambda: caplog.records, "the notice")
         with pytest.raises(FileHelperEnded):
-            ask(first)
-        answer = until(lambda: next((a for a in [_try(first)] if a is not None), None), "a new one")
+            poll(first)
+        answer = until(lambda: next((a for a in [_try(first)] if a is not None), None), "a new helper")
     assert [record.getMessage() for record in caplog.records] == [
         "the process that reads files has ended (signal 9): it is restarted"
     ]
-    assert answer[1] == 1, "made anew"
+    assert answer[1] == 1, "the watch was created again"
     assert answer[3] != pid
     assert _try(second)[1] == 1
 
 
 def _try(watched: WatchHandle) -> Any:
     try:
-        return ask(watched)
+        return poll(watched)
     except FileHelperEnded:
         time.sleep(0.05)
         return None
 
 
-def test_a_watch_that_takes_the_helper_down_fails_with_it(hosts: Make, tmp_path: Path) -> None:
+def test_a_watch_that_crashes_the_helper_fails(hosts: Make, tmp_path: Path) -> None:
     host = hosts(True)
     slow = host.watch("slow", partial(Slow, str(tmp_path), str(tmp_path / "gate")))
     crash = host.watch("crash", partial(Failing, str(tmp_path), "crash"))
     slow.request(NOW)
     with pytest.raises(FileHelperEnded):
-        ask(crash)
+        poll(crash)
     with pytest.raises(FileHelperEnded):
         slow.result(WAIT_S)
     (tmp_path / "gate").touch()
@@ -338,11 +334,11 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     host = hosts(True)
-    watched = host.watch("told", partial(Told, "/"))
+    watched = host.watch("echo", partial(Echo, "/"))
     began = time.monotonic()
     for _ in range(3):
         with pytest.raises(FileHelperEnded):
-            ask(watched)
+            poll(watched)
     assert time.monotonic() - began < SOON_S
     assert watched.responding
     until(lambda: "No such file or directory" in caplog.text, "the reason")
@@ -350,62 +346,62 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
 
 
 @pytest.mark.parametrize("mode", ["ignore", "swallow"])
-def test_a_file_system_that_hangs_costs_its_own_watch(mode: str, hosts: Make, fuse: FuseMount, tmp_path: Path) -> None:
+def test_a_hanging_file_system_affects_only_its_own_watch(
+    mode: str, hosts: Make, fuse: FuseMount, tmp_path: Path
+) -> None:
     host = FileWatchHost(SystemClock())
     try:
-        assert host.uses_helper, "a FUSE mount asks for it"
+        assert host.uses_helper, "a FUSE mount requires it"
         there = host.watch("there", partial(Listing, str(fuse.point)))
-        here = host.watch("here", partial(Told, str(tmp_path)))
+        here = host.watch("here", partial(Echo, str(tmp_path)))
         assert host.poll([there, here], NOW, WAIT_S)[0] == ["a"]
         fuse.say(mode)
         there.request(NOW)
         with pytest.raises(WatchHanging):
             there.result(0.2)
         for count in range(2, 7):
-            gone_answer, told = host.poll([there, here], NOW, WAIT_S)  # no time is lost on the one that hangs
-            assert isinstance(gone_answer, WatchHanging)
-            assert gone_answer.mount == str(fuse.point)
-            assert told[1] == count
+            hanging, echo = host.poll([there, here], NOW, WAIT_S)  # the hanging watch costs no time
+            assert isinstance(hanging, WatchHanging)
+            assert hanging.mount == str(fuse.point)
+            assert echo[1] == count
         (fuse.folder / "b").touch()
         fuse.say("answer")
         until(lambda: there.responding, "the answer")
         assert there.result(0) == ["a", "b"]
-        assert ask(there) == ["a", "b"]
+        assert poll(there) == ["a", "b"]
     finally:
         host.close()
 
 
-def test_closing_waits_for_no_look(hosts: Make, fuse: FuseMount) -> None:
+def test_closing_does_not_wait_for_a_hanging_poll(hosts: Make, fuse: FuseMount) -> None:
     host = hosts(True)
     there = host.watch("there", partial(Listing, str(fuse.point)))
-    ask(there)
+    poll(there)
     pid = pid_of(host)
     fuse.say("swallow")
     with pytest.raises(WatchHanging):
-        ask(there, 0.1)
+        poll(there, 0.1)
     began = time.monotonic()
     host.close()
     assert time.monotonic() - began < SOON_S
     fuse.close()
-    until(lambda: gone(pid), "the end of the helper")
+    until(lambda: has_ended(pid), "the end of the helper")
 
 
-def test_a_helper_that_is_killed_while_a_look_of_it_hangs_is_replaced(
-    hosts: Make, fuse: FuseMount, tmp_path: Path
-) -> None:
+def test_a_helper_killed_during_a_hanging_poll_is_replaced(hosts: Make, fuse: FuseMount, tmp_path: Path) -> None:
     host = hosts(True)
-    there, here = host.watch("there", partial(Listing, str(fuse.point))), host.watch("h", partial(Told, str(tmp_path)))
+    there, here = host.watch("there", partial(Listing, str(fuse.point))), host.watch("h", partial(Echo, str(tmp_path)))
     host.poll([there, here], NOW, WAIT_S)
     pid = pid_of(host)
     fuse.say("swallow")
     host.poll([there, here], NOW, 0.1)
-    os.kill(pid, signal.SIGKILL)  # out of memory, say: the thread that hangs keeps the socket open
+    os.kill(pid, signal.SIGKILL)  # as when out of memory: the hanging thread keeps the socket open
 
-    def looked() -> object:
-        found = host.poll([there, here], NOW, 0.1)[1]
-        return found if isinstance(found, tuple) and found[3] != pid else None
+    def poll_new_helper() -> object:
+        result = host.poll([there, here], NOW, 0.1)[1]
+        return result if isinstance(result, tuple) and result[3] != pid else None
 
-    assert until(looked, "another helper")[1] == 1
+    assert until(poll_new_helper, "another helper")[1] == 1
     assert host.pid != pid
     fuse.say("answer")
     until(lambda: host.poll([there], NOW, 1.0)[0] == ["a"], "the file system")

@@ -1,4 +1,4 @@
-"""Files of a group."""
+"""Lists of the files in a directory."""
 
 import os
 from pathlib import Path
@@ -12,19 +12,19 @@ def names(directory: Path, pattern: str) -> list[str]:
     return [file.name for file in list_files(directory, pattern)]
 
 
-def test_files_come_by_name_with_size_and_time(tmp_path: Path) -> None:
+def test_files_are_sorted_by_name_with_size_and_time(tmp_path: Path) -> None:
     for name, size in (("b.pt", 3), ("a.pt", 0), ("a.txt", 9)):
         (tmp_path / name).write_bytes(b"x" * size)
         os.utime(tmp_path / name, (1.0, 1000.5 + size))
     assert list_files(tmp_path, "*.pt") == (FileFacts("a.pt", 0, 1000.5), FileFacts("b.pt", 3, 1003.5))
 
 
-def test_a_directory_that_is_not_there_has_no_files(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert list_files(tmp_path / "later", "*") == list_files(tmp_path / "file", "*") == ()
 
 
-def test_only_regular_files_of_the_directory_itself_count(tmp_path: Path) -> None:
+def test_only_regular_files_directly_in_the_directory_count(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1", encoding="ascii")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "inner").write_text("1", encoding="ascii")
@@ -42,7 +42,7 @@ def test_temporary_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: P
     assert names(tmp_path, ".*.pt") == [".b.pt"]
 
 
-def test_a_pattern_tells_large_from_small_letters(tmp_path: Path) -> None:
+def test_patterns_are_case_sensitive(tmp_path: Path) -> None:
     (tmp_path / "A.pt").touch()
     assert names(tmp_path, "a.pt") == []
     assert names(tmp_path, "[A-Z].p?") == ["A.pt"]
@@ -59,7 +59,7 @@ def test_a_name_that_is_not_utf8_is_found(tmp_path: Path) -> None:
     assert names(tmp_path, "*.pt") == ["out\udcff.pt"]
 
 
-def test_a_file_that_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_the_listing_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.pt").touch()
     (tmp_path / "b.pt").touch()
 
@@ -69,15 +69,15 @@ def test_a_file_that_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypat
         def stat(self, *, follow_symlinks: bool) -> os.stat_result:
             raise FileNotFoundError(2, "No such file or directory")
 
-    real = os.scandir
+    real_scandir = os.scandir
 
     class Entries:
         def __init__(self, place: Path) -> None:
-            with real(place) as found:
-                self._found: list[object] = [entry for entry in found if entry.name != "b.pt"]
+            with real_scandir(place) as entries:
+                self._entries: list[object] = [entry for entry in entries if entry.name != "b.pt"]
 
         def __enter__(self) -> list[object]:
-            return [Vanished(), *self._found]
+            return [Vanished(), *self._entries]
 
         def __exit__(self, *_: object) -> None:
             pass

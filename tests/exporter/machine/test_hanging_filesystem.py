@@ -1,4 +1,4 @@
-"""A real sidecar beside a file system that stops answering, and answers again."""
+"""A real sidecar with a file system that stops answering and answers again."""
 
 import json
 import signal
@@ -23,12 +23,12 @@ REMOTE, LOCAL, RUN = "output", "local", "run"
 
 
 class Job:
-    """A sidecar over one group on the mount and one beside it."""
+    """A sidecar with one path group on the FUSE mount and one on local disk."""
 
-    def __init__(self, place: Path, mount: FuseMount) -> None:
-        self.mount, self.local = mount, place / "local"
+    def __init__(self, directory: Path, mount: FuseMount) -> None:
+        self.mount, self.local = mount, directory / "local"
         self.local.mkdir()
-        run_dir = place / "run"
+        run_dir = directory / "run"
         run_dir.mkdir()
         (mount.folder / "output_0.jsonl").write_bytes(b"{}\n" * 100)
         groups = (
@@ -53,53 +53,53 @@ class Job:
         return found
 
     def filesystems(self) -> dict[str, dict[str, Any]]:
-        """What the status says, by group."""
+        """File systems in the status, by group."""
         return {entry["group"]: entry for entry in json.loads(self.sidecar.text("/status"))["filesystems"]}
 
-    def told(self) -> list[str]:
-        """Events of the file system on the mount."""
+    def event_names(self) -> list[str]:
+        """Events of the FUSE mount."""
         events = json.loads(self.sidecar.text("/status"))["events"]
-        mine = [event for event in events if event["detail"].startswith(f"{REMOTE}: ")]
-        return [event["event"] for event in mine if event["event"].startswith("file system")]
+        remote = [event for event in events if event["detail"].startswith(f"{REMOTE}: ")]
+        return [event["event"] for event in remote if event["event"].startswith("file system")]
 
     def all_collectors_work(self) -> bool:
-        """Whether the last read of each was a success."""
+        """Whether the last read of each collector succeeded."""
         lines = self.sidecar.text("/metrics").splitlines()
         return all(line.endswith(" 1") for line in lines if line.startswith("gpujob_collector_success"))
 
     def helpers(self) -> list[int]:
-        """Processes whose parent the sidecar is, hanging ones too."""
+        """Child processes of the sidecar, including hanging ones."""
         children = Path(f"/proc/{self.pid}/task")
         return [int(word) for task in children.iterdir() for word in (task / "children").read_text("ascii").split()]
 
     def write(self) -> int:
-        """Have the file beside the mount grow; gives its size."""
+        """Append to the local file and return its size."""
         with open(self.local / "output_0.jsonl", "ab") as out:
             out.write(b"{}\n" * 1000)
             return out.tell()
 
     def until_it_hangs(self) -> None:
-        """Wait until the sidecar has found out."""
+        """Wait until the sidecar has detected the hang."""
         until(lambda: self.values(RESPONDING).get(REMOTE) == 0, "the hanging file system")
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """Everything is well at first."""
+    """A job whose file systems all respond."""
     mount = FuseMount(tmp_path)
     try:
-        made = Job(tmp_path, mount)
-        until(lambda: made.values(RESPONDING) == {REMOTE: 1, LOCAL: 1, RUN: 1}, "all file systems")
-        until(lambda: made.values(BYTES).get(REMOTE) == 300, "the file on the mount")
-        yield made
+        sidecar_job = Job(tmp_path, mount)
+        until(lambda: sidecar_job.values(RESPONDING) == {REMOTE: 1, LOCAL: 1, RUN: 1}, "all file systems")
+        until(lambda: sidecar_job.values(BYTES).get(REMOTE) == 300, "the file on the mount")
+        yield sidecar_job
     finally:
         mount.say("answer")
         mount.close()
-    made.sidecar.close()
+    sidecar_job.sidecar.close()
 
 
-def gone(pid: int) -> bool:
-    """Whether a process is really no more; one that hangs in the kernel is still there after it was killed."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended. One that hangs in the kernel still exists after a kill."""
     threads = Path(f"/proc/{pid}/task")
     try:
         return all(
@@ -110,7 +110,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["ignore", "swallow"])
-def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) -> None:
+def test_a_hanging_file_system_affects_only_its_own_group(mode: str, job: Job) -> None:
     job.mount.say(mode)
     job.until_it_hangs()
     durations = []
@@ -121,8 +121,8 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
         time.sleep(0.05)
     assert sorted(durations)[-3] < POLL_WAIT_S, durations
     until(lambda: job.values(RESPONDING) == {REMOTE: 0, LOCAL: 1, RUN: 1}, "the answers of the others")
-    until(lambda: job.values(AVAILABLE).keys() == {LOCAL, RUN}, "what they have")
-    for _ in range(3):  # the other group's files are still counted as they grow
+    until(lambda: job.values(AVAILABLE).keys() == {LOCAL, RUN}, "their available space")
+    for _ in range(3):  # files of the other group are still counted as they grow
         size = job.write()
         until(lambda wanted=size: job.values(BYTES).get(LOCAL) == wanted, "the growth of the other group")
     until(lambda: job.values(FILES).keys() == {LOCAL}, "the end of the hanging group's series")
@@ -135,32 +135,32 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
     assert process_state in "SR"
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=SOON_S) == 0
-    assert gone(job.pid)
+    assert has_ended(job.pid)
     status = run_files.read_json(job.sidecar.run_dir / run_files.STATUS_DIR / "node01.json") or {}
     assert status["final"] is True
     assert "Traceback" not in job.sidecar.log.read_text("utf-8")
 
 
-def test_sigterm_right_after_a_file_system_began_to_hang_ends_it_too(job: Job) -> None:
+def test_sigterm_ends_the_sidecar_right_after_a_file_system_began_to_hang(job: Job) -> None:
     helpers = job.helpers()
     assert len(helpers) == 1
     job.mount.say("swallow")
     time.sleep(0.5)
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=SOON_S) == 0
-    assert gone(job.pid)
+    assert has_ended(job.pid)
     job.mount.close()
-    until(lambda: gone(helpers[0]), "the end of the helper once nothing holds it")
+    until(lambda: has_ended(helpers[0]), "the end of the helper after the mount is has_ended")
 
 
 def test_sigkill_leaves_no_helper(job: Job) -> None:
     helpers = job.helpers()
     job.sidecar.process.kill()
     job.sidecar.process.wait()
-    until(lambda: all(gone(pid) for pid in helpers), "the end of the helper")
+    until(lambda: all(has_ended(pid) for pid in helpers), "the end of the helper")
 
 
-def test_once_it_answers_again_everything_goes_on(job: Job) -> None:
+def test_everything_continues_when_the_file_system_answers_again(job: Job) -> None:
     job.mount.say("swallow")
     job.until_it_hangs()
     with open(job.mount.folder / "output_0.jsonl", "ab") as out:
@@ -168,11 +168,11 @@ def test_once_it_answers_again_everything_goes_on(job: Job) -> None:
     (job.mount.folder / "output_1.jsonl").write_bytes(b"{}\n")
     before = job.write()
     until(lambda: job.values(BYTES).get(LOCAL) == before, "the growth of the other group")
-    until(lambda: job.told() == ["file system hangs"], "the event")
+    until(lambda: job.event_names() == ["file system hangs"], "the event")
     job.mount.say("answer")
     until(lambda: job.values(RESPONDING).get(REMOTE) == 1, "the answer")
-    until(lambda: job.values(BYTES).get(REMOTE) == 603, "what was written meanwhile, once")
+    until(lambda: job.values(BYTES).get(REMOTE) == 603, "the bytes written meanwhile")
     assert job.values(FILES) == {REMOTE: 2, LOCAL: 1}
-    until(lambda: job.values(AVAILABLE).keys() == {REMOTE, LOCAL, RUN}, "the space of all")
-    assert job.told() == ["file system hangs", "file system answers again"]
+    until(lambda: job.values(AVAILABLE).keys() == {REMOTE, LOCAL, RUN}, "the available space of all")
+    assert job.event_names() == ["file system hangs", "file system answers again"]
     assert len(job.helpers()) == 1

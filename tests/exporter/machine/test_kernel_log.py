@@ -1,4 +1,4 @@
-"""The kernel's log: sample lines of several kernels, a stand-in for the device, and the real one."""
+"""The kernel log: sample lines of several kernels, a fake device and the real one."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ JOB = "/slurm_rs5/uid_1001/job_15/step_0/task_0"
         (b"", None),
     ],
 )
-def test_a_line_is_the_kernels_own(record: bytes, line: KernelLine | None) -> None:
+def test_only_lines_of_the_kernel_itself_are_parsed(record: bytes, line: KernelLine | None) -> None:
     assert parse_line(record) == line
 
 
@@ -97,34 +97,34 @@ def test_a_line_is_the_kernels_own(record: bytes, line: KernelLine | None) -> No
         ("", None),
     ],
 )
-def test_what_a_line_says(text: str, event: OomVictim | KernelXid | None) -> None:
+def test_oom_kills_and_xids_are_parsed(text: str, event: OomVictim | KernelXid | None) -> None:
     assert parse_event(text) == event
 
 
 @given(st.text(max_size=15), st.integers(1, 1 << 22))
-def test_a_victim_may_have_any_name(name: str, pid: int) -> None:
+def test_an_oom_victim_may_have_any_name(name: str, pid: int) -> None:
     printed = "".join(char if char.isascii() and char.isprintable() else "\\x20" for char in name)
     assert parse_event(f"Out of memory: Killed process {pid} ({printed}) total-vm:1kB") == OomVictim(pid)
 
 
 @given(st.binary(max_size=200))
-def test_no_record_is_too_odd(record: bytes) -> None:
+def test_any_record_can_be_parsed(record: bytes) -> None:
     line = parse_line(record)
     if line is not None:
         parse_event(line.text)
 
 
 class Device:
-    """A stand-in for the kernel's log that gives one record for each read."""
+    """A fake of ``/dev/kmsg`` that returns one record per read."""
 
     def __init__(self, root: Path) -> None:
         self.proc = root / "proc"
         (self.proc / "self/ns").mkdir(parents=True)
         (self.proc / "self/ns/pid").symlink_to("/proc/self/ns/pid")
-        self._reading, self._writing = os.pipe2(os.O_DIRECT)  # in packets, as records are
+        self._reading, self._writing = os.pipe2(os.O_DIRECT)  # packet mode: one record per read
         self.path = f"/proc/self/fd/{self._reading}"
 
-    def say(self, text: str, uptime_s: float, facility: int = 0) -> None:
+    def log(self, text: str, uptime_s: float, facility: int = 0) -> None:
         """Write one record."""
         os.write(self._writing, f"{facility * 8 + 6},1,{round(uptime_s * 1e6)},-;{text}\n".encode())
 
@@ -135,25 +135,25 @@ class Device:
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    made = Device(tmp_path)
+    fake = Device(tmp_path)
     monkeypatch.setattr(kernel_log, "FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
-    yield made
-    made.close()
+    yield fake
+    fake.close()
 
 
 class Uptime(FakeClock):
-    """A clock of a machine that was booted at 1000."""
+    """The clock of a machine that was booted at 1000."""
 
     def monotonic(self) -> float:
         return self.now - 1000
 
 
-def test_events_since_the_jobs_start_are_kept_and_each_only_once(device: Device) -> None:
-    device.say(KILLED.replace("21167", "1"), 99.0)
-    device.say(OOM_KILL, 101.0)
-    device.say(KILLED, 101.5)
-    device.say("eth0: link up", 102.0)
-    device.say("NVRM: Xid (PCI:0000:3b:00): 79, pid=5, name=a, b", 103.0)
+def test_events_since_the_start_of_the_job_are_kept_once(device: Device) -> None:
+    device.log(KILLED.replace("21167", "1"), 99.0)
+    device.log(OOM_KILL, 101.0)
+    device.log(KILLED, 101.5)
+    device.log("eth0: link up", 102.0)
+    device.log("NVRM: Xid (PCI:0000:3b:00): 79, pid=5, name=a, b", 103.0)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
     expected = (
@@ -167,26 +167,28 @@ def test_events_since_the_jobs_start_are_kept_and_each_only_once(device: Device)
     assert log.events == expected
 
 
-def test_what_processes_write_counts_for_nothing(device: Device) -> None:
-    device.say(KILLED, 150.0, facility=1)
+def test_records_written_by_processes_are_ignored(device: Device) -> None:
+    device.log(KILLED, 150.0, facility=1)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
     assert log.events == ()
 
 
-@pytest.mark.parametrize(("uptime_s", "moment"), [(150.0, 1200.0), (205.0, 1205.0), (290.0, 1210.0)])
-def test_a_log_whose_clock_drifts_is_kept_between_two_looks(device: Device, uptime_s: float, moment: float) -> None:
+@pytest.mark.parametrize(("uptime_s", "time_s"), [(150.0, 1200.0), (205.0, 1205.0), (290.0, 1210.0)])
+def test_event_times_stay_between_two_reads_when_the_clock_drifts(
+    device: Device, uptime_s: float, time_s: float
+) -> None:
     clock = Uptime(1200.0)
     log = KernelLog(clock, 1100.0, device.path, str(device.proc))
     log.read()
     clock.advance(10)
-    device.say(KILLED, uptime_s)
+    device.log(KILLED, uptime_s)
     log.read()
-    assert log.events == (KernelEvent(moment, OomVictim(21167)),)
+    assert log.events == (KernelEvent(time_s, OomVictim(21167)),)
 
 
-def test_overwritten_records_cost_only_themselves(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    device.say(KILLED, 150.0)
+def test_overwritten_records_affect_no_others(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    device.log(KILLED, 150.0)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     overwritten = [OSError(errno.EPIPE, "Broken pipe")] * 3
     real_read = os.read
@@ -203,30 +205,30 @@ def test_overwritten_records_cost_only_themselves(device: Device, monkeypatch: p
     assert log.unavailable_reason is None
 
 
-def test_a_log_that_fails_is_unavailable_from_then_on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_unavailable_after_a_read_error(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
 
     def read(fd: int, size: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     pipe = os.readlink(device.path)
-    held = open_files(pipe)
+    before = open_files(pipe)
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", read)
         log.read()
     assert log.unavailable_reason == "Input/output error"
-    assert len(open_files(pipe)) == len(held) - 1
-    device.say(KILLED, 150.0)
+    assert len(open_files(pipe)) == len(before) - 1
+    device.log(KILLED, 150.0)
     log.read()
     assert log.events == ()
 
 
-def test_a_flood_is_read_in_parts_and_its_moments_are_its_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_read_in_parts_and_keeps_its_event_times(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "RECORDS_PER_READ", 5)
     clock = Uptime(1200.0)
     log = KernelLog(clock, 1100.0, device.path, str(device.proc))
     for pid in range(8):
-        device.say(KILLED.replace("21167", str(pid)), 110.0 + pid)
+        device.log(KILLED.replace("21167", str(pid)), 110.0 + pid)
     log.read()
     assert [event.time for event in log.events] == [1110.0 + pid for pid in range(5)]
     clock.advance(5)
@@ -238,13 +240,13 @@ def test_only_the_last_events_are_kept(device: Device, monkeypatch: pytest.Monke
     monkeypatch.setattr(kernel_log, "MOST_EVENTS", 3)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     for pid in range(8):
-        device.say(KILLED.replace("21167", str(pid)), 110.0 + pid)
+        device.log(KILLED.replace("21167", str(pid)), 110.0 + pid)
     log.read()
     assert [event.detail.pid for event in log.events] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EACCES, errno.ENOENT])
-def test_a_log_that_may_not_be_read_is_unavailable(device: Device, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_an_unreadable_log_is_unavailable(device: Device, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(path: str, flags: int) -> int:
         raise OSError(error, os.strerror(error), path)
 
@@ -255,9 +257,9 @@ def test_a_log_that_may_not_be_read_is_unavailable(device: Device, monkeypatch: 
     assert log.events == ()
 
 
-def test_the_pids_of_another_namespace_are_not_looked_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_unavailable_in_a_separate_pid_namespace(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "FIRST_PID_NAMESPACE", 1)
-    device.say(KILLED, 150.0)
+    device.log(KILLED, 150.0)
     log = KernelLog(Uptime(1200.0), 1100.0, device.path, str(device.proc))
     log.read()
     assert log.unavailable_reason == "running in a separate pid namespace"
@@ -277,11 +279,11 @@ def real_log() -> KernelLog:
         pytest.skip("not in the first pid namespace")
     log = KernelLog(SystemClock(), None)
     if log.unavailable_reason is not None:
-        pytest.skip(f"the kernel's log: {log.unavailable_reason}")
+        pytest.skip(f"the kernel log: {log.unavailable_reason}")
     return log
 
 
-def test_the_real_kernel_tells_whom_it_has_killed_and_when(real_log: KernelLog) -> None:
+def test_the_real_kernel_logs_oom_victims_with_time(real_log: KernelLog) -> None:
     real_log.read()
     with real_cgroup("kmsg") as real:
         real.limit(32 * MIB)
@@ -289,11 +291,11 @@ def test_the_real_kernel_tells_whom_it_has_killed_and_when(real_log: KernelLog) 
         pid = real.exceed()
         after = time.time()
         real_log.read()
-        mine = [event for event in real_log.events if event.detail.pid == pid]
-        cgroups = [event.detail.cgroup for event in mine if isinstance(event.detail, OomVictim)]
+        own_events = [event for event in real_log.events if event.detail.pid == pid]
+        cgroups = [event.detail.cgroup for event in own_events if isinstance(event.detail, OomVictim)]
         assert any(cgroup is not None and cgroup.endswith(f"/{real.directory.name}") for cgroup in cgroups)
-        assert None in cgroups  # the line that says that it was done
-        assert all(before - 1 <= event.time <= after + 1 for event in mine)
+        assert None in cgroups  # the line that reports the kill
+        assert all(before - 1 <= event.time <= after + 1 for event in own_events)
         earlier = KernelLog(SystemClock(), before - 1)
         earlier.read()
         assert pid in [event.detail.pid for event in earlier.events]
@@ -302,11 +304,11 @@ def test_the_real_kernel_tells_whom_it_has_killed_and_when(real_log: KernelLog) 
         assert pid not in [event.detail.pid for event in later.events]
 
 
-def test_nobody_can_write_a_kill_into_the_real_log(real_log: KernelLog) -> None:
-    text = KILLED.replace("21167", "4194305")  # above all pids
+def test_a_process_cannot_forge_an_oom_kill_in_the_real_log(real_log: KernelLog) -> None:
+    text = KILLED.replace("21167", "4194305")  # above the largest pid
     try:
         Path("/dev/kmsg").write_text(f"<6>{text}\n", encoding="ascii")
     except OSError as error:
-        pytest.skip(f"cannot write to the kernel's log: {error}")
+        pytest.skip(f"cannot write to the kernel log: {error}")
     real_log.read()
     assert 4194305 not in [event.detail.pid for event in real_log.events]

@@ -1,4 +1,4 @@
-"""Mounts, which of them a path lies on, and which are remote."""
+"""Mounts: parsing, the mount of a path, and remote file systems."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ half a line
 MOUNTS = parse_mountinfo(TEXT)
 
 
-def test_mounts_come_in_their_order_with_plain_names() -> None:
+def test_mounts_are_in_order_with_unescaped_names() -> None:
     assert [mount.point for mount in MOUNTS] == [
         "/",
         "/proc",
@@ -51,13 +51,13 @@ def test_mounts_come_in_their_order_with_plain_names() -> None:
         ("/home/a b\tc\\d/x", "nfs4"),
     ],
 )
-def test_a_path_lies_on_the_mount_with_the_longest_name_that_leads_to_it(path: str, fstype: str) -> None:
+def test_a_path_belongs_to_the_mount_with_the_longest_prefix(path: str, fstype: str) -> None:
     found = mount_of(path, MOUNTS)
     assert found is not None
     assert found.fstype == fstype
 
 
-def test_without_mounts_a_path_lies_on_none() -> None:
+def test_a_path_has_no_mount_in_an_empty_table() -> None:
     assert mount_of("/x", ()) is None
 
 
@@ -78,7 +78,7 @@ def test_without_mounts_a_path_lies_on_none() -> None:
         ("nfs4", "/devel", True),
     ],
 )
-def test_network_and_fuse_mounts_are_remote_where_files_may_be(fstype: str, point: str, remote: bool) -> None:
+def test_network_and_fuse_mounts_with_files_are_remote(fstype: str, point: str, remote: bool) -> None:
     assert has_remote_mount([MountPoint("/", "ext4", "/dev/vda"), MountPoint(point, fstype, "x")]) is remote
 
 
@@ -87,28 +87,28 @@ def test_the_mounts_of_this_process_are_found(tmp_path: Path) -> None:
     found = mount_of(os.path.realpath(tmp_path), table.current())
     assert found is not None
     assert os.stat(found.point).st_dev == os.stat(tmp_path).st_dev
-    assert table.current() is table.current(), "they are not read again while nothing has changed"
+    assert table.current() is table.current(), "an unchanged table is not read again"
     table.close()
 
 
-def test_a_new_mount_is_seen(tmp_path: Path) -> None:
+def test_a_new_mount_is_found(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     table = MountTable()
     table.current()
-    place = tmp_path / "a b\n#ü"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=True)
-    mount = MountPoint(str(place), "tmpfs", "none", os.stat(place).st_dev)
+    mount_point = tmp_path / "a b\n#ü"
+    mount_point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount_point)], check=True)
+    mount = MountPoint(str(mount_point), "tmpfs", "none", os.stat(mount_point).st_dev)
     try:
-        assert mount_of(str(place / "x"), table.current()) == mount
+        assert mount_of(str(mount_point / "x"), table.current()) == mount
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-    until(lambda: mount_of(str(place / "x"), table.current()) != mount, "its end")
+        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
+    until(lambda: mount_of(str(mount_point / "x"), table.current()) != mount, "its end")
     table.close()
 
 
-def test_mounts_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+def test_an_unreadable_mount_table_is_empty(tmp_path: Path) -> None:
     table = MountTable(str(tmp_path))
     assert table.current() == ()
     table.close()

@@ -1,4 +1,4 @@
-"""Ends of real processes, told at the moment they happen."""
+"""Exits of real processes, reported when they happen."""
 
 import asyncio
 import errno
@@ -26,24 +26,24 @@ from tests.support.exporter import FakeClock, open_files, until
 
 @pytest.fixture
 def watch() -> Iterator[ProcessExitWatch]:
-    """A watch that tells its ends at the moment 1700000000."""
-    made = ProcessExitWatch(FakeClock())
-    yield made
-    made.close()
+    """A watch whose clock always shows 1700000000."""
+    exit_watch = ProcessExitWatch(FakeClock())
+    yield exit_watch
+    exit_watch.close()
 
 
 def wait_for_ends(watch: ProcessExitWatch, count: int, timeout: float = 20.0) -> list[ProcessEnd]:
-    """So many ends, told one after the other as the watch becomes readable."""
-    found: list[ProcessEnd] = []
-    end = time.monotonic() + timeout
-    while len(found) < count:
-        assert readable(watch, end - time.monotonic()), f"{len(found)} of {count} ends"
-        found.extend(watch.dispatch())
-    return found
+    """Wait for this number of ends, dispatching whenever the watch is readable."""
+    ends: list[ProcessEnd] = []
+    deadline = time.monotonic() + timeout
+    while len(ends) < count:
+        assert readable(watch, deadline - time.monotonic()), f"{len(ends)} of {count} ends"
+        ends.extend(watch.dispatch())
+    return ends
 
 
-def tells_after_reaping() -> bool:
-    """Whether this kernel tells the status of a process that was waited for (Linux 6.15)."""
+def reports_status_after_reaping() -> bool:
+    """Whether this kernel reports the exit status of a reaped process (Linux 6.15)."""
     process = subprocess.Popen(["true"])
     fd = os.pidfd_open(process.pid)
     process.wait()
@@ -53,15 +53,15 @@ def tells_after_reaping() -> bool:
         os.close(fd)
 
 
-needs_exit_info = pytest.mark.skipif(not tells_after_reaping(), reason="needs Linux 6.15")
+needs_exit_info = pytest.mark.skipif(not reports_status_after_reaping(), reason="needs Linux 6.15")
 
 
-def begin(start: Start, program: str) -> "subprocess.Popen[str]":
-    """A shell that does this once its standard input is closed."""
+def start_shell(start: Start, program: str) -> "subprocess.Popen[str]":
+    """A shell that runs this program after a line of input."""
     return start("sh", "-c", f"read line; {program}")
 
 
-def go_on(process: "subprocess.Popen[str]") -> None:
+def send_line(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -71,56 +71,56 @@ def go_on(process: "subprocess.Popen[str]") -> None:
     ("program", "code"),
     [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15), ("exec false", 1)],
 )
-def test_a_child_that_nobody_has_waited_for_tells_by_proc(
+def test_the_status_of_an_unreaped_child_comes_from_proc(
     watch: ProcessExitWatch, start: Start, program: str, code: int
 ) -> None:
-    process = begin(start, program)
+    process = start_shell(start, program)
     ticks = read_start_ticks(process.pid)
     assert watch.watch(process.pid, ticks)
     assert watch.dispatch() == ()
     assert watch.find_end(process.pid, ticks) is None
     assert watch.status(process.pid, ticks) is None
-    go_on(process)
-    (ending,) = wait_for_ends(watch, 1)
-    assert ending == ProcessEnd(process.pid, ticks, 1_700_000_000.0, ending.status, "zombie")
-    assert ending.status is not None
-    assert os.waitstatus_to_exitcode(ending.status) == code == process.wait()
-    assert watch.find_end(process.pid, ticks) == ending
-    assert watch.status(process.pid, ticks) == ending.status
+    send_line(process)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert end_event == ProcessEnd(process.pid, ticks, 1_700_000_000.0, end_event.status, "zombie")
+    assert end_event.status is not None
+    assert os.waitstatus_to_exitcode(end_event.status) == code == process.wait()
+    assert watch.find_end(process.pid, ticks) == end_event
+    assert watch.status(process.pid, ticks) == end_event.status
     assert watch.dispatch() == ()
 
 
 @needs_exit_info
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$"])
-def test_a_process_that_was_waited_for_tells_by_its_pidfd(watch: ProcessExitWatch, start: Start, end: str) -> None:
-    """Its parent is another program, which has waited for it before we look."""
+def test_the_status_of_a_reaped_process_comes_from_its_pidfd(watch: ProcessExitWatch, start: Start, end: str) -> None:
+    """The parent is another program, which reaps the process before the watch reads the status."""
     parent = start("sh", "-c", f"exec 3<&0; sh -c 'read line; {end}' <&3 & echo $!; wait $!; echo $?; read line")
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     ticks = read_start_ticks(pid)
     assert watch.watch(pid, ticks)
-    go_on(parent)
-    told = int(parent.stdout.readline())
+    send_line(parent)
+    reported = int(parent.stdout.readline())
     until(lambda: not Path(f"/proc/{pid}").exists(), "its reaping")
-    (ending,) = wait_for_ends(watch, 1)
-    assert ending.source == "pidfd"
-    assert ending.status is not None
-    code = os.waitstatus_to_exitcode(ending.status)
-    assert told == (code if code >= 0 else 128 - code)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert end_event.source == "pidfd"
+    assert end_event.status is not None
+    code = os.waitstatus_to_exitcode(end_event.status)
+    assert reported == (code if code >= 0 else 128 - code)
 
 
 @needs_exit_info
-def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(start: Start) -> None:
+def test_a_hidden_status_is_known_after_the_parent_has_reaped_the_process(start: Start) -> None:
     watch = ProcessExitWatch(FakeClock())
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     with another_user():
         watch.watch(process.pid, ticks)
-        go_on(process)
-        (ending,) = wait_for_ends(watch, 1)
-        assert (ending.status, ending.source) == (None, None)
+        send_line(process)
+        (end_event,) = wait_for_ends(watch, 1)
+        assert (end_event.status, end_event.source) == (None, None)
         assert watch.status(process.pid, ticks) is None
-        assert watch.dispatch() == (), "it has been told of"
+        assert watch.dispatch() == (), "its end has been reported"
     process.wait()
     with another_user():
         assert watch.status(process.pid, ticks) == 3 << 8
@@ -129,101 +129,101 @@ def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(
 
 
 @needs_exit_info
-def test_a_process_that_is_waited_for_while_we_ask_tells_all_the_same(
+def test_the_status_of_a_process_reaped_during_the_read_is_known(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     watch.watch(process.pid, None)
 
-    def too_late(pid: int, start_ticks: int | None, proc: str) -> int | None:
+    def read_after_reaping(pid: int, start_ticks: int | None, proc: str) -> int | None:
         process.wait()
         return None
 
-    monkeypatch.setattr(process_exits, "read_zombie_status", too_late)
-    go_on(process)
-    (ending,) = wait_for_ends(watch, 1)
-    assert (ending.status, ending.source) == (3 << 8, "pidfd")
+    monkeypatch.setattr(process_exits, "read_zombie_status", read_after_reaping)
+    send_line(process)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert (end_event.status, end_event.source) == (3 << 8, "pidfd")
 
 
 @needs_exit_info
-def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+def test_the_status_can_be_read_before_the_event_loop_dispatches(watch: ProcessExitWatch, start: Start) -> None:
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
-    go_on(process)
+    send_line(process)
     process.wait()
     assert watch.find_end(process.pid, ticks) is None
     assert watch.status(process.pid, ticks) == 3 << 8
 
 
-def test_a_process_that_has_ended_before_is_told_at_once(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+def test_an_already_ended_process_is_reported_immediately(watch: ProcessExitWatch, start: Start) -> None:
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
-    go_on(process)
+    send_line(process)
     until(lambda: watch.status(process.pid, ticks) is not None, "its end")
-    assert watch.watch(process.pid, None), "it has not been waited for"
-    (ending,) = wait_for_ends(watch, 1)
-    assert (ending.pid, ending.start_ticks, ending.status) == (process.pid, None, 3 << 8)
+    assert watch.watch(process.pid, None), "it has not been reaped"
+    (end_event,) = wait_for_ends(watch, 1)
+    assert (end_event.pid, end_event.start_ticks, end_event.status) == (process.pid, None, 3 << 8)
     process.wait()
-    assert watch.status(process.pid, ticks) is None, "that one was not watched"
+    assert watch.status(process.pid, ticks) is None, "that key was not watched"
     assert watch.status(process.pid, None) == 3 << 8
 
 
-def test_a_process_that_is_not_there_is_refused(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+def test_a_missing_process_is_refused(watch: ProcessExitWatch, start: Start) -> None:
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
-    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is another one now$"):
+    with pytest.raises(ProcessLookupError, match=f"^pid {process.pid} now belongs to another process$"):
         watch.watch(process.pid, (ticks or 0) - 1)
-    go_on(process)
+    send_line(process)
     process.wait()
     before = os.listdir("/proc/self/fd")
     for pid in (process.pid, 0, -1):
-        with pytest.raises(ProcessLookupError, match=f"^process {pid} is not there$"):
+        with pytest.raises(ProcessLookupError, match=f"^process {pid} does not exist$"):
             watch.watch(pid, ticks)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_process_that_ends_between_the_two_steps_is_refused(
+def test_a_process_that_ends_while_it_is_being_watched_is_refused(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     ticks, real = read_start_ticks(process.pid), read_start_ticks
 
-    def too_late(pid: int, proc: str) -> int | None:
-        go_on(process)
+    def read_after_reaping(pid: int, proc: str) -> int | None:
+        send_line(process)
         process.wait()
         return real(pid, proc)
 
-    monkeypatch.setattr(process_exits, "read_start_ticks", too_late)
-    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is not there$"):
+    monkeypatch.setattr(process_exits, "read_start_ticks", read_after_reaping)
+    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} does not exist$"):
         watch.watch(process.pid, ticks)
 
 
 def test_a_recycled_pid_is_never_watched(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     pid, ticks = process.pid, read_start_ticks(process.pid)
     assert watch.watch(pid, ticks)
-    go_on(process)
+    send_line(process)
     process.wait()
     time.sleep(2 / CLOCK_TICKS)
     other = start_with_pid(pid)
     try:
-        assert [ending.start_ticks for ending in wait_for_ends(watch, 1)] == [ticks]
-        with pytest.raises(ProcessLookupError, match=f"^process {pid} is another one now$"):
+        assert [end_event.start_ticks for end_event in wait_for_ends(watch, 1)] == [ticks]
+        with pytest.raises(ProcessLookupError, match=f"^pid {pid} now belongs to another process$"):
             ProcessExitWatch(FakeClock()).watch(pid, ticks)
         new = read_start_ticks(pid)
         assert watch.watch(pid, new)
         assert watch.find_end(pid, new) is None
         other.kill()
-        (ending,) = wait_for_ends(watch, 1)
-        assert (ending.start_ticks, ending.status) == (new, signal.SIGKILL)
+        (end_event,) = wait_for_ends(watch, 1)
+        assert (end_event.start_ticks, end_event.status) == (new, signal.SIGKILL)
     finally:
         other.kill()
         other.wait()
 
 
-def test_a_thousand_quick_deaths_are_each_told_once(watch: ProcessExitWatch) -> None:
-    """In a random order, by others than their parent, while that waits for some of them; 200 live at a time."""
+def test_a_thousand_quick_exits_are_each_reported_once(watch: ProcessExitWatch) -> None:
+    """Killed in random order by another process than their parent, which reaps some of them. 200 live at a time."""
     program = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGCHLD, lambda *_: None)\n"
@@ -239,14 +239,14 @@ def test_a_thousand_quick_deaths_are_each_told_once(watch: ProcessExitWatch) -> 
         "    print(*pids, flush=True)\n"
         "    for pid in pids[::2]: os.waitpid(pid, 0)\n"
     )
-    chosen = random.Random(5)
+    rng = random.Random(5)
     parent = subprocess.Popen(
         [sys.executable, "-I", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdin is not None
     assert parent.stdout is not None
-    told: list[ProcessEnd] = []
-    watch.on_exit = told.append
+    reported: list[ProcessEnd] = []
+    watch.on_exit = reported.append
     expected: dict[tuple[int, int | None], set[int | None]] = {}
     try:
         for _ in range(5):
@@ -254,32 +254,36 @@ def test_a_thousand_quick_deaths_are_each_told_once(watch: ProcessExitWatch) -> 
             parent.stdin.flush()
             pids = [int(word) for word in parent.stdout.readline().split()]
             ticks = {pid: read_start_ticks(pid) for pid in pids}
-            time.sleep(0.1)  # for the handlers
+            time.sleep(0.1)  # time to install the handlers
             assert all(watch.watch(pid, ticks[pid]) for pid in pids)
-            before = len(told)
-            for pid in chosen.sample(pids, len(pids)):
-                number = chosen.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+            before = len(reported)
+            for pid in rng.sample(pids, len(pids)):
+                number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
                 os.kill(pid, number)
                 status = pid % 200 << 8 if number == signal.SIGUSR1 else int(number)
-                expected[pid, ticks[pid]] = {status, None} if not tells_after_reaping() else {status}
-                if chosen.random() < 0.05:
+                expected[pid, ticks[pid]] = {status, None} if not reports_status_after_reaping() else {status}
+                if rng.random() < 0.05:
                     watch.dispatch()
-            wait_for_ends(watch, 200 - (len(told) - before))
-        assert len(told) == 1000
-        assert {(ending.pid, ending.start_ticks) for ending in told} == set(expected)
-        wrong = [ending for ending in told if ending.status not in expected[ending.pid, ending.start_ticks]]
+            wait_for_ends(watch, 200 - (len(reported) - before))
+        assert len(reported) == 1000
+        assert {(end_event.pid, end_event.start_ticks) for end_event in reported} == set(expected)
+        wrong = [
+            end_event
+            for end_event in reported
+            if end_event.status not in expected[end_event.pid, end_event.start_ticks]
+        ]
         assert wrong == []
     finally:
         parent.kill()
         parent.wait()
 
 
-def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
-    """Descriptors that are closed and used again at once are never taken for each other."""
+def test_a_loop_dispatches_while_other_threads_watch_and_drop_processes() -> None:
+    """Descriptors that are closed and immediately reused are never mistaken for each other."""
     watch = ProcessExitWatch(FakeClock())
-    told: list[ProcessEnd] = []
-    trouble: list[str] = []
-    watch.on_exit = told.append
+    reported: list[ProcessEnd] = []
+    problems: list[str] = []
+    watch.on_exit = reported.append
 
     def work() -> None:
         for _ in range(150):
@@ -287,13 +291,13 @@ def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
             ticks = read_start_ticks(process.pid)
             watch.watch(process.pid, ticks)
             if watch.find_end(process.pid, ticks) is not None:
-                trouble.append("told of a process that lives")
+                problems.append("reported a running process")
             process.kill()
             process.wait()
             until(lambda key=(process.pid, ticks): watch.find_end(*key), "its end")
-            ending = watch.find_end(process.pid, ticks)
-            if ending is not None and ending.status not in (signal.SIGKILL, None):
-                trouble.append(f"status {ending.status}")
+            end_event = watch.find_end(process.pid, ticks)
+            if end_event is not None and end_event.status not in (signal.SIGKILL, None):
+                problems.append(f"status {end_event.status}")
             watch.drop(process.pid, ticks)
 
     async def run() -> None:
@@ -304,16 +308,16 @@ def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
 
     asyncio.run(run())
     watch.close()
-    assert trouble == []
-    assert len(told) == 300
+    assert problems == []
+    assert len(reported) == 300
 
 
-def test_who_is_forgotten_is_not_told_of(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+def test_a_dropped_process_is_not_reported(watch: ProcessExitWatch, start: Start) -> None:
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     before = len(os.listdir("/proc/self/fd"))
     assert watch.watch(process.pid, ticks)
-    assert watch.watch(process.pid, ticks), "asking twice changes nothing"
+    assert watch.watch(process.pid, ticks), "watching twice changes nothing"
     assert len(os.listdir("/proc/self/fd")) == before + 1
     watch.drop(process.pid, ticks)
     watch.drop(process.pid, ticks)
@@ -325,10 +329,10 @@ def test_who_is_forgotten_is_not_told_of(watch: ProcessExitWatch, start: Start) 
     assert watch.find_end(process.pid, ticks) is None
 
 
-def test_descriptors_go_back_once_the_status_is_known(start: Start) -> None:
+def test_descriptors_are_closed_when_the_status_is_known(start: Start) -> None:
     watch = ProcessExitWatch(FakeClock())
     before = len(open_files("anon_inode:[pidfd]"))
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     watch.watch(process.pid, None)
     assert len(open_files("anon_inode:[pidfd]")) == before + 1
     process.kill()
@@ -339,23 +343,23 @@ def test_descriptors_go_back_once_the_status_is_known(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ENFILE])
-def test_a_kernel_without_pidfds_leaves_it_to_the_caller(
+def test_watch_returns_false_without_pidfds(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
 
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     monkeypatch.setattr(os, "pidfd_open", refuse)
     assert not watch.watch(process.pid, ticks)
     assert watch.find_end(process.pid, ticks) is None
-    go_on(process)
-    until(lambda: watch.status(process.pid, ticks) == 3 << 8, "what /proc says of its end")
+    send_line(process)
+    until(lambda: watch.status(process.pid, ticks) == 3 << 8, "its exit status in /proc")
 
 
-def test_without_a_free_descriptor_it_is_left_to_the_caller(watch: ProcessExitWatch, start: Start) -> None:
-    process = begin(start, "exit 3")
+def test_watch_returns_false_without_free_descriptors(watch: ProcessExitWatch, start: Start) -> None:
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     for spare, watched in ((0, False), (1, False), (2, True)):
         with spare_descriptors(spare):
@@ -363,39 +367,39 @@ def test_without_a_free_descriptor_it_is_left_to_the_caller(watch: ProcessExitWa
         assert len(open_files("anon_inode:[pidfd]")) == watched
 
 
-def test_an_interpreter_of_an_older_system_can_watch_too(
+def test_an_interpreter_without_pidfd_open_can_watch_too(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     assert watch.watch(process.pid, ticks)
-    go_on(process)
-    (ending,) = wait_for_ends(watch, 1)
-    assert ending.status == 3 << 8
+    send_line(process)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert end_event.status == 3 << 8
     process.wait()
     with pytest.raises(ProcessLookupError):
         watch.watch(process.pid, None)
 
 
 @pytest.mark.parametrize("reason", [errno.ENOTTY, errno.ESRCH])
-def test_an_older_kernel_tells_the_end_and_perhaps_not_the_status(
+def test_an_older_kernel_reports_the_end_without_the_status(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     def refuse(fd: int, request: int, argument: bytearray) -> int:
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr("fcntl.ioctl", refuse)
-    process = begin(start, "exit 3")
+    process = start_shell(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
-    go_on(process)
+    send_line(process)
     process.wait()
-    (ending,) = wait_for_ends(watch, 1)
-    assert (ending.status, ending.source) == (None, None)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert (end_event.status, end_event.source) == (None, None)
 
 
-def test_threads_end_without_being_told_of(watch: ProcessExitWatch, start: Start) -> None:
+def test_ends_of_threads_are_not_reported(watch: ProcessExitWatch, start: Start) -> None:
     program = (
         "import os, sys, threading\n"
         "thread = threading.Thread(target=sys.stdin.readline)\n"
@@ -411,12 +415,12 @@ def test_threads_end_without_being_told_of(watch: ProcessExitWatch, start: Start
     with pytest.raises(ProcessLookupError):
         watch.watch(thread, None)
     watch.watch(process.pid, None)
-    go_on(process)
+    send_line(process)
     process.stdout.readline()
     assert watch.dispatch() == ()
 
 
-def test_a_program_that_replaces_itself_from_another_thread_lives_on(watch: ProcessExitWatch, start: Start) -> None:
+def test_an_exec_in_another_thread_is_not_an_end(watch: ProcessExitWatch, start: Start) -> None:
     program = (
         "import os, sys, threading\n"
         "sys.stdin.readline()\n"
@@ -426,23 +430,23 @@ def test_a_program_that_replaces_itself_from_another_thread_lives_on(watch: Proc
     process = start(sys.executable, "-I", "-c", program)
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
-    go_on(process)
+    send_line(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "replaced\n"
     assert watch.dispatch() == ()
-    go_on(process)
-    (ending,) = wait_for_ends(watch, 1)
-    assert ending.status == 4 << 8
+    send_line(process)
+    (end_event,) = wait_for_ends(watch, 1)
+    assert end_event.status == 4 << 8
 
 
-def test_one_call_of_the_kernel_serves_all_ends(watch: ProcessExitWatch, start: Start) -> None:
-    processes = [begin(start, "exit 3") for _ in range(20)]
+def test_one_epoll_call_returns_all_ends(watch: ProcessExitWatch, start: Start) -> None:
+    processes = [start_shell(start, "exit 3") for _ in range(20)]
     for process in processes:
         watch.watch(process.pid, None)
     calls = []
 
-    class Counting:
-        """The epoll object, its waits counted."""
+    class CountingEpoll:
+        """An epoll object that records its polls."""
 
         def __init__(self, real: select.epoll) -> None:
             self._real = real
@@ -458,7 +462,7 @@ def test_one_call_of_the_kernel_serves_all_ends(watch: ProcessExitWatch, start: 
         process.kill()
         process.wait()
     time.sleep(0.05)
-    watch._epoll = Counting(watch._epoll)  # type: ignore[assignment]
+    watch._epoll = CountingEpoll(watch._epoll)  # type: ignore[assignment]
     assert len(watch.dispatch()) == 20
     assert calls == [0]
 
@@ -467,17 +471,17 @@ def test_many_threads_may_dispatch(watch: ProcessExitWatch) -> None:
     processes = [subprocess.Popen(["true"]) for _ in range(50)]
     for process in processes:
         watch.watch(process.pid, None)
-    found: list[ProcessEnd] = []
-    end = time.monotonic() + 20
+    ends: list[ProcessEnd] = []
+    deadline = time.monotonic() + 20
 
     def work() -> None:
-        while len(found) < 50 and time.monotonic() < end:
-            found.extend(watch.dispatch())
+        while len(ends) < 50 and time.monotonic() < deadline:
+            ends.extend(watch.dispatch())
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(ending.pid for ending in found) == sorted(process.pid for process in processes)
+    assert sorted(end_event.pid for end_event in ends) == sorted(process.pid for process in processes)
     assert {process.wait() for process in processes} == {0}

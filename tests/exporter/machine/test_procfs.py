@@ -1,4 +1,4 @@
-"""Processes: stat texts, and trees of real children."""
+"""Processes in ``/proc``: texts of stat files, and trees of real children."""
 
 import contextlib
 import errno
@@ -60,22 +60,22 @@ def stat_text(command: bytes, state: bytes = b"S", parent: int = 1) -> bytes:
 @example(b") R 1 2 3")
 @example(b"a\nb")
 @example(b"")
-def test_any_command_name_leaves_the_other_facts_alone(command: bytes) -> None:
+def test_any_command_name_leaves_the_other_fields_intact(command: bytes) -> None:
     assert parse_process_stat(stat_text(command)) == ProcessStat("sleeping", 1, 150, 65, 3, 310563, 911)
 
 
 @pytest.mark.parametrize(("letter", "state"), [*STATES.items(), ("?", "running")])
-def test_every_letter_of_the_kernel_has_a_state(letter: str, state: str) -> None:
+def test_every_state_letter_of_the_kernel_has_a_name(letter: str, state: str) -> None:
     assert parse_process_stat(stat_text(b"python", letter.encode())).state == state
 
 
-def test_io_is_what_reached_storage() -> None:
+def test_io_counts_bytes_that_reached_storage() -> None:
     assert parse_process_io(IO_TEXT) == (344064, 966656)
 
 
 @contextlib.contextmanager
 def another_user() -> Iterator[None]:
-    """This process with the rights of another user than the one that has started the workers."""
+    """Run with the rights of another user than the owner of the workers."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     os.setegid(65534)
@@ -89,7 +89,7 @@ def another_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def spare_descriptors(count: int) -> Iterator[None]:
-    """This process may open so many more files."""
+    """Let this process open at most this number of additional files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [os.dup(0) for _ in range(count + 1)]
     for fd in free:
@@ -102,13 +102,13 @@ def spare_descriptors(count: int) -> Iterator[None]:
 
 
 def read(tree: ProcessTree) -> ProcessTreeSample:
-    """One look at a worker that is there."""
+    """A sample of an existing worker."""
     sample = tree.read()
     assert sample is not None
     return sample
 
 
-def test_a_single_process_is_as_psutil_sees_it(start: Start) -> None:
+def test_a_sample_of_a_single_process_agrees_with_psutil(start: Start) -> None:
     process = start("sleep", "60")
     tree, other = ProcessTree(process.pid), psutil.Process(process.pid)
     until(lambda: other.name() == "sleep" and read(tree).state == "sleeping", "sleep to sleep")
@@ -129,7 +129,7 @@ def test_a_program_with_a_hard_name_can_be_watched(start: Start, tmp_path: Path)
     assert read(tree).threads == 1
 
 
-def test_a_worker_that_renames_itself_stays_itself(start: Start) -> None:
+def test_a_worker_that_renames_itself_is_still_recognized(start: Start) -> None:
     program = "open('/proc/self/comm', 'w').write('a) b (')\nprint('renamed', flush=True)\ninput()"
     process = start(sys.executable, "-I", "-c", program)
     tree = ProcessTree(process.pid)
@@ -140,7 +140,7 @@ def test_a_worker_that_renames_itself_stays_itself(start: Start) -> None:
     assert ProcessTree(process.pid, tree.start_ticks).start_ticks == tree.start_ticks
 
 
-def test_a_stopped_worker_says_so_until_it_goes_on(start: Start) -> None:
+def test_a_stopped_worker_is_stopped_until_it_continues(start: Start) -> None:
     process = start("sleep", "60")
     tree = ProcessTree(process.pid)
     process.send_signal(signal.SIGSTOP)
@@ -149,8 +149,8 @@ def test_a_stopped_worker_says_so_until_it_goes_on(start: Start) -> None:
     until(lambda: read(tree).state == "sleeping", "its return")
 
 
-def test_a_worker_that_no_signal_reaches_is_in_disk_sleep(start: Start, tmp_path: Path) -> None:
-    """The parent of a vfork waits so until its child has executed a program; this one first opens a pipe."""
+def test_an_uninterruptible_worker_is_in_disk_sleep(start: Start, tmp_path: Path) -> None:
+    """The parent of a vfork waits like this until its child has executed a program. This child first opens a pipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     program = (
@@ -167,7 +167,7 @@ def test_a_worker_that_no_signal_reaches_is_in_disk_sleep(start: Start, tmp_path
     until(lambda: read(tree).state == "sleeping", "its return")
 
 
-def test_a_worker_whose_first_thread_has_ended_lives(start: Start) -> None:
+def test_a_worker_whose_first_thread_has_ended_is_alive(start: Start) -> None:
     number = {"x86_64": 60, "aarch64": 93}.get(platform.machine())
     if number is None:
         pytest.skip("exit(2) has another number here")
@@ -179,7 +179,7 @@ def test_a_worker_whose_first_thread_has_ended_lives(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", program)
     tree = ProcessTree(process.pid)
     until(lambda: Path(f"/proc/{process.pid}/stat").read_bytes().split()[2] == b"Z", "the end of its first thread")
-    # the second thread may still be on its way into sleep
+    # the second thread may not be asleep yet
     until(lambda: read(tree).state == "sleeping", "the sleep of its second thread")
     assert read(tree).rss_bytes > 1 << 20
     assert read_zombie_status(process.pid, tree.start_ticks) is None
@@ -201,12 +201,12 @@ def test_grandchildren_count(start: Start) -> None:
 def test_children_of_any_thread_are_found(start: Start) -> None:
     program = (
         "import subprocess, sys, threading\n"
-        "def born():\n"
+        "def run_child():\n"
         "    child = subprocess.Popen(['sleep', '60'])\n"
         "    print('up', flush=True)\n"
         "    child.wait()\n"
         "sys.stdin.readline()\n"
-        "threading.Thread(target=born, daemon=True).start()\n"
+        "threading.Thread(target=run_child, daemon=True).start()\n"
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program)
@@ -221,14 +221,14 @@ def test_children_of_any_thread_are_found(start: Start) -> None:
     assert read(tree).threads == 3
 
 
-def test_a_new_child_is_seen_by_the_next_look(start: Start) -> None:
+def test_the_next_read_includes_a_new_child(start: Start) -> None:
     process = start("sh", "-c", "sleep 60 & read line; sleep 60 & echo; wait")
     assert process.stdin is not None
     assert process.stdout is not None
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 1, "its first child")
     if tree._reads % ProcessTree.FULL_READ_EVERY == 0:
-        read(tree)  # the next one would be a whole look
+        read(tree)  # the next read would be a full one
     process.stdin.write("\n")
     process.stdin.flush()
     process.stdout.readline()
@@ -244,7 +244,7 @@ def test_an_orphan_stays_watched_until_its_end(start: Start) -> None:
     (middle,) = read_children(process.pid)
     (orphan,) = read_children(middle)
     os.kill(middle, signal.SIGKILL)
-    until(lambda: read(tree).children == 1, "the end of the one between")
+    until(lambda: read(tree).children == 1, "the end of the middle process")
     assert read_children(process.pid) == []
     os.kill(orphan, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{orphan}").exists() or psutil.Process(orphan).status() == "zombie", "its end")
@@ -257,11 +257,11 @@ PARENT_OF_ONE = (
     "child.communicate(b'')\n"
     "print('reaped', flush=True)\n"
     "sys.stdin.readline()\n"
-)  # starts a program of Python, and on a first line reaps it
+)  # starts a Python program and reaps it after a line of input
 
 
 def reap(process: "subprocess.Popen[str]") -> None:
-    """Have the child reaped, and wait for that."""
+    """Let the parent reap its child, and wait for it."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -269,7 +269,7 @@ def reap(process: "subprocess.Popen[str]") -> None:
     assert process.stdout.readline() == "reaped\n"
 
 
-def test_cpu_seconds_stay_when_a_child_has_ended(start: Start) -> None:
+def test_cpu_seconds_of_an_ended_child_are_kept(start: Start) -> None:
     burn = (
         "import sys, time\n"
         "while time.process_time() < 0.1: pass\n"
@@ -290,7 +290,7 @@ def test_cpu_seconds_stay_when_a_child_has_ended(start: Start) -> None:
     assert read(tree).cpu_s >= after.cpu_s
 
 
-def test_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> None:
+def test_io_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> None:
     size = 8 << 20
     write = (
         "import os, sys\n"
@@ -314,8 +314,8 @@ def test_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> Non
     assert before <= after < 2 * size
 
 
-def test_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent is looked at, then reaps its child, then the child is looked for. A fall would be a counter reset."""
+def test_io_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent is read and then reaps its child, before the child is read. A fall would be a counter reset."""
     for pid, parent, children in ((7, 1, "8 "), (8, 7, "")):
         (tmp_path / str(pid) / "task" / str(pid)).mkdir(parents=True)
         (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
@@ -341,7 +341,7 @@ def test_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monkeypa
     assert (after.io_write_bytes or 0) >= 2 * 966656
 
 
-def test_bytes_are_as_psutil_sees_them(start: Start, tmp_path: Path) -> None:
+def test_io_bytes_agree_with_psutil(start: Start, tmp_path: Path) -> None:
     process = start(
         "sh", "-c", f"dd if=/dev/zero of={tmp_path / 'f'} bs=64k count=16 conv=fsync status=none; echo; read line"
     )
@@ -351,7 +351,7 @@ def test_bytes_are_as_psutil_sees_them(start: Start, tmp_path: Path) -> None:
     assert (sample.io_read_bytes, sample.io_write_bytes) == (counters.read_bytes, counters.write_bytes)
 
 
-def test_a_worker_that_has_ended_and_was_reaped_gives_none(start: Start) -> None:
+def test_a_reaped_worker_has_no_sample(start: Start) -> None:
     process = start("sleep", "60")
     tree = ProcessTree(process.pid)
     process.kill()
@@ -360,7 +360,7 @@ def test_a_worker_that_has_ended_and_was_reaped_gives_none(start: Start) -> None
     assert tree.read() is None
 
 
-def test_a_worker_that_was_not_reaped_is_a_zombie(start: Start) -> None:
+def test_an_ended_worker_is_a_zombie_until_it_is_reaped(start: Start) -> None:
     process = start("true")
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).state == "zombie", "the end of true")
@@ -369,31 +369,33 @@ def test_a_worker_that_was_not_reaped_is_a_zombie(start: Start) -> None:
 def test_a_process_with_other_start_ticks_is_refused(start: Start) -> None:
     process = start("sleep", "60")
     ticks = ProcessTree(process.pid).start_ticks
-    place = f"/proc/{process.pid}/"
-    before = len(open_files(place))
+    directory = f"/proc/{process.pid}/"
+    before = len(open_files(directory))
     ProcessTree(process.pid, ticks).close()
-    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is another one now$"):
+    with pytest.raises(ProcessLookupError, match=f"^pid {process.pid} now belongs to another process$"):
         ProcessTree(process.pid, ticks - 1)
-    assert len(open_files(place)) == before
+    assert len(open_files(directory)) == before
 
 
-def test_a_process_that_is_not_there_is_refused(start: Start) -> None:
+def test_a_missing_process_is_refused(start: Start) -> None:
     process = start("true")
     process.wait()
-    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is not there$"):
+    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} does not exist$"):
         ProcessTree(process.pid)
     assert read_children(process.pid) == []
     assert read_children(process.pid, every_thread=False) == []
 
 
 def test_a_process_that_ends_between_open_and_read_leaves_no_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "7" / "stat").mkdir(parents=True)  # opens and cannot be read, as the stat of one that has just ended
+    (tmp_path / "7" / "stat").mkdir(
+        parents=True
+    )  # can be opened but not read, like the stat of a process that has just ended
     with pytest.raises(ProcessLookupError):
         ProcessTree(7, proc=str(tmp_path))
     assert open_files(str(tmp_path)) == []
 
 
-def test_a_process_whose_io_is_denied_has_all_but_io(tmp_path: Path) -> None:
+def test_a_process_with_unreadable_io_has_all_other_values(tmp_path: Path) -> None:
     (tmp_path / "7" / "task" / "7").mkdir(parents=True)
     (tmp_path / "7" / "stat").write_bytes(stat_text(b"python"))
     (tmp_path / "7" / "task" / "7" / "children").write_text("8 9 ", encoding="ascii")
@@ -401,11 +403,13 @@ def test_a_process_whose_io_is_denied_has_all_but_io(tmp_path: Path) -> None:
     (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
     tree = ProcessTree(7, 310563, proc=str(tmp_path))
     cpu_s, rss = 2 * (150 + 65) / CLOCK_TICKS, 2 * 911 * PAGE_SIZE
-    assert tree.read() == ProcessTreeSample("sleeping", cpu_s, rss, 6, 1, None, None), "9 is gone, which is no error"
+    assert tree.read() == ProcessTreeSample("sleeping", cpu_s, rss, 6, 1, None, None), (
+        "process 9 has ended, which is not an error"
+    )
     tree.close()
 
 
-def test_closing_gives_all_descriptors_back(start: Start) -> None:
+def test_closing_releases_all_descriptors(start: Start) -> None:
     process = start("sh", "-c", "sleep 60 & echo; wait")
     assert process.stdout is not None
     process.stdout.readline()
@@ -418,14 +422,14 @@ def test_closing_gives_all_descriptors_back(start: Start) -> None:
     assert open_files(f"/proc/{process.pid}/") == open_files(f"/proc/{child}/") == []
 
 
-def test_own_memory_is_as_psutil_sees_it() -> None:
+def test_own_memory_agrees_with_psutil() -> None:
     assert read_self_rss_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
 
 
 BURN = "import time\nwhile time.process_time() < 0.1: pass\n"
 
 
-def test_the_cpu_time_of_children_that_no_look_has_seen_counts(start: Start) -> None:
+def test_cpu_time_of_children_between_two_reads_counts(start: Start) -> None:
     program = (
         "import subprocess, sys\n"
         "sys.stdin.readline()\n"
@@ -446,7 +450,7 @@ def test_the_cpu_time_of_children_that_no_look_has_seen_counts(start: Start) -> 
     assert after.cpu_s - before >= 0.36
 
 
-def test_cpu_time_is_counted_once_however_it_is_looked_at(start: Start) -> None:
+def test_cpu_time_is_counted_once_whenever_it_is_read(start: Start) -> None:
     program = (
         "import subprocess, sys, time\n"
         "for _ in range(20): subprocess.run([sys.executable, '-I', '-S', '-c', 'sum(range(300_000))'], check=True)\n"
@@ -455,17 +459,19 @@ def test_cpu_time_is_counted_once_however_it_is_looked_at(start: Start) -> None:
     )
     process = start(sys.executable, "-I", "-c", program)
     assert process.stdout is not None
-    tree, seen = ProcessTree(process.pid), [0.0]
+    tree, cpu_times = ProcessTree(process.pid), [0.0]
     os.set_blocking(process.stdout.fileno(), False)
     while not process.stdout.readline():
-        seen.append(read(tree).cpu_s)
-    seen += [read(tree).cpu_s for _ in range(3)]
-    assert seen == sorted(seen)
+        cpu_times.append(read(tree).cpu_s)
+    cpu_times += [read(tree).cpu_s for _ in range(3)]
+    assert cpu_times == sorted(cpu_times)
     times = psutil.Process(process.pid).cpu_times()
-    assert seen[-1] == pytest.approx(times.user + times.system + times.children_user + times.children_system, abs=0.04)
+    assert cpu_times[-1] == pytest.approx(
+        times.user + times.system + times.children_user + times.children_system, abs=0.04
+    )
 
 
-def test_what_children_used_stays_although_nobody_waits_for_them(start: Start) -> None:
+def test_cpu_time_of_children_is_kept_when_they_are_never_reaped(start: Start) -> None:
     program = (
         "import os, signal, subprocess, sys\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -495,10 +501,10 @@ MANY = (
     "        while True: signal.pause()\n"
     "print('up', flush=True)\n"
     "sys.stdin.readline()\n"
-)  # many children that end with their parent
+)  # starts many children that end with their parent
 
 
-def test_two_thousand_descendants_are_all_seen(start: Start) -> None:
+def test_two_thousand_descendants_are_all_counted(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "2000")
     assert process.stdout is not None
     process.stdout.readline()
@@ -512,11 +518,11 @@ def test_two_thousand_descendants_are_all_seen(start: Start) -> None:
     tree.close()
 
 
-def test_all_are_seen_with_a_single_spare_descriptor(start: Start) -> None:
+def test_all_descendants_are_counted_with_a_single_spare_descriptor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "20")
     assert process.stdout is not None
     process.stdout.readline()
-    place = f"/proc/{process.pid}/"
+    directory = f"/proc/{process.pid}/"
     with spare_descriptors(2):
         tree = ProcessTree(process.pid)
         samples = [read(tree) for _ in range(6)]
@@ -525,11 +531,11 @@ def test_all_are_seen_with_a_single_spare_descriptor(start: Start) -> None:
     assert all(sample.io_read_bytes is not None for sample in samples)
     assert len(survivors) == 20
     assert details.pss_bytes is not None
-    assert open_files(place) == [f"{place}stat"]
+    assert open_files(directory) == [f"{directory}stat"]
     tree.close()
 
 
-def test_the_worker_is_seen_without_a_spare_descriptor(start: Start) -> None:
+def test_the_worker_is_read_without_a_spare_descriptor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "20")
     assert process.stdout is not None
     process.stdout.readline()
@@ -549,7 +555,7 @@ def test_the_worker_is_seen_without_a_spare_descriptor(start: Start) -> None:
     tree.close()
 
 
-def test_a_lack_of_descriptors_is_not_taken_for_the_end_of_a_worker(start: Start) -> None:
+def test_a_lack_of_descriptors_is_not_mistaken_for_the_end_of_a_worker(start: Start) -> None:
     process = start("sleep", "60")
     with spare_descriptors(0), pytest.raises(OSError, match="Too many open files") as raised:
         ProcessTree(process.pid)
@@ -558,7 +564,7 @@ def test_a_lack_of_descriptors_is_not_taken_for_the_end_of_a_worker(start: Start
 
 
 def start_with_pid(pid: int) -> "subprocess.Popen[bytes]":
-    """Another process with the pid of one that has ended."""
+    """Start a process with the pid of an ended one."""
     for _ in range(200):
         try:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1), encoding="ascii")
@@ -569,11 +575,11 @@ def start_with_pid(pid: int) -> "subprocess.Popen[bytes]":
             return process
         process.kill()
         process.wait()
-    pytest.skip("others take the pid each time")
+    pytest.skip("other processes take the pid each time")
 
 
 @pytest.mark.parametrize("descriptors", [None, 3], ids=["kept", "not kept"])
-def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: int | None) -> None:
+def test_a_recycled_pid_is_not_mistaken_for_the_worker(start: Start, descriptors: int | None) -> None:
     parent = start("sh", "-c", "sleep 60 & echo $!; wait; read line")
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
@@ -588,7 +594,7 @@ def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: i
     try:
         assert own.read() is None
         assert (read(tree).children, tree.survivors()) == (0, ())
-        with pytest.raises(ProcessLookupError, match=f"^process {child} is another one now$"):
+        with pytest.raises(ProcessLookupError, match=f"^pid {child} now belongs to another process$"):
             ProcessTree(child, own.start_ticks)
         assert read_start_ticks(child) != own.start_ticks
         assert own.read_details() == ProcessTreeDetails(None, None, None, None, (), ())
@@ -597,11 +603,11 @@ def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: i
         other.wait()
 
 
-def test_who_outlives_the_worker_is_still_known(start: Start) -> None:
+def test_descendants_that_outlive_the_worker_are_survivors(start: Start) -> None:
     program = "sh -c 'sleep 60 & echo $!; wait' & setsid sleep 60 & wait"
     process = start("sh", "-c", program)
     assert process.stdout is not None
-    middle_child = int(process.stdout.readline())
+    grandchild = int(process.stdout.readline())
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 3, "its descendants")
     watched = tree.pids - {process.pid}
@@ -609,7 +615,7 @@ def test_who_outlives_the_worker_is_still_known(start: Start) -> None:
     process.wait()
     assert tree.read() is None
     assert set(tree.survivors()) == watched
-    assert middle_child in watched
+    assert grandchild in watched
     for pid in watched:
         os.kill(pid, signal.SIGKILL)
     until(lambda: tree.survivors() == (), "their ends")
@@ -618,15 +624,15 @@ def test_who_outlives_the_worker_is_still_known(start: Start) -> None:
     assert tree.read() is None
 
 
-def test_a_zombie_is_no_survivor(start: Start) -> None:
+def test_a_zombie_is_not_a_survivor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", "import os, sys\nif os.fork(): sys.stdin.readline()")
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 1, "its child")
     until(lambda: tree.survivors() == (), "the end of its child")
-    assert read(tree).children == 1, "nobody has waited for it"
+    assert read(tree).children == 1, "it has not been reaped"
 
 
-def test_details_of_a_worker_and_its_child(start: Start, tmp_path: Path) -> None:
+def test_details_include_the_worker_and_its_child(start: Start, tmp_path: Path) -> None:
     program = (
         "import subprocess, sys\n"
         "held = [open(sys.argv[1], 'a'), open(sys.argv[1], 'a'), open(sys.argv[1] + '2', 'a')]\n"
@@ -673,7 +679,7 @@ def test_details_are_bounded(start: Start, tmp_path: Path) -> None:
     assert readlink.call_count <= MOST_LINKS
 
 
-def test_devices_of_any_process_are_named_and_sockets_are_no_paths(tmp_path: Path) -> None:
+def test_details_list_devices_of_any_process_and_no_sockets(tmp_path: Path) -> None:
     links = {
         7: ["/dev/null", "/dev/nvidiactl", "socket:[5]", "/data/out 1.jsonl", "/data/gone (deleted)", "/memfd:x"],
         8: ["/dev/nvidia1", "/dev/nvidiactl", "/data/other"],
@@ -692,7 +698,7 @@ def test_devices_of_any_process_are_named_and_sockets_are_no_paths(tmp_path: Pat
     tree.close()
 
 
-def test_what_another_user_may_not_know_is_none(start: Start) -> None:
+def test_values_that_another_user_cannot_read_are_none(start: Start) -> None:
     process, ended = start("sleep", "60"), start("true")
     until(lambda: psutil.Process(ended.pid).status() == "zombie", "the end of true")
     ticks = read_start_ticks(ended.pid)
@@ -709,7 +715,7 @@ def test_what_another_user_may_not_know_is_none(start: Start) -> None:
     assert read_zombie_status(ended.pid, ticks) == 0
 
 
-def test_a_dear_look_at_the_memory_is_followed_by_a_rest(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_memory_read_is_followed_by_a_pause(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock, sizes = start("sleep", "60"), [1000.0], iter([5, 6, 7])
 
     def walk(folder: str) -> int:
@@ -720,15 +726,15 @@ def test_a_dear_look_at_the_memory_is_followed_by_a_rest(start: Start, monkeypat
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     tree = ProcessTree(process.pid)
-    seen = []
+    results = []
     for _ in range(4):
-        seen.append(tree.read_details().pss_bytes)
+        results.append(tree.read_details().pss_bytes)
         clock[0] += 15
-    assert seen == [5, 5, 5, 6]
+    assert results == [5, 5, 5, 6]
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "kill -15 $$"])
-def test_a_zombie_tells_how_it_has_ended(start: Start, end: str) -> None:
+def test_a_zombie_has_its_exit_status(start: Start, end: str) -> None:
     process = start("sh", "-c", f"read line; {end}")
     ticks = read_start_ticks(process.pid)
     assert read_zombie_status(process.pid, ticks) is None
@@ -738,12 +744,12 @@ def test_a_zombie_tells_how_it_has_ended(start: Start, end: str) -> None:
     until(lambda: psutil.Process(process.pid).status() == "zombie", "its end")
     status = read_zombie_status(process.pid, ticks)
     assert status is not None
-    assert read_zombie_status(process.pid, (ticks or 0) - 1) is None, "that is another process"
+    assert read_zombie_status(process.pid, (ticks or 0) - 1) is None, "a different start time means another process"
     assert os.waitstatus_to_exitcode(status) == process.wait()
     assert read_zombie_status(process.pid, ticks) is None
 
 
-def test_only_the_variables_that_are_asked_for_are_given(tmp_path: Path) -> None:
+def test_only_the_requested_variables_are_returned(tmp_path: Path) -> None:
     values = {"RANK": "7", "EMPTY": "", "TOKEN": "secret", "Ü": "a=b\nc", "RANK2": "8"}
     process = subprocess.Popen(["sleep", "60"], env=values)
     try:
@@ -761,13 +767,13 @@ def test_an_endless_environment_is_cut_between_two_variables(tmp_path: Path) -> 
     (tmp_path / "7").mkdir()
     filler = b"X=" + b"x" * (MOST_ENVIRONMENT_BYTES - 12) + b"\0"
     (tmp_path / "7" / "environ").write_bytes(b"")
-    assert read_environment(7, ("A",), str(tmp_path)) is None, "its program is still being started"
+    assert read_environment(7, ("A",), str(tmp_path)) is None, "its program is still starting"
     (tmp_path / "7" / "environ").write_bytes(b"A=1\0" + filler + b"RANK=7890\0B=2\0" * 100_000)
     assert read_environment(7, ("A", "RANK", "B"), str(tmp_path)) == {"A": "1"}
 
 
-def test_a_pid_that_is_used_again_may_become_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files have other inodes then; a thread that is not the first has started it, so no list of ours shows it."""
+def test_a_recycled_pid_may_become_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files then have other inodes. A later thread started it, so no list of children shows it."""
     for pid, parent in ((7, 1), (8, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
@@ -781,8 +787,8 @@ def test_a_pid_that_is_used_again_may_become_a_child(tmp_path: Path, monkeypatch
     tree.close()
 
 
-def test_an_orphan_of_a_former_owner_of_the_pid_is_no_child(tmp_path: Path) -> None:
-    """It was seen as a child of 7 when that was another process, and has been init's since."""
+def test_an_orphan_of_an_earlier_process_with_the_pid_is_not_a_child(tmp_path: Path) -> None:
+    """It was a child of an earlier process 7 and has belonged to init since."""
     for pid, parent in ((7, 1), (8, 7)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
@@ -797,7 +803,7 @@ def test_an_orphan_of_a_former_owner_of_the_pid_is_no_child(tmp_path: Path) -> N
 
 @dataclass
 class Fake:
-    """One process of a made-up machine."""
+    """One process of a fake machine."""
 
     parent: int
     cpu: int = 0
@@ -808,9 +814,9 @@ class Fake:
 
 
 class FakeMachine:
-    """Processes that start, work, end and are waited for as the kernel accounts for them, in a folder like ``/proc``.
+    """Processes that start, work, end and are reaped, in a directory like ``/proc`` with the accounting of the kernel.
 
-    Their files vanish under open descriptors as those of ``/proc`` do: reading them fails from then on.
+    As in ``/proc``, files of an ended process vanish, and reads through open descriptors fail.
     """
 
     WORKER = 100
@@ -832,25 +838,25 @@ class FakeMachine:
         children = [child for child, other in self.processes.items() if other.parent == pid]
         (home / "task" / str(pid) / "children").write_text(" ".join(map(str, children)), encoding="ascii")
 
-    def act(self, what: str, at: int, amount: int) -> None:
-        """Something happens to one of the processes that are able to."""
+    def act(self, action: str, at: int, amount: int) -> None:
+        """Let one of the running processes do something."""
         living = [pid for pid, fake in self.processes.items() if not fake.zombie]
         pid = living[at % len(living)]
         fake = self.processes[pid]
-        if what == "fork":
+        if action == "fork":
             self.processes[self._next] = Fake(pid)
             self._show(self._next)
             self._next += 1
-        elif what == "compute":
+        elif action == "compute":
             fake.cpu += amount
             self.cpu += amount
-        elif what == "write":  # hardly a tick of work
+        elif action == "write":  # takes hardly any CPU time
             fake.written += amount
             self.written += amount
-        elif pid != self.WORKER and (what == "abandon" or not self._children(pid)):
+        elif pid != self.WORKER and (action == "abandon" or not self._children(pid)):
             self._end(pid)
             return
-        fake.faults += what != "write"
+        fake.faults += action != "write"
         self._show(pid)
 
     def _children(self, pid: int) -> list[int]:
@@ -862,7 +868,7 @@ class FakeMachine:
         for child in self._children(pid):
             self.processes[child].parent = 1
             if self.processes[child].zombie:
-                self._reap(child)  # init waits for it
+                self._reap(child)  # init reaps it
             else:
                 self._show(child)
         self._show(pid)
@@ -870,7 +876,7 @@ class FakeMachine:
             self._reap(pid)
 
     def reap_all(self) -> None:
-        """Every parent waits for its children that have ended."""
+        """Let every parent reap its ended children."""
         for pid in [pid for pid, fake in self.processes.items() if fake.zombie]:
             fake = self.processes[pid]
             parent = self.processes[fake.parent]
@@ -901,9 +907,9 @@ ACTIONS = st.tuples(
 
 
 @given(st.lists(ACTIONS, max_size=40), st.booleans())
-# a parent waits for its child after the look at it and before the look at the child
+# a parent reaps its child after its own read and before the read of the child
 @example([(0, "fork", 0, 1), (2, "compute", 0, 1), (3, "compute", 1, 1), (2, "end", 1, 1), (3, "wait", 0, 1)], True)
-# between two looks a child is waited for, and then its parent
+# between two reads a child is reaped, and then its parent
 @example(
     [
         *[(0, "fork", 0, 1), (0, "fork", 1, 1), (0, "compute", 2, 50), (0, "compute", 1, 30)],
@@ -911,22 +917,22 @@ ACTIONS = st.tuples(
     ],
     True,
 )
-def test_sums_never_fall_nor_pass_the_truth_whatever_happens_during_a_look(
+def test_totals_never_fall_or_exceed_the_truth_whatever_happens_during_a_read(
     actions: list[tuple[int, str, int, int]], waits: bool
 ) -> None:
-    """Things happen between any two reads of one look. In the end all is counted, unless somebody was abandoned."""
-    exact = waits and all(what != "abandon" for _, what, _, _ in actions)
-    pread, ahead = os.pread, list(actions)
+    """Processes act between any two file reads of one sample. In the end all is counted unless one was abandoned."""
+    exact = waits and all(action != "abandon" for _, action, _, _ in actions)
+    pread, pending = os.pread, list(actions)
     with tempfile.TemporaryDirectory() as folder:
         machine = FakeMachine(Path(folder), waits=waits)
-        countdown = ahead[0][0] if ahead else 0
+        countdown = pending[0][0] if pending else 0
 
-        def pread_after_a_while(fd: int, size: int, offset: int) -> bytes:
+        def pread_after_actions(fd: int, size: int, offset: int) -> bytes:
             nonlocal countdown
-            while ahead and countdown == 0:
-                _, what, at, amount = ahead.pop(0)
-                machine.reap_all() if what == "wait" else machine.act(what, at, amount)
-                countdown = ahead[0][0] if ahead else 0
+            while pending and countdown == 0:
+                _, action, at, amount = pending.pop(0)
+                machine.reap_all() if action == "wait" else machine.act(action, at, amount)
+                countdown = pending[0][0] if pending else 0
             countdown -= 1
             if os.fstat(fd).st_nlink == 0:
                 raise ProcessLookupError(errno.ESRCH, "No such process")
@@ -934,7 +940,7 @@ def test_sums_never_fall_nor_pass_the_truth_whatever_happens_during_a_look(
 
         tree = ProcessTree(machine.WORKER, proc=folder)
         last = (0, 0)
-        with mock.patch.object(os, "pread", pread_after_a_while), mock.patch.object(ProcessTree, "SHARED_S", 0):
+        with mock.patch.object(os, "pread", pread_after_actions), mock.patch.object(ProcessTree, "SHARED_S", 0):
             for _ in range(200):
                 sample = read(tree)
                 assert sample.io_write_bytes is not None
@@ -942,7 +948,7 @@ def test_sums_never_fall_nor_pass_the_truth_whatever_happens_during_a_look(
                 assert last[0] <= now[0] <= machine.cpu
                 assert last[1] <= now[1] <= machine.written
                 last = now
-                if not ahead:
+                if not pending:
                     break
             for _ in range(2 * ProcessTree.FULL_READ_EVERY):
                 sample = read(tree)

@@ -1,19 +1,19 @@
-"""Watches for tests: at the top of a module, so that another process can make them."""
+"""Watches for tests, at module level so that the file helper can create them."""
 
 import os
 import signal
 import time
 
 
-class Told:
-    """Answers with what it was made with, how often it was asked, and where it runs."""
+class Echo:
+    """Returns its argument, its number of polls, the time and its pid."""
 
-    def __init__(self, directory: str, word: str = "") -> None:
-        self._word, self._count = word, 0
+    def __init__(self, directory: str, label: str = "") -> None:
+        self._label, self._count = label, 0
 
     def poll(self, now: float) -> tuple[str, int, float, int]:
         self._count += 1
-        return self._word, self._count, now, os.getpid()
+        return self._label, self._count, now, os.getpid()
 
 
 class Listing:
@@ -27,7 +27,7 @@ class Listing:
 
 
 class Slow:
-    """Takes its time: until a file is there."""
+    """Waits in each poll until a file exists."""
 
     def __init__(self, directory: str, gate: str) -> None:
         self._gate, self._count = gate, 0
@@ -40,27 +40,27 @@ class Slow:
 
 
 class Failing:
-    """Raises what it is told to."""
+    """Fails in the given way."""
 
-    def __init__(self, directory: str, what: str) -> None:
-        self._what = what
+    def __init__(self, directory: str, failure: str) -> None:
+        self._failure = failure
 
     def poll(self, now: float) -> object:
-        if self._what == "value":
+        if self._failure == "value":
             raise ValueError("not a number")
-        if self._what == "crash":
+        if self._failure == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
             time.sleep(10)
-        if self._what == "answer":
+        if self._failure == "answer":
             return lambda: None
-        raise PermissionError(13, "Permission denied", self._what)
+        raise PermissionError(13, "Permission denied", self._failure)
 
 
-class Unmakeable:
-    """Cannot be made."""
+class FailingConstructor:
+    """Fails in its constructor."""
 
     def __init__(self, directory: str) -> None:
         raise NotADirectoryError(20, "Not a directory", directory)
 
     def poll(self, now: float) -> None:
-        """Never asked."""
+        """Never called."""

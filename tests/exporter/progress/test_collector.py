@@ -1,4 +1,4 @@
-"""Logs of real files that grow, from lines to progress, time left and errors."""
+"""Logs of real files that grow: from lines to progress, ETA and errors."""
 
 import dataclasses
 import json
@@ -21,8 +21,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
 from exporter.logs.tail_reader import CHUNK_BYTES, IDLE_READS
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
-from exporter.progress import collector as logs_module
-from exporter.progress import worker_logs_reader
+from exporter.progress import collector, worker_logs_reader
 from exporter.progress.collector import (
     ETA,
     FINISH,
@@ -61,7 +60,7 @@ LABELS = 'worker="worker_w0",role="worker",rank="0"'
 
 
 class Logs:
-    """The logs of one node's workers, and a collector that follows them by a clock of its own."""
+    """The logs of one node's workers, and a collector with its own clock."""
 
     def __init__(self, run_dir: Path, *tasks: Task, **changes: Any) -> None:
         self.run_dir = run_dir
@@ -72,7 +71,7 @@ class Logs:
         (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
 
     def fresh(self) -> LogsCollector:
-        """A collector that has read nothing yet, as after a new start of the sidecar."""
+        """A collector that has read nothing yet, as after a restart of the sidecar."""
         self.context = make_context(self.manifest, self.clock)
         return LogsCollector(self.context)
 
@@ -81,12 +80,12 @@ class Logs:
             out.write(text.encode() if isinstance(text, str) else text)
 
     def restart(self, restart: int, task: Task = TASK) -> None:
-        """Leave the start record of a run."""
+        """Write the start record of a run."""
         stem = run_files.record_name(task.worker, task.rank, 0, restart)
         run_files.write_json(self.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {"pid": 1})
 
     def facts(self) -> WorkerLogFacts:
-        """What a look says of the first worker."""
+        """The facts about the first worker after one read."""
         return self.collector.read().workers[0]
 
     def page(self) -> str:
@@ -110,7 +109,7 @@ def test_a_worker_without_a_log_has_no_progress(logs: Logs) -> None:
     assert set(samples_of(page, LOG_ERRORS).values()) == {0.0}
 
 
-def test_lines_become_position_and_work_done(logs: Logs) -> None:
+def test_log_lines_give_position_and_processed_items(logs: Logs) -> None:
     logs.append(items(1, 2, 3))
     page = logs.page()
     assert samples_of(page, ITEMS) == samples_of(page, ITEMS_PROCESSED) == {LABELS: 3}
@@ -120,7 +119,7 @@ def test_lines_become_position_and_work_done(logs: Logs) -> None:
     assert samples_of(page, LOG_BYTES) == {LABELS: len(items(1, 2, 3))}
 
 
-def test_output_and_error_stream_are_one_worker(logs: Logs) -> None:
+def test_stdout_and_stderr_belong_to_one_worker(logs: Logs) -> None:
     logs.append(items(5))
     logs.append("Connection refused\n", f"{NODE}_worker_w0.err")
     facts = logs.facts()
@@ -128,7 +127,7 @@ def test_output_and_error_stream_are_one_worker(logs: Logs) -> None:
     assert ("connection", "warning", 1) in facts.errors
 
 
-def test_the_share_of_a_jobs_total_stands_in_where_the_log_tells_none(tmp_path: Path) -> None:
+def test_the_share_of_the_total_of_the_job_is_used_if_the_log_has_no_total(tmp_path: Path) -> None:
     own = LogPattern("items", r"done (\d+)")
     logs = Logs(tmp_path, make_task(0), make_task(1), total_items=101, progress=(own,))
     logs.append("done 7\n")
@@ -136,7 +135,7 @@ def test_the_share_of_a_jobs_total_stands_in_where_the_log_tells_none(tmp_path: 
     assert (first.position, first.expected, second.expected) == (7, 51, 50)
 
 
-def test_the_epochs_and_steps_of_the_job_file_stand_in_where_the_log_tells_none(tmp_path: Path) -> None:
+def test_total_epochs_and_total_steps_are_used_if_the_log_has_no_total(tmp_path: Path) -> None:
     step = LogPattern("step", r"at step (\d+)")
     logs = Logs(tmp_path, make_task(0), make_task(1), total_epochs=10, total_steps=70, progress=(step,))
     logs.append("Epoch 3:  45%|#  | 45/100 [00:12<00:15, 3.66it/s, v_num=0]\n")
@@ -146,7 +145,7 @@ def test_the_epochs_and_steps_of_the_job_file_stand_in_where_the_log_tells_none(
     assert (second.position, second.expected, second.unit) == (7, 70, "steps")
 
 
-def test_a_run_that_resumes_counts_each_line_once(logs: Logs) -> None:
+def test_each_line_of_a_resumed_run_counts_once(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     assert logs.facts().processed == 30
     logs.restart(0)
@@ -158,17 +157,17 @@ def test_a_run_that_resumes_counts_each_line_once(logs: Logs) -> None:
     assert (facts.position, facts.processed, facts.lines) == (100, 110, 111)
 
 
-def test_a_run_that_begins_anew_counts_each_line_once(logs: Logs) -> None:
+def test_each_line_of_a_run_that_starts_over_counts_once(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     logs.facts()
     logs.append(items(31, 32))
     logs.restart(1)
     logs.append(items(1, 2, 3), f"{NODE}_worker_w0_r1.out")
     facts = logs.facts()
-    assert (facts.position, facts.processed) == (3, 35), "the last words of the first run count, too"
+    assert (facts.position, facts.processed) == (3, 35), "the last lines of the first run count, too"
 
 
-def test_a_sidecar_that_starts_late_counts_the_same(logs: Logs) -> None:
+def test_a_sidecar_that_starts_late_counts_the_same_items(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     for restart, text in ((1, "Resuming at 30/100 items\n" + items(*range(31, 41))), (2, items(*range(1, 6)))):
         logs.restart(restart)
@@ -178,27 +177,27 @@ def test_a_sidecar_that_starts_late_counts_the_same(logs: Logs) -> None:
 
 
 @given(places=PLACES, seed=st.integers(0, 1000))
-def test_the_sum_of_work_done_equals_the_lines_however_they_arrive(
+def test_processed_items_equal_the_lines_however_they_arrive(
     tmp_path_factory: pytest.TempPathFactory, places: list[int], seed: int
 ) -> None:
-    """Each line is one item; two runs, the second one resumes where the first one ended; sidecars come and go."""
-    logs, chance = Logs(tmp_path_factory.mktemp("logs")), random.Random(seed)
-    middle = chance.randrange(0, 100)
+    """Each line is one item. The second of two runs resumes where the first ended. Sidecars restart at random."""
+    logs, rng = Logs(tmp_path_factory.mktemp("logs")), random.Random(seed)
+    middle = rng.randrange(0, 100)
     texts = [items(*range(1, middle + 1)), f"Resuming at {middle}/100 items\n" + items(*range(middle + 1, 101))]
     for restart, text in enumerate(texts):
         logs.restart(restart)
         for piece in cut(text.encode(), places):
             logs.append(piece, f"{NODE}_worker_w0{'_r1' if restart else ''}.out")
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 logs.facts()
-            if chance.random() < 0.3:
-                logs.collector = logs.fresh()  # the sidecar was killed, some time after it has saved its state
-            logs.clock.advance(chance.choice((1, SAVE_INTERVAL_S)))
+            if rng.random() < 0.3:
+                logs.collector = logs.fresh()  # the sidecar was killed some time after it saved its state
+            logs.clock.advance(rng.choice((1, SAVE_INTERVAL_S)))
     facts = logs.facts()
     assert (facts.processed, facts.position, facts.lines, facts.lag_bytes) == (100, 100, 101, 0)
 
 
-def test_a_position_that_falls_takes_nothing_back(logs: Logs) -> None:
+def test_processed_items_do_not_fall_with_the_position(logs: Logs) -> None:
     logs.append(items(179, 180, total=200))
     logs.facts()
     logs.append(items(100, 105, total=200))
@@ -207,7 +206,7 @@ def test_a_position_that_falls_takes_nothing_back(logs: Logs) -> None:
     assert samples_of(page, ITEMS_PROCESSED) == {LABELS: 185}
 
 
-def test_a_last_line_without_a_newline_counts_once_its_worker_has_ended(logs: Logs) -> None:
+def test_a_last_line_without_newline_counts_once_its_worker_has_ended(logs: Logs) -> None:
     logs.restart(0)
     logs.append(items(99) + "Processed 100/100 items")
     logs.facts()
@@ -216,16 +215,16 @@ def test_a_last_line_without_a_newline_counts_once_its_worker_has_ended(logs: Lo
     assert logs.facts().position == 100
 
 
-def steady(logs: Logs, looks: int, every_s: float = 5.0) -> None:
-    """One item a second, seen every few seconds."""
-    for look in range(1, looks + 1):
-        logs.append(items(int(look * every_s), total=1000))
+def steady_work(logs: Logs, readings: int, every_s: float = 5.0) -> None:
+    """One item a second, read every few seconds."""
+    for reading in range(1, readings + 1):
+        logs.append(items(int(reading * every_s), total=1000))
         logs.facts()
         logs.clock.advance(every_s)
 
 
-def test_rate_and_time_left_follow_from_steady_work(logs: Logs) -> None:
-    steady(logs, 61)
+def test_steady_work_gives_throughput_and_eta(logs: Logs) -> None:
+    steady_work(logs, 61)
     page, now = logs.page(), logs.clock.now
     throughput = samples_of(page, THROUGHPUT)
     assert throughput == {f'{LABELS},window="current"': 1.0, f'{LABELS},window="average"': 1.0}
@@ -237,8 +236,8 @@ def test_rate_and_time_left_follow_from_steady_work(logs: Logs) -> None:
     assert samples_of(page, STALLED) == {LABELS: 0}
 
 
-def test_silence_makes_the_rate_unknown_and_the_worker_stalled(logs: Logs) -> None:
-    steady(logs, 61)
+def test_a_silent_worker_has_no_throughput_and_is_stalled(logs: Logs) -> None:
+    steady_work(logs, 61)
     before = logs.clock.now - 5
     logs.clock.advance(302)
     page = logs.page()
@@ -247,7 +246,7 @@ def test_silence_makes_the_rate_unknown_and_the_worker_stalled(logs: Logs) -> No
     assert samples_of(page, LAST_PROGRESS) == {LABELS: before}
 
 
-def test_a_worker_that_is_done_does_not_stall(logs: Logs) -> None:
+def test_a_finished_worker_does_not_stall(logs: Logs) -> None:
     logs.append(items(100))
     logs.facts()
     logs.clock.advance(1e6)
@@ -256,16 +255,16 @@ def test_a_worker_that_is_done_does_not_stall(logs: Logs) -> None:
     assert set(samples_of(page, ETA).values()) == {0.0}
 
 
-def test_the_jobs_own_stall_timeout_counts(tmp_path: Path) -> None:
+def test_the_stall_timeout_of_the_job_applies(tmp_path: Path) -> None:
     logs = Logs(tmp_path, stall_timeout_s=10.0)
-    steady(logs, 10, 1.0)
+    steady_work(logs, 10, 1.0)
     logs.clock.advance(8)
     assert not logs.facts().stalled
     logs.clock.advance(2)
     assert logs.facts().stalled
 
 
-def test_a_value_has_its_time_and_goes_absent_when_it_is_old(logs: Logs) -> None:
+def test_a_value_has_its_timestamp_and_disappears_when_old(logs: Logs) -> None:
     logs.append("Epoch 2 loss: 0.5\n")
     seen_at = logs.clock.now
     logs.facts()
@@ -277,7 +276,7 @@ def test_a_value_has_its_time_and_goes_absent_when_it_is_old(logs: Logs) -> None
     assert samples_of(logs.page(), LOG_VALUE) == samples_of(logs.page(), LOG_VALUE_TIME) == {}
 
 
-def test_errors_are_counted_by_pattern_with_its_severity(tmp_path: Path) -> None:
+def test_errors_are_counted_by_pattern_and_severity(tmp_path: Path) -> None:
     logs = Logs(tmp_path, errors=(LogPattern("bad_shard", "shard .* is bad", "critical"), LogPattern("odd", "odd")))
     logs.append("shard 3 is bad\nodd\nodd\nCUDA out of memory\nfine\n")
     logs.facts()
@@ -289,13 +288,13 @@ def test_errors_are_counted_by_pattern_with_its_severity(tmp_path: Path) -> None
     }
 
 
-def test_a_pattern_that_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_an_invalid_pattern_is_ignored(tmp_path: Path) -> None:
     logs = Logs(tmp_path, errors=(LogPattern("broken", "(", "critical"),), progress=(LogPattern("lr", "[", None),))
     logs.append(items(3))
     assert logs.facts().position == 3
 
 
-def test_the_name_of_a_pattern_becomes_a_safe_label(tmp_path: Path, hard_name: str) -> None:
+def test_a_pattern_name_becomes_a_safe_label(tmp_path: Path, hard_name: str) -> None:
     logs = Logs(tmp_path, errors=(LogPattern(f"x {hard_name}", "bad", "critical"),))
     logs.append("bad\n")
     (key,) = [key for key, value in samples_of(logs.page(), LOG_ERRORS).items() if value]
@@ -303,7 +302,7 @@ def test_the_name_of_a_pattern_becomes_a_safe_label(tmp_path: Path, hard_name: s
     assert not set(name) & set(" \"\\'()[],\n")
 
 
-def test_files_of_the_jobs_own_log_pattern_belong_to_the_worker_in_their_names(tmp_path: Path) -> None:
+def test_extra_log_files_belong_to_the_worker_named_in_them(tmp_path: Path) -> None:
     group = PathGroup("log", "mylogs", "*.log")
     logs = Logs(tmp_path, make_task(0), make_task(1), logs=group)
     (tmp_path / "mylogs").mkdir()
@@ -313,7 +312,7 @@ def test_files_of_the_jobs_own_log_pattern_belong_to_the_worker_in_their_names(t
     assert [facts.position for facts in logs.collector.read().workers] == [3, 8]
 
 
-def test_a_number_behind_the_name_of_a_role_counts_within_the_role(tmp_path: Path) -> None:
+def test_a_number_after_a_role_name_is_an_index_within_the_role(tmp_path: Path) -> None:
     tasks = (make_task(0, role="prefill", index=0), make_task(1, role="decode", index=0))
     logs = Logs(tmp_path, *tasks, logs=PathGroup("log", "mylogs", "*.log"))
     (tmp_path / "mylogs").mkdir()
@@ -322,7 +321,7 @@ def test_a_number_behind_the_name_of_a_role_counts_within_the_role(tmp_path: Pat
     assert [facts.position for facts in logs.collector.read().workers] == [3, 8]
 
 
-def test_a_log_of_an_earlier_job_is_passed_over(tmp_path: Path) -> None:
+def test_the_log_of_an_earlier_job_is_ignored(tmp_path: Path) -> None:
     logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
     (tmp_path / "mylogs").mkdir()
     logs.append(items(90), "mylogs/worker_0.log")
@@ -345,12 +344,12 @@ def test_the_same_lines_in_two_logs_count_once(tmp_path: Path) -> None:
     assert (facts.position, facts.processed) == (9, 9)
 
 
-def test_a_node_follows_its_own_workers_alone(tmp_path: Path) -> None:
+def test_a_node_reads_only_the_logs_of_its_own_workers(tmp_path: Path) -> None:
     logs = Logs(tmp_path, make_task(0), make_task(1, node_index=1))
     assert [facts.task.rank for facts in logs.collector.read().workers] == [0]
 
 
-def test_more_than_one_look_can_take_is_read_in_several(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_beyond_the_byte_limit_of_a_poll_is_read_in_several(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_logs_reader, "POLL_BYTES", 2 * CHUNK_BYTES)
     line = "x" * 99 + "\n"
     logs.append(line * (3 * CHUNK_BYTES // 100) + items(7))
@@ -362,7 +361,7 @@ def test_more_than_one_look_can_take_is_read_in_several(logs: Logs, monkeypatch:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
-def test_a_value_that_is_not_finite_leaves_the_status_json(tmp_path: Path, value: str) -> None:
+def test_the_status_is_valid_json_despite_a_value_that_is_not_finite(tmp_path: Path, value: str) -> None:
     logs, status = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),)), NodeStatus()
     logs.append(f"loss {value}\n")
     logs.collector.describe(logs.collector.read(), status)
@@ -373,19 +372,19 @@ def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
     logs.append(items(5) + "loss: 2\nConnection refused\n")
     status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
-    shown = status.worker(0)
-    assert (shown["items"], shown["items_expected"], shown["items_processed"]) == (5, 100, 5)
-    assert (shown["values"], shown["log_errors"]) == ({"loss": 2.0}, {"connection": 1})
-    assert (shown["eta"], shown["rate"], shown["stalled"]) == (None, None, False)
+    entry = status.worker(0)
+    assert (entry["items"], entry["items_expected"], entry["items_processed"]) == (5, 100, 5)
+    assert (entry["values"], entry["log_errors"]) == ({"loss": 2.0}, {"connection": 1})
+    assert (entry["eta"], entry["rate"], entry["stalled"]) == (None, None, False)
 
 
-def test_a_new_sidecar_goes_on_where_the_last_one_left_its_state(logs: Logs) -> None:
+def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.append(items(*range(1, 31)) + "loss: 2\nConnection refused\n")
     logs.facts()
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
     logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
-    logs.facts()  # not in what was saved
+    logs.facts()  # not in the saved state
     logs.append("00 items\n")
     once = logs.facts()
     logs.collector = logs.fresh()
@@ -397,8 +396,8 @@ def test_a_new_sidecar_goes_on_where_the_last_one_left_its_state(logs: Logs) -> 
     assert again.bytes_read == once.bytes_read
 
 
-def test_the_time_left_is_the_same_after_a_new_start(logs: Logs) -> None:
-    steady(logs, 61)
+def test_the_eta_is_the_same_after_a_restart_of_the_sidecar(logs: Logs) -> None:
+    steady_work(logs, 61)
     logs.clock.advance(SAVE_INTERVAL_S)
     before = logs.facts()
     logs.collector = logs.fresh()
@@ -408,8 +407,8 @@ def test_the_time_left_is_the_same_after_a_new_start(logs: Logs) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "job_id": "7", "attempt": 0, "logs": 3}']
 )
-def test_a_state_that_is_none_costs_nothing(logs: Logs, text: str) -> None:
-    steady(logs, 10)
+def test_an_invalid_saved_state_is_ignored(logs: Logs, text: str) -> None:
+    steady_work(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
     (path,) = (logs.run_dir / STATE_DIR).iterdir()
@@ -418,8 +417,8 @@ def test_a_state_that_is_none_costs_nothing(logs: Logs, text: str) -> None:
     assert logs.facts().position == 50
 
 
-def test_every_part_of_the_state_may_be_missing(logs: Logs) -> None:
-    steady(logs, 10)
+def test_every_part_of_the_saved_state_may_be_missing(logs: Logs) -> None:
+    steady_work(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
     (path,) = (logs.run_dir / STATE_DIR).iterdir()
@@ -431,19 +430,19 @@ def test_every_part_of_the_state_may_be_missing(logs: Logs) -> None:
         assert logs.facts().position == 50, key
 
 
-def test_the_pack_is_found_out_from_the_lines(logs: Logs) -> None:
+def test_the_pack_is_detected_from_the_lines(logs: Logs) -> None:
     logs.append("".join(f"Embedding:  {n}%|###  | {n}/100 [00:{n:02d}<00:50,  1.00it/s]\r" for n in range(1, 40)))
     facts = logs.facts()
     assert (facts.pack, facts.position, facts.expected) == ("tqdm", 39, 100)
 
 
-def test_a_pack_is_found_out_from_the_head_of_a_long_log_and_late_in_a_log_that_grows(logs: Logs) -> None:
+def test_a_pack_is_detected_at_the_head_of_a_long_log_and_late_in_a_growing_one(logs: Logs) -> None:
     logs.append("***** Running training *****\n  Num examples = 1,000\n  Total optimization steps = 500\n")
     logs.append(("x" * 99 + "\n") * 12_000)
     assert logs.facts().pack == "hf-trainer"
     late = Logs(logs.run_dir / "late")
-    for look in range(20):
-        late.append(items(look))
+    for reading in range(20):
+        late.append(items(reading))
         late.facts()
         late.clock.advance(1)
     late.append("Embedding:  3%|###  | 3/100 [00:03<00:50,  1.00it/s]\n")
@@ -452,8 +451,8 @@ def test_a_pack_is_found_out_from_the_head_of_a_long_log_and_late_in_a_log_that_
     assert late.facts().pack == "tqdm"
 
 
-def test_what_another_pack_has_read_does_not_stay_as_it_was(tmp_path: Path) -> None:
-    """The log of a benchmark begins with what its job waits for."""
+def test_values_of_the_previous_pack_are_dropped(tmp_path: Path) -> None:
+    """The log of a benchmark begins with a wait for the workers of its job."""
     logs = Logs(tmp_path, progress=(LogPattern("seeds", "seed (\\d+)"),))
     logs.append("seed 7\nModel is not ready, waiting for 1 prefills and 0 decodes to spin up.\n")
     facts = logs.facts()
@@ -474,35 +473,35 @@ def test_what_another_pack_has_read_does_not_stay_as_it_was(tmp_path: Path) -> N
 DECODES = "[{stamp} DP{rank} TP0] Decode batch, #running-req: 4, gen throughput (token/s): {rate}, #queue-req: 0\n"
 
 
-def decodes(logs: Logs, rate: float, rank: int = 0) -> None:
+def log_decode_batch(logs: Logs, rate: float, rank: int = 0) -> None:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(logs.clock.now))
     logs.append(DECODES.format(stamp=stamp, rank=rank, rate=rate))
 
 
-def test_the_pace_of_an_engine_is_that_of_now(logs: Logs) -> None:
+def test_the_token_rate_of_an_engine_is_the_current_one(logs: Logs) -> None:
     assert logs.facts().output_tokens_rate is None
-    decodes(logs, 100.5, rank=0)
-    decodes(logs, 50.0, rank=1)
+    log_decode_batch(logs, 100.5, rank=0)
+    log_decode_batch(logs, 50.0, rank=1)
     facts = logs.facts()
     assert (facts.output_tokens_rate, facts.input_tokens_rate) == (150.5, None)
     logs.clock.advance(20)
-    decodes(logs, 70.0, rank=1)
+    log_decode_batch(logs, 70.0, rank=1)
     assert logs.facts().output_tokens_rate == 170.5
     logs.clock.advance(20)
-    assert logs.facts().output_tokens_rate == 70.0, "rank 0 has nothing to do any more"
+    assert logs.facts().output_tokens_rate == 70.0, "rank 0 is idle"
     status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
-    told = status.worker(0)
-    assert (told["output_tokens_per_second"], told["input_tokens_per_second"]) == (70.0, None)
+    source = status.worker(0)
+    assert (source["output_tokens_per_second"], source["input_tokens_per_second"]) == (70.0, None)
     logs.clock.advance(20)
     facts = logs.facts()
     assert facts.output_tokens_rate is None
-    assert "generation_tokens_per_second" in {name for name, _, _ in facts.values}, "what it said last stays a value"
+    assert "generation_tokens_per_second" in {name for name, _, _ in facts.values}, "its last value remains"
 
 
-def test_an_engine_that_is_started_again_has_no_pace_before_it_says_so(logs: Logs) -> None:
-    logs.facts()  # a line that comes while the log is looked at tells the zone of its time
-    decodes(logs, 100.5)
+def test_a_restarted_engine_has_no_token_rate_until_it_logs_one(logs: Logs) -> None:
+    logs.facts()  # a line that arrives between two reads reveals the time zone of the log
+    log_decode_batch(logs, 100.5)
     assert logs.facts().output_tokens_rate == 100.5
     logs.clock.advance(5)
     stem = run_files.record_name(TASK.worker, TASK.rank, 0, 1)
@@ -517,9 +516,9 @@ def test_an_engine_that_is_started_again_has_no_pace_before_it_says_so(logs: Log
     assert logs.facts().output_tokens_rate == 80.5
 
 
-def test_an_engine_that_has_ended_and_a_benchmark_have_no_pace(tmp_path: Path) -> None:
+def test_ended_engines_and_benchmarks_have_no_token_rate(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
-    decodes(logs, 100.5)
+    log_decode_batch(logs, 100.5)
     stem = run_files.record_name(TASK.worker, TASK.rank, 0, 0)
     run_files.write_json(tmp_path / run_files.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
     assert logs.facts().output_tokens_rate is None
@@ -530,14 +529,14 @@ def test_an_engine_that_has_ended_and_a_benchmark_have_no_pace(tmp_path: Path) -
     assert ("generation_tokens_per_second", 6278.02) in {(name, value) for name, value, _ in facts.values}
 
 
-def test_a_pack_that_the_job_file_names_counts_alone(tmp_path: Path) -> None:
+def test_only_the_pack_named_in_the_job_file_is_used(tmp_path: Path) -> None:
     logs = Logs(tmp_path, pack="generic")
     logs.append("Embedding:  3%|###  | 3/100 [00:03<00:50,  1.00it/s]\n")
     facts = logs.facts()
     assert (facts.pack, facts.position) == ("generic", None)
 
 
-def test_lines_with_times_tell_their_history_at_once(logs: Logs) -> None:
+def test_timestamps_in_a_backlog_give_its_history_at_once(logs: Logs) -> None:
     begin = logs.clock.now - 1000
     stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin + 10 * n)) for n in range(1, 101)]
     logs.append("".join(f"{stamp} Processed {n}/200 items\n" for n, stamp in enumerate(stamps, 1)))
@@ -550,7 +549,7 @@ def test_lines_with_times_tell_their_history_at_once(logs: Logs) -> None:
     assert facts.last_rise == pytest.approx(logs.clock.now, abs=1)
 
 
-def test_a_progress_file_counts_before_the_log(logs: Logs) -> None:
+def test_a_progress_file_takes_precedence_over_the_log(logs: Logs) -> None:
     logs.append(items(3))
     (logs.run_dir / run_files.PROGRESS_DIR).mkdir()
     logs.append('{"done": 10, "total": 50, "loss": 0.5}\nnot json\n', f"progress/{NODE}_worker_w0.jsonl")
@@ -562,7 +561,7 @@ def test_a_progress_file_counts_before_the_log(logs: Logs) -> None:
     assert any("1 line" in problem for problem in facts.problems)
 
 
-def test_a_log_that_no_pattern_is_for_is_told_with_the_nearest_pack(logs: Logs) -> None:
+def test_an_unmatched_log_is_reported_with_the_nearest_pack(logs: Logs) -> None:
     logs.append("training step number 3 of an unknown program done\n" * 40)
     assert logs.facts().unmatched is None
     logs.clock.advance(200)
@@ -573,7 +572,7 @@ def test_a_log_that_no_pattern_is_for_is_told_with_the_nearest_pack(logs: Logs) 
     assert samples_of(logs.page(), UNMATCHED) == {LABELS: 1}
 
 
-def test_a_router_whose_log_no_pattern_is_for_lacks_nothing(tmp_path: Path) -> None:
+def test_an_unmatched_log_of_a_service_is_not_reported(tmp_path: Path) -> None:
     logs = Logs(tmp_path, dataclasses.replace(TASK, service=True))
     for _ in range(2):
         logs.append("request number 3 was sent to the second worker\n")
@@ -582,26 +581,26 @@ def test_a_router_whose_log_no_pattern_is_for_lacks_nothing(tmp_path: Path) -> N
     assert samples_of(logs.page(), UNMATCHED) == {LABELS: 0}
 
 
-def test_a_checkpoint_that_is_being_saved_is_the_phase_of_the_job(logs: Logs) -> None:
-    steady(logs, 20)
+def test_saving_a_checkpoint_is_the_phase_of_the_job(logs: Logs) -> None:
+    steady_work(logs, 20)
     logs.append("Saving checkpoint\n")
     logs.facts()
     assert logs.context.published.log_phase == "checkpointing"
     logs.clock.advance(400)
-    assert not logs.facts().stalled, "the log has said what it is at"
+    assert not logs.facts().stalled, "the log explains the silence"
     logs.append(items(101, total=1000))
     logs.facts()
     assert logs.context.published.log_phase is None
 
 
-def test_an_expression_that_never_ends_is_given_up_and_counted(tmp_path: Path) -> None:
+def test_a_pattern_that_backtracks_forever_times_out_and_is_counted(tmp_path: Path) -> None:
     logs = Logs(tmp_path, progress=(LogPattern("bad", r"(x+x+)+y"),))
     logs.append("x" * 5000 + "\n" + items(3))
     assert logs.facts().position == 3
     assert samples_of(logs.page(), TIMEOUTS) == {'pattern="bad"': 1}
 
 
-def test_a_log_of_all_runs_is_not_read_again_when_its_worker_is_restarted(tmp_path: Path) -> None:
+def test_a_log_shared_by_all_runs_is_not_reread_after_a_restart(tmp_path: Path) -> None:
     logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
     (tmp_path / "mylogs").mkdir()
     logs.append(items(*range(1, 31)) + "Connection refused\n", "mylogs/worker_0.log")
@@ -617,7 +616,7 @@ def test_a_log_of_all_runs_is_not_read_again_when_its_worker_is_restarted(tmp_pa
     assert logs.facts().processed == 32
 
 
-def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_read_to_its_end_before_the_next_one(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_logs_reader, "POLL_BYTES", CHUNK_BYTES)
     logs.append(("x" * 99 + "\n") * (3 * CHUNK_BYTES // 100) + items(50) + "Connection refused\n")
     logs.restart(0)
@@ -630,10 +629,10 @@ def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, m
 
 
 @pytest.mark.parametrize("then", ["goes on", "ends", "is restarted"])
-def test_what_comes_after_a_long_silence_is_read_in_its_round(
+def test_a_line_after_a_long_silence_is_read_in_the_same_round(
     local_folder: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """Also where it comes within the round that sees the end of its writer: no later one may look there again."""
+    """Even if it arrives in the round that sees the end of its writer: no later round reads that log."""
     logs = Logs(local_folder)
     logs.append(items(1))
     os.utime(logs.run_dir / f"{NODE}_worker_w0.out", (1, 1))
@@ -649,12 +648,12 @@ def test_what_comes_after_a_long_silence_is_read_in_its_round(
         write()
     else:
         run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / "news.json", {})
-        monkeypatch.setattr(logs.collector, "_has_ended" if then == "ends" else "_restart", write)
+        monkeypatch.setattr(logs.collector, "_has_ended" if then == "ends" else "_latest_restart", write)
     assert (facts := logs.facts()).position == 2
     assert facts.ended == (then == "ends")
 
 
-def test_a_clock_that_is_set_back_for_winter_stops_nothing(logs: Logs) -> None:
+def test_the_end_of_daylight_saving_time_causes_no_stall(logs: Logs) -> None:
     def line(number: int, shift: float) -> str:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(logs.clock.now + shift))
         return f"{stamp} Processed {number}/100 items loss: {number}\n"
@@ -668,7 +667,7 @@ def test_a_clock_that_is_set_back_for_winter_stops_nothing(logs: Logs) -> None:
         logs.clock.advance(30)
 
 
-def test_a_log_of_two_clocks_stops_nothing(logs: Logs) -> None:
+def test_a_log_with_two_time_zones_causes_no_stall(logs: Logs) -> None:
     for number in range(1, 30):
         utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(logs.clock.now))
         local = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(logs.clock.now + 9 * 3600))
@@ -692,8 +691,8 @@ def test_a_log_of_two_clocks_stops_nothing(logs: Logs) -> None:
         (("estimator",), {"version": 1}),
     ],
 )
-def test_a_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, ...], value: object) -> None:
-    steady(logs, 10)
+def test_a_saved_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, ...], value: object) -> None:
+    steady_work(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
     (path,) = (logs.run_dir / STATE_DIR).iterdir()
@@ -707,10 +706,10 @@ def test_a_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, 
     assert (logs.facts().position, logs.facts().lines) == (50, 10)
 
 
-def test_ranks_that_are_no_ranks_do_not_pile_up(logs: Logs) -> None:
+def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
     (logs.run_dir / run_files.PROGRESS_DIR).mkdir()
-    for look in range(3):
-        lines = "".join(f'{{"loss": 2, "rank": {look * 700 + n}}}\n' for n in range(700))
+    for reading in range(3):
+        lines = "".join(f'{{"loss": 2, "rank": {reading * 700 + n}}}\n' for n in range(700))
         logs.append(lines, f"progress/{NODE}_worker_w0.jsonl")
         logs.facts()
         logs.clock.advance(SAVE_INTERVAL_S)
@@ -719,7 +718,7 @@ def test_ranks_that_are_no_ranks_do_not_pile_up(logs: Logs) -> None:
     assert len(json.loads(path.read_text())["logs"]["0"]["values"]) == worker_logs_reader.MOST_RANKS
 
 
-def test_a_log_that_says_nothing_is_an_event_with_the_next_step(logs: Logs) -> None:
+def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
     logs.append("hello\n" * 3)
     logs.facts()
     logs.clock.advance(200)
@@ -733,7 +732,7 @@ def test_a_log_that_says_nothing_is_an_event_with_the_next_step(logs: Logs) -> N
     assert "gpujob scan" in event["detail"]
 
 
-def test_a_server_that_says_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
+def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
     names = [
         *(f"v{number}" for number in range(worker_logs_reader.MOST_VALUES)),
         worker_logs_reader.RUNNING,
@@ -746,21 +745,21 @@ def test_a_server_that_says_more_values_than_are_kept_is_still_read(tmp_path: Pa
     assert logs.facts().lines == len(names) + 1
 
 
-def test_a_history_that_hangs_keeps_no_log_from_being_read(
+def test_logs_are_read_while_the_history_hangs(
     logs: Logs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(logs_module, "read_run_history", lambda *_: answer.wait() or ())
-    monkeypatch.setattr(logs_module, "HISTORY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(collector, "read_run_history", lambda *_: answer.wait() or ())
+    monkeypatch.setattr(collector, "HISTORY_TIMEOUT_S", 0.05)
     logs.append(items(3))
     try:
         assert logs.facts().position == 3
     finally:
         answer.set()
-    assert "earlier runs of the job are not known" in caplog.text
+    assert "earlier runs of the job are unknown" in caplog.text
 
 
-def test_a_state_that_cannot_be_saved_is_told_once_and_so_is_that_it_can_be_again(
+def test_a_failure_to_save_the_state_is_logged_once_and_so_is_its_end(
     logs: Logs, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs.facts()
@@ -769,22 +768,22 @@ def test_a_state_that_cannot_be_saved_is_told_once_and_so_is_that_it_can_be_agai
     for _ in range(3):
         logs.clock.advance(SAVE_INTERVAL_S)
         logs.facts()
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["positions in logs are not saved"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["log positions cannot be saved"]
     place.unlink()
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    assert caplog.messages[1:] == ["positions in logs are saved again"]
+    assert caplog.messages[1:] == ["log positions are saved again"]
 
 
-def started(logs: Logs, restart: int = 0, attempt: int = 0, ago: float = 0.0) -> None:
-    """Leave the start record of a run that has begun so long ago."""
+def record_start(logs: Logs, restart: int = 0, attempt: int = 0, ago: float = 0.0) -> None:
+    """Write the start record of a run that started `ago` seconds ago."""
     stem = run_files.record_name(TASK.worker, TASK.rank, attempt, restart)
     path = logs.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json"
     run_files.write_json(path, {"pid": 1, "start": logs.clock.now - ago})
 
 
-def tell(logs: Logs, numbers: Iterable[int], name: str, total: int = 400) -> None:
-    """A line each second, and a look."""
+def log_each_second(logs: Logs, numbers: Iterable[int], name: str, total: int = 400) -> None:
+    """Log one line a second, and read after each."""
     for number in numbers:
         logs.append(items(number, total=total), name)
         logs.facts()
@@ -794,32 +793,32 @@ def tell(logs: Logs, numbers: Iterable[int], name: str, total: int = 400) -> Non
 LOG = f"{NODE}_worker_w0.out"
 
 
-def test_a_restarted_worker_that_says_nothing_of_its_checkpoint_has_done_what_follows_it(logs: Logs) -> None:
-    started(logs)
-    tell(logs, range(1, 142), LOG)
+def test_a_silent_resume_after_a_restart_is_not_counted_as_work(logs: Logs) -> None:
+    record_start(logs)
+    log_each_second(logs, range(1, 142), LOG)
     logs.restart(1)
-    started(logs, 1)
+    record_start(logs, 1)
     logs.clock.advance(5)
-    tell(logs, range(121, 161), f"{NODE}_worker_w0_r1.out")
+    log_each_second(logs, range(121, 161), f"{NODE}_worker_w0_r1.out")
     facts = logs.facts()
     assert (facts.position, facts.processed, facts.first) == (160, 141 + 39, 1)
 
 
-@pytest.mark.parametrize("told", ["report", "status"])
-def test_the_next_attempt_has_done_what_follows_the_last_position_of_the_one_before(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("source", ["report", "status"])
+def test_the_next_attempt_counts_only_items_after_the_position_of_the_last(tmp_path: Path, source: str) -> None:
     logs = Logs(tmp_path)
-    tell(logs, range(1, 142), LOG)
+    log_each_second(logs, range(1, 142), LOG)
     status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
     page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
     (tmp_path / "status_a0").mkdir()
-    run_files.write_json(tmp_path / ("report_a0.json" if told == "report" else f"status_a0/{NODE}.json"), page)
+    run_files.write_json(tmp_path / ("report_a0.json" if source == "report" else f"status_a0/{NODE}.json"), page)
     logs.context = make_context(logs.manifest, logs.clock, attempt=1)
     logs.collector = LogsCollector(logs.context)
-    started(logs, attempt=1)
+    record_start(logs, attempt=1)
     logs.clock.advance(60)
     name = f"{NODE}_worker_w0_a1.out"
-    tell(logs, range(141, 151), name)
+    log_each_second(logs, range(141, 151), name)
     facts = logs.facts()
     assert (facts.position, facts.processed, facts.first) == (150, 9, 1)
     assert facts.rate == pytest.approx(1.0, rel=0.1)
@@ -828,23 +827,23 @@ def test_the_next_attempt_has_done_what_follows_the_last_position_of_the_one_bef
     assert facts.eta.seconds == pytest.approx(250, rel=0.2)
 
 
-def test_a_first_position_beyond_reach_is_where_the_work_goes_on(logs: Logs) -> None:
-    started(logs, ago=3.0)
-    tell(logs, range(5000, 5100, 10), LOG, total=10_000)
+def test_an_unreachable_first_position_is_a_resume(logs: Logs) -> None:
+    record_start(logs, ago=3.0)
+    log_each_second(logs, range(5000, 5100, 10), LOG, total=10_000)
     assert (logs.facts().position, logs.facts().processed) == (5090, 90)
 
 
-def test_start_records_are_opened_when_there_is_news_of_the_workers(
+def test_start_records_are_read_only_after_a_change_of_the_workers_folder(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that others have started have none: that is not asked at each look."""
+    """Attached jobs have no start records, so they are not looked up at each read."""
     opened, read_json = list[str](), run_files.read_json
 
-    def note(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    def read_and_record(path: str | os.PathLike[str]) -> dict[str, object] | None:
         opened.append(os.path.basename(path))
         return read_json(path)
 
-    monkeypatch.setattr(run_files, "read_json", note)
+    monkeypatch.setattr(run_files, "read_json", read_and_record)
     logs.facts()
     logs.clock.advance(RECENT_S + 1e6)
     before = opened.count("worker_w0_rank0_a0_r0.start.json")
@@ -852,22 +851,22 @@ def test_start_records_are_opened_when_there_is_news_of_the_workers(
     for _ in range(10 * FORCED_CHECK_EVERY):
         logs.facts()
     assert opened.count("worker_w0_rank0_a0_r0.start.json") - before == 10
-    started(logs)
-    tell(logs, [300], LOG)
+    record_start(logs)
+    log_each_second(logs, [300], LOG)
     assert logs.collector._workers[0].began is not None
 
 
-def test_a_fast_worker_has_done_its_first_items_as_well(logs: Logs) -> None:
-    started(logs)
+def test_the_first_items_of_a_fast_worker_count(logs: Logs) -> None:
+    record_start(logs)
     logs.clock.advance(5)
-    tell(logs, range(50, 401, 10), LOG)
+    log_each_second(logs, range(50, 401, 10), LOG)
     assert logs.facts().processed == 400
 
 
-def test_a_worker_that_tells_once_and_ends_has_done_it(logs: Logs) -> None:
-    started(logs)
+def test_the_only_position_of_an_ended_worker_counts(logs: Logs) -> None:
+    record_start(logs)
     logs.clock.advance(5)
-    tell(logs, [200], LOG)
+    log_each_second(logs, [200], LOG)
     assert logs.facts().processed == 0
     stem = run_files.record_name(TASK.worker, TASK.rank, 0, 0)
     run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
@@ -875,11 +874,11 @@ def test_a_worker_that_tells_once_and_ends_has_done_it(logs: Logs) -> None:
     assert logs.facts().processed == 200
 
 
-def test_a_fast_writer_has_done_what_was_passed_over_in_its_backlog(logs: Logs) -> None:
-    started(logs)
-    tell(logs, range(1, 142), LOG, total=100_000)
+def test_items_skipped_in_the_backlog_of_a_fast_writer_count(logs: Logs) -> None:
+    record_start(logs)
+    log_each_second(logs, range(1, 142), LOG, total=100_000)
     logs.restart(1)
-    started(logs, 1)
+    record_start(logs, 1)
     logs.append(items(*range(1, 30_000), total=100_000), f"{NODE}_worker_w0_r1.out")
     logs.clock.advance(5)
     facts = logs.facts()

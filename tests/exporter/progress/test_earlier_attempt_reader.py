@@ -1,4 +1,4 @@
-"""What earlier attempts have left of how far their workers had come."""
+"""Positions of the workers in earlier attempts, from reports and statuses."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ for done in (141, 200, 300, 400):
 """
 
 
-def test_of_each_attempt_there_is_its_report_or_what_its_sidecars_wrote(tmp_path: Path) -> None:
+def test_each_attempt_gives_its_report_or_the_statuses_of_its_sidecars(tmp_path: Path) -> None:
     for folder in ("status", "status_a0", "status_a1"):
         (tmp_path / folder).mkdir()
     run_files.write_json(tmp_path / "report_a0.json", {"attempt": 0})
@@ -34,7 +34,7 @@ def test_of_each_attempt_there_is_its_report_or_what_its_sidecars_wrote(tmp_path
     ]
 
 
-def test_an_attempt_that_nobody_asks_for_is_not_read(tmp_path: Path) -> None:
+def test_attempts_are_read_lazily(tmp_path: Path) -> None:
     run_files.write_json(tmp_path / "report_a1.json", {"attempt": 1})
     found = read_earlier_attempts(tmp_path, 2)
     assert next(found) == [{"attempt": 1}]
@@ -42,18 +42,18 @@ def test_an_attempt_that_nobody_asks_for_is_not_read(tmp_path: Path) -> None:
     assert next(found) == [{"attempt": 0}], "it was not there when the first one was asked for"
 
 
-def test_a_first_attempt_has_none_before_it(tmp_path: Path) -> None:
+def test_the_first_attempt_has_no_earlier_attempts(tmp_path: Path) -> None:
     assert list(read_earlier_attempts(tmp_path, 0)) == []
 
 
-def test_without_anything_left_nothing_is_known(tmp_path: Path) -> None:
+def test_attempts_without_files_give_nothing(tmp_path: Path) -> None:
     assert list(read_earlier_attempts(tmp_path, 2)) == [[], []]
 
 
-def test_after_an_attempt_that_has_left_no_report_its_statuses_tell_also_of_ranks_that_have_moved(
+def test_statuses_of_an_attempt_without_report_include_moved_ranks(
     tmp_path: Path,
 ) -> None:
-    """The batch step of attempt 0 was killed with its node. Its ranks 0 and 1 were on nodes the other way round."""
+    """The batch step of attempt 0 was killed with its node. Its ranks 0 and 1 were on swapped nodes."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     job = Submitted(
@@ -63,8 +63,8 @@ def test_after_an_attempt_that_has_left_no_report_its_statuses_tell_also_of_rank
         workers=[{"count": 2, "command": shlex.join([sys.executable, str(script)])}],
     )
     for node, rank in (("cn01", 1), ("cn02", 0)):
-        told = {"rank": rank, "unit": "items", "items": 141 + rank, "items_expected": 400 + rank, "items_first": 1}
-        status = {"attempt": 0, "final": False, "workers": [told], "figures_of_merit": []}
+        worker = {"rank": rank, "unit": "items", "items": 141 + rank, "items_expected": 400 + rank, "items_first": 1}
+        status = {"attempt": 0, "final": False, "workers": [worker], "figures_of_merit": []}
         (job.run_dir / f"status/{node}.json").write_text(json.dumps(status))
     batch = job.run(SLURM_RESTART_COUNT="1")
     assert sorted(path.name for path in (job.run_dir / "status_a0").iterdir()) == ["cn01.json", "cn02.json"]

@@ -1,4 +1,4 @@
-"""The history of a job: where it is, what is kept, and that nothing about it is an error."""
+"""The run history of a job: its location, its content, and that no problem with it is an error."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_reported_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_reader, "_reported_paths", set())
 
 
@@ -62,7 +62,7 @@ def path_of(name: str, environ: dict[str, str]) -> Path:
     return path
 
 
-# -- where it is ---------------------------------------------------------------------------------
+# -- location ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def path_of(name: str, environ: dict[str, str]) -> Path:
         ({"HOME": "/home/ada", "XDG_STATE_HOME": "/s", "GPUJOB_HISTORY_DIR": "/h"}, "/h"),
     ],
 )
-def test_the_folder_is_the_users(environ: dict[str, str], folder: str) -> None:
+def test_the_folder_is_in_the_state_directory_of_the_user(environ: dict[str, str], folder: str) -> None:
     assert str(path_of("embed", environ).parent) == folder
 
 
@@ -91,7 +91,7 @@ def test_without_a_folder_there_is_no_history(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_a_job_of_any_name_has_its_file_in_the_folder(name: str, environ: dict[str, str]) -> None:
+def test_a_job_with_any_name_has_its_file_in_the_folder(name: str, environ: dict[str, str]) -> None:
     assert write_run_history(name, environ, RUN)
     assert read_run_history(name, environ) == (RUN,)
     folder = Path(environ["GPUJOB_HISTORY_DIR"])
@@ -101,7 +101,7 @@ def test_a_job_of_any_name_has_its_file_in_the_folder(name: str, environ: dict[s
 
 
 @given(st.text(max_size=300) | st.sampled_from(HOSTILE))
-def test_a_file_name_is_short_plain_and_visible(name: str) -> None:
+def test_file_names_are_short_plain_and_visible(name: str) -> None:
     path = path_of(name, {"GPUJOB_HISTORY_DIR": "/h"})
     assert path.parent == Path("/h")
     assert path.name.isascii()
@@ -110,12 +110,12 @@ def test_a_file_name_is_short_plain_and_visible(name: str) -> None:
 
 
 @pytest.mark.parametrize("others", [("a/b", "a_b"), ("A", "a"), ("x" * 300, "x" * 301), ("", "job"), ("é", "è")])
-def test_jobs_of_other_names_have_other_files(others: tuple[str, str], environ: dict[str, str]) -> None:
+def test_jobs_with_different_names_have_different_files(others: tuple[str, str], environ: dict[str, str]) -> None:
     first, second = (path_of(name, environ).name.lower() for name in others)
     assert first != second
 
 
-# -- what is kept --------------------------------------------------------------------------------
+# -- content --------------------------------------------------------------------------------------
 
 
 def test_a_job_that_never_ran_has_no_history(environ: dict[str, str]) -> None:
@@ -131,13 +131,13 @@ def test_the_last_runs_are_kept_oldest_first(environ: dict[str, str]) -> None:
     assert len(json.loads(path_of("embed", environ).read_bytes())["runs"]) == MOST_RUNS
 
 
-def test_other_jobs_are_left_alone(environ: dict[str, str]) -> None:
+def test_histories_of_other_jobs_are_untouched(environ: dict[str, str]) -> None:
     write_run_history("one", environ, run_at(1.0))
     write_run_history("two", environ, run_at(2.0))
     assert [run.time for run in read_run_history("one", environ)] == [1.0]
 
 
-def test_the_file_is_for_its_owner_and_nothing_is_left_beside_it(environ: dict[str, str]) -> None:
+def test_the_file_is_private_and_no_temporary_file_remains(environ: dict[str, str]) -> None:
     write_run_history("embed", environ, RUN)
     path = path_of("embed", environ)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -145,7 +145,7 @@ def test_the_file_is_for_its_owner_and_nothing_is_left_beside_it(environ: dict[s
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_of_large_runs_fewer_are_kept(environ: dict[str, str]) -> None:
+def test_fewer_large_runs_are_kept(environ: dict[str, str]) -> None:
     large: dict[str, dict[str, Any]] = {"worker": {"shape": "x" * (MOST_BYTES // 3)}}
     for time in range(4):
         assert write_run_history("embed", environ, run_at(float(time), prior=large))
@@ -153,13 +153,13 @@ def test_of_large_runs_fewer_are_kept(environ: dict[str, str]) -> None:
     assert path_of("embed", environ).stat().st_size <= MOST_BYTES
 
 
-def test_a_run_that_is_too_large_alone_is_not_kept(environ: dict[str, str]) -> None:
+def test_a_run_that_is_too_large_on_its_own_is_not_kept(environ: dict[str, str]) -> None:
     write_run_history("embed", environ, RUN)
     assert not write_run_history("embed", environ, run_at(1.0, prior={"worker": {"shape": "x" * MOST_BYTES}}))
     assert read_run_history("embed", environ) == (RUN,)
 
 
-# -- what is wrong -------------------------------------------------------------------------------
+# -- problems -------------------------------------------------------------------------------------
 
 
 def altered(**changes: object) -> bytes:
@@ -198,7 +198,7 @@ def altered(**changes: object) -> bytes:
         altered(prior={"worker": 3}),
     ],
 )
-def test_wrong_content_is_said_once_and_replaced_by_the_next_run(
+def test_invalid_content_is_reported_once_and_replaced_by_the_next_run(
     content: bytes, environ: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = path_of("embed", environ)
@@ -207,12 +207,12 @@ def test_wrong_content_is_said_once_and_replaced_by_the_next_run(
     assert read_run_history("embed", environ) == ()
     assert read_run_history("embed", environ) == ()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{path} is not a history of a job" in caplog.text
+    assert f"{path} is not a run history" in caplog.text
     assert write_run_history("embed", environ, RUN)
     assert read_run_history("embed", environ) == (RUN,)
 
 
-def test_what_a_newer_version_adds_does_not_matter(environ: dict[str, str]) -> None:
+def test_unknown_fields_of_a_newer_version_are_ignored(environ: dict[str, str]) -> None:
     path = path_of("embed", environ)
     path.parent.mkdir()
     path.write_bytes(altered(colour="red"))
@@ -232,7 +232,7 @@ def make_loop(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_pipe, make_folder, make_loop])
-def test_what_is_no_file_is_no_history(make: Callable[[Path], None], environ: dict[str, str]) -> None:
+def test_a_path_that_is_no_regular_file_has_no_history(make: Callable[[Path], None], environ: dict[str, str]) -> None:
     path = path_of("embed", environ)
     path.parent.mkdir()
     make(path)
@@ -245,14 +245,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(locked: Path) -> None:
     assert read_run_history("embed", environ) == ()
 
 
-def test_a_place_that_cannot_be_a_folder_is_no_error(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environ = {"GPUJOB_HISTORY_DIR": str(tmp_path / "file" / "below")}
     assert not write_run_history("embed", environ, RUN)
     assert read_run_history("embed", environ) == ()
 
 
-def test_a_write_that_fails_leaves_the_file_before_it(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_previous_file(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     write_run_history("embed", environ, RUN)
 
     def full(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The progress file of a worker: what its lines say, and what they cannot break."""
+"""The progress file of a worker: its valid lines, and invalid ones that must not break anything."""
 
 import json
 import math
@@ -27,30 +27,30 @@ NUMBERS = st.floats() | st.integers()
 JSON = st.recursive(st.none() | st.booleans() | NUMBERS | st.text(), lambda inner: st.lists(inner, max_size=3))
 
 
-def line(**told: Any) -> bytes:
-    return json.dumps(told).encode()
+def line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
 
 
-def told_by(**told: Any) -> ProgressUpdate:
-    update = parse_update(line(**told), 7)
+def update_of(**fields: Any) -> ProgressUpdate:
+    update = parse_update(line(**fields), 7)
     assert update is not None
     return update
 
 
-def position(**told: Any) -> LogPosition:
-    found = told_by(**told).position
+def position(**fields: Any) -> LogPosition:
+    found = update_of(**fields).position
     assert found is not None
     return found
 
 
 def test_a_position_with_a_value() -> None:
-    assert told_by(done=10, total=100, loss=0.3) == ProgressUpdate(
+    assert update_of(done=10, total=100, loss=0.3) == ProgressUpdate(
         LogPosition("progress_file", "items", 7, 10, 100), {"loss": LogValue(0.3, 7)}
     )
 
 
-def test_everything_that_a_line_may_say() -> None:
-    update = told_by(done=3, total=9, epoch=1, epochs=4, unit="steps", phase="evaluating", rank=2, resumed=True, lr=1)
+def test_all_fields_of_a_line_are_parsed() -> None:
+    update = update_of(done=3, total=9, epoch=1, epochs=4, unit="steps", phase="evaluating", rank=2, resumed=True, lr=1)
     expected = LogPosition("progress_file", "steps", 7, 3, 9, 1, 4, rank=2, resumed=True)
     assert update == ProgressUpdate(expected, {"lr": LogValue(1.0, 7)}, ActivityMark("evaluating", True, 7), 2)
 
@@ -68,22 +68,22 @@ def test_every_unit_is_known_in_the_plural_and_in_capitals(unit: str) -> None:
     ("word", "unit"),
     [("step", "steps"), ("batch", "batches"), ("epoch", "epochs"), ("images", "items"), ("", "items")],
 )
-def test_a_unit_in_the_singular_is_known_and_any_other_word_means_items(word: str, unit: str) -> None:
+def test_a_singular_unit_is_known_and_any_other_word_means_items(word: str, unit: str) -> None:
     assert position(done=1, unit=word).unit == unit
 
 
 @pytest.mark.parametrize("phase", MARKS)
-def test_a_phase_beside_the_work_begins(phase: str) -> None:
-    assert told_by(phase=phase.capitalize()).mark == ActivityMark(phase, True, 7)
+def test_a_phase_other_than_work_begins(phase: str) -> None:
+    assert update_of(phase=phase.capitalize()).mark == ActivityMark(phase, True, 7)
 
 
 def test_any_other_phase_is_the_work() -> None:
-    assert told_by(phase="step 2, training").mark == ActivityMark(WORKING, False, 7)
+    assert update_of(phase="step 2, training").mark == ActivityMark(WORKING, False, 7)
 
 
-def test_null_is_what_is_not_known() -> None:
-    told = dict.fromkeys(("total", "epoch", "epochs", "unit", "phase", "rank", "resumed", "loss"))
-    assert told_by(done=1, **told) == ProgressUpdate(LogPosition("progress_file", "items", 7, 1))
+def test_null_means_unknown() -> None:
+    fields = dict.fromkeys(("total", "epoch", "epochs", "unit", "phase", "rank", "resumed", "loss"))
+    assert update_of(done=1, **fields) == ProgressUpdate(LogPosition("progress_file", "items", 7, 1))
 
 
 def test_fractions_of_a_count_are_rounded_down() -> None:
@@ -92,12 +92,12 @@ def test_fractions_of_a_count_are_rounded_down() -> None:
 
 @pytest.mark.parametrize("key", ["done", "total", "epoch", "epochs", "rank"])
 @pytest.mark.parametrize("wrong", [-1, -0.5, True, False, "10", [1], {}, math.nan, math.inf, 10**18, 10**400])
-def test_a_count_that_is_no_count_makes_a_line_unusable(key: str, wrong: object) -> None:
+def test_an_invalid_count_makes_a_line_unusable(key: str, wrong: object) -> None:
     assert parse_update(line(**{"done": 1, key: wrong}), 0) is None
 
 
 @pytest.mark.parametrize(("key", "wrong"), [("unit", 3), ("phase", ["x"]), ("phase", True), ("resumed", "no")])
-def test_words_and_flags_of_another_type_make_a_line_unusable(key: str, wrong: object) -> None:
+def test_texts_and_flags_of_another_type_make_a_line_unusable(key: str, wrong: object) -> None:
     assert parse_update(line(**{"done": 1, key: wrong}), 0) is None
 
 
@@ -122,53 +122,53 @@ def test_words_and_flags_of_another_type_make_a_line_unusable(key: str, wrong: o
         b"[" * 60_000,
     ],
 )
-def test_what_is_no_update_gives_none(record: bytes) -> None:
+def test_a_record_that_is_no_update_gives_none(record: bytes) -> None:
     assert parse_update(record, 0) is None
 
 
-def test_a_line_without_end_is_not_even_parsed() -> None:
+def test_an_overlong_line_is_not_parsed() -> None:
     assert parse_update(line(done=1, pad="x" * 10 * 1024 * 1024), 0) is None
     padding = MOST_RECORD_BYTES - len(line(done=1, pad=""))
     assert parse_update(line(done=1, pad="x" * padding), 0) is not None
     assert parse_update(line(done=1, pad="x" * (padding + 1)), 0) is None
 
 
-def test_a_loss_that_is_not_a_number_is_told_beside_the_position() -> None:
-    update = told_by(done=1, loss=math.nan, reward=-2.5, norm=math.inf, huge=-(10**400))
+def test_a_nan_loss_is_reported_with_the_position() -> None:
+    update = update_of(done=1, loss=math.nan, reward=-2.5, norm=math.inf, huge=-(10**400))
     assert update.position is not None
     assert math.isnan(update.values["loss"].number)
     assert [update.values[name].number for name in ("reward", "norm", "huge")] == [-2.5, math.inf, -math.inf]
 
 
 def test_only_numbers_are_values() -> None:
-    assert told_by(done=1, best=True, note="1", more={"a": 1}, list=[1]).values == {}
+    assert update_of(done=1, best=True, note="1", more={"a": 1}, list=[1]).values == {}
 
 
-def test_a_line_gives_no_more_values_than_a_worker_may_have() -> None:
-    values = told_by(**{f"v{index}": index for index in range(MOST_NAMES + 5)}).values
+def test_the_number_of_values_of_a_line_is_bounded() -> None:
+    values = update_of(**{f"v{index}": index for index in range(MOST_NAMES + 5)}).values
     assert list(values) == [f"v{index}" for index in range(MOST_NAMES)]
 
 
 @given(st.dictionaries(NAMES, NUMBERS, max_size=40))
-def test_names_of_values_are_safe_labels(told: dict[str, float]) -> None:
-    update = parse_update(line(**told), 0)
+def test_names_of_values_are_safe_labels(fields: dict[str, float]) -> None:
+    update = parse_update(line(**fields), 0)
     names = set(update.values) if update is not None else set()
-    assert names <= {safe_label(name) for name in told}
+    assert names <= {safe_label(name) for name in fields}
     assert all(name and safe_label(name) == name for name in names)
 
 
-@given(st.binary(max_size=200) | st.dictionaries(NAMES, JSON).map(lambda told: json.dumps(told).encode()))
-def test_no_line_raises(record: bytes) -> None:
+@given(st.binary(max_size=200) | st.dictionaries(NAMES, JSON).map(lambda fields: json.dumps(fields).encode()))
+def test_no_line_raises_an_error(record: bytes) -> None:
     update = parse_update(record, 3)
     if update is not None and update.position is not None:
         assert 0 <= update.position.done < 10**18
         assert update.position.unit in UNITS
 
 
-# -- pieces of the file --------------------------------------------------------------------------
+# -- parts of the file --------------------------------------------------------------------------
 
 
-def test_findings_of_several_lines_are_in_their_order_with_their_places() -> None:
+def test_findings_of_several_lines_are_in_order_with_their_offsets() -> None:
     first, last = line(done=1, loss=3), line(done=2, loss=2.5, phase="loading")
     text = first + b"\n\n" + b"half {\n" + last + b"\r\n"
     place = 100 + text.index(last)
@@ -188,29 +188,29 @@ def test_values_of_several_ranks_are_kept_apart() -> None:
     assert {rank: value.number for rank, value in parse_updates(text, 0).values["loss"].items()} == {0: 0.0, 1: 1.0}
 
 
-def test_names_beyond_the_most_of_a_worker_are_left_out() -> None:
+def test_value_names_beyond_the_limit_of_a_worker_are_left_out() -> None:
     known = [f"old{index}" for index in range(MOST_NAMES - 1)]
     found = parse_updates(line(old3=1) + b"\n" + line(new=1, newer=2) + b"\n" + line(new=5), 0, known)
     assert set(found.values) == {"old3", "new"}
     assert found.values["new"][None].number == 5
 
 
-def phases(*told: str | None, before: str | None = None) -> tuple[list[tuple[str, bool]], str | None]:
-    """Marks, by name and whether they begin, of lines that name these phases, and the phase after them."""
-    found = parse_updates(b"\n".join(line(done=1, phase=phase) for phase in told), 0, phase=before)
+def phases(*fields: str | None, before: str | None = None) -> tuple[list[tuple[str, bool]], str | None]:
+    """The marks (name, whether it begins) of lines with these phases, and the phase after them."""
+    found = parse_updates(b"\n".join(line(done=1, phase=phase) for phase in fields), 0, phase=before)
     return [(mark.name, mark.begins) for mark in found.marks], found.phase
 
 
 def test_only_a_change_of_the_phase_is_a_mark() -> None:
-    told = ("loading", "loading", None, "training", "training", "evaluating", "Evaluating", "checkpointing", "step 7")
+    fields = ("loading", "loading", None, "training", "training", "evaluating", "Evaluating", "checkpointing", "step 7")
     marks = [
         *(("loading", True), ("loading", False), ("evaluating", True), ("evaluating", False)),
         *(("checkpointing", True), ("checkpointing", False)),
     ]
-    assert phases(*told) == (marks, None)
+    assert phases(*fields) == (marks, None)
 
 
-def test_a_phase_lasts_from_look_to_look() -> None:
+def test_a_phase_lasts_from_poll_to_poll() -> None:
     assert phases("evaluating", before="evaluating") == ([], "evaluating")
     assert phases(None, before="evaluating") == ([], "evaluating")
     assert phases("", before="evaluating") == ([("evaluating", False)], None)
@@ -218,14 +218,14 @@ def test_a_phase_lasts_from_look_to_look() -> None:
 
 
 def long_text(*records: bytes, at: int) -> bytes:
-    """More than is read whole, with these records behind so many others."""
+    """A text longer than what is read whole, with these records after `at` others."""
     filler = [line(done=0, step=index) for index in range(at)]
     rest = line(done=1) + b"\n"
     head = b"\n".join((*filler, *records, b""))
     return head + rest * (ALL_RECORDS_BYTES // len(rest) + 1)
 
 
-def test_of_a_long_text_the_end_counts_and_the_last_resume_before_it() -> None:
+def test_only_the_end_and_the_last_resume_of_a_long_text_count() -> None:
     resumes = (line(done=50, resumed=True), line(done=70, total=90, resumed=True), line(done=80, resumed=False))
     text = long_text(*resumes, at=3)
     found = parse_updates(text, 1000)
@@ -242,7 +242,7 @@ def test_a_long_text_that_is_one_record_is_one_unusable_record_at_most() -> None
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20), st.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n"]))
-def test_a_text_cut_at_a_record_end_says_what_its_parts_say(counts: list[int], end: bytes) -> None:
+def test_a_text_gives_the_same_findings_whole_and_in_parts(counts: list[int], end: bytes) -> None:
     records = [line(done=count, loss=count) for count in counts]
     text = b"".join(record + end for record in records)
     cut = sum(len(record + end) for record in records[: len(records) // 2])

@@ -1,4 +1,4 @@
-"""Whether the first position of a run has been worked for."""
+"""Whether the first position of a run is work or a resume."""
 
 import itertools
 import json
@@ -28,10 +28,10 @@ ITEMS = EarlierProgress("items", 141, 400, 1)
 @pytest.mark.parametrize(
     ("done", "total", "earlier", "resumes"),
     [
-        (142, 400, ITEMS, True),  # where it had come to
+        (142, 400, ITEMS, True),  # the last position
         (141, None, ITEMS, True),
         (101, 400, ITEMS, True),  # from a checkpoint on
-        (70, 400, ITEMS, None),  # less than half of it: what follows must tell
+        (70, 400, ITEMS, None),  # less than half of it: later positions decide
         (5, 400, ITEMS, None),  # five times as far as at first, as a faster node may be
         (2, 400, ITEMS, None),
         (1, 400, ITEMS, False),
@@ -39,23 +39,23 @@ ITEMS = EarlierProgress("items", 141, 400, 1)
         (142, 500, ITEMS, None),  # other work
         (142, 400, ITEMS._replace(first=None), None),
         (100, 400, ITEMS._replace(first=100), False),  # a hundred at a time
-        (300, 400, EarlierProgress("steps", 300, 400, 100), None),  # goes on, or is a faster one
+        (300, 400, EarlierProgress("steps", 300, 400, 100), None),  # a resume, or a faster run
         (400, 400, ITEMS._replace(first=100), None),
         (600, 800, EarlierProgress("items", 550, 800, 100), True),
-        (6, 400, ITEMS._replace(done=4), None),  # that one had not come far either
+        (6, 400, ITEMS._replace(done=4), None),  # the earlier run had not come far either
         (6, 400, ITEMS._replace(done=5), None),
         (6, 400, ITEMS._replace(done=6), True),
         (0, 400, ITEMS._replace(done=0, first=0), False),
     ],
 )
-def test_a_run_that_begins_where_an_earlier_one_has_left_goes_on_with_it(
+def test_a_run_that_starts_near_the_end_of_an_earlier_one_is_a_resume(
     done: float, total: float | None, earlier: EarlierProgress, resumes: bool | None
 ) -> None:
     assert is_resume(done, total, earlier) is resumes
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "after_s", "asked"),
+    ("done", "total", "after_s", "expected"),
     [
         (5000, 10_000, 3.0, True),
         (200, 10_000, 3.0, True),
@@ -68,35 +68,35 @@ def test_a_run_that_begins_where_an_earlier_one_has_left_goes_on_with_it(
         (49, None, 3.0, False),
     ],
 )
-def test_a_large_first_position_soon_after_the_start_is_asked_how_it_has_come_about(
-    done: float, total: float | None, after_s: float, asked: bool
+def test_a_large_first_position_soon_after_the_start_may_be_a_resume(
+    done: float, total: float | None, after_s: float, expected: bool
 ) -> None:
-    assert may_be_resume(done, total, after_s) is asked
+    assert may_be_resume(done, total, after_s) is expected
 
 
-def test_what_the_pace_after_it_explains_has_been_worked_for() -> None:
-    beginning = UndecidedStart.from_position(40, 1003.0, began=1000.0)
-    assert beginning.update(40, 1004.0) is None
-    assert beginning.update(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
-    assert beginning.update(50, 1006.0) is True, "4 a second after it, up to 12 before"
+def test_a_first_position_that_the_later_pace_explains_is_work() -> None:
+    start = UndecidedStart.from_position(40, 1003.0, began=1000.0)
+    assert start.update(40, 1004.0) is None
+    assert start.update(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
+    assert start.update(50, 1006.0) is True, "4 a second after it, up to 12 before"
 
 
-def test_what_three_rises_do_not_explain_is_where_the_work_goes_on() -> None:
-    beginning = UndecidedStart.from_position(5000, 1003.0, began=1000.0)
-    assert [beginning.update(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
+def test_a_first_position_that_three_rises_do_not_explain_is_a_resume() -> None:
+    start = UndecidedStart.from_position(5000, 1003.0, began=1000.0)
+    assert [start.update(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
 
 
-def test_a_pause_between_two_records_makes_no_resume() -> None:
-    beginning = UndecidedStart.from_position(100, 1010.0, began=1000.0)
-    assert beginning.update(110, 1040.0) is None
-    assert beginning.update(210, 1050.0) is True
+def test_a_pause_between_two_records_is_no_sign_of_a_resume() -> None:
+    start = UndecidedStart.from_position(100, 1010.0, began=1000.0)
+    assert start.update(110, 1040.0) is None
+    assert start.update(210, 1050.0) is True
 
 
-def test_records_of_one_moment_tell_no_pace() -> None:
-    beginning = UndecidedStart.from_position(10, 1005.0, began=1000.0)
-    assert [beginning.update(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
-    assert (beginning.pace, beginning.rises, beginning.last) == (0.0, 0, 100)
-    assert beginning.decide(), "nothing speaks against it"
+def test_simultaneous_records_give_no_pace() -> None:
+    start = UndecidedStart.from_position(10, 1005.0, began=1000.0)
+    assert [start.update(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
+    assert (start.pace, start.rises, start.last) == (0.0, 0, 100)
+    assert start.decide(), "nothing speaks against it"
 
 
 def at(done: int, total: int | None) -> LogPosition:
@@ -113,7 +113,7 @@ def track_of(earlier: EarlierProgress | None = None, began: float | None = BEGAN
     return track
 
 
-def test_a_counter_that_begins_half_way_within_seconds_is_a_resume() -> None:
+def test_a_counter_that_is_half_way_within_seconds_is_a_resume() -> None:
     track = track_of()
     for n in range(5):
         track.update("log", at(5000 + 10 * n, 10_000), BEGAN + 3 + n)
@@ -121,7 +121,7 @@ def test_a_counter_that_begins_half_way_within_seconds_is_a_resume() -> None:
     assert (track.done, track.total, track.first) == (5040, 10_000, 10)
 
 
-def test_after_a_resume_the_next_run_goes_on_too_however_long_it_loads() -> None:
+def test_the_run_after_a_resume_resumes_too_however_long_it_loads() -> None:
     track = track_of()
     for n in range(5):
         track.update("log", at(5000 + 10 * n, 10_000), BEGAN + 3 + n)
@@ -132,7 +132,7 @@ def test_after_a_resume_the_next_run_goes_on_too_however_long_it_loads() -> None
     assert track.processed == 40 + 40
 
 
-def test_where_the_trainer_tells_seldom_the_pace_decides_after_a_restart() -> None:
+def test_the_pace_decides_after_a_restart_if_the_trainer_rarely_logs() -> None:
     track = track_of(EarlierProgress("items", 300, 400, 100))
     for n, done in enumerate((300, 310, 320, 330)):
         track.update("log", at(done, 400), BEGAN + 5 + 60 * n)
@@ -140,21 +140,21 @@ def test_where_the_trainer_tells_seldom_the_pace_decides_after_a_restart() -> No
 
 
 @pytest.mark.parametrize("later", [64, 50, 100])
-def test_a_first_batch_that_comes_fast_is_work(later: int) -> None:
-    """Much of what a benchmark has in its first seconds is the queue that it begins with."""
+def test_a_fast_first_batch_is_work(later: int) -> None:
+    """Much of the progress of a benchmark in its first seconds is its initial queue."""
     track = track_of()
     for n in range(4):
         track.update("log", at(64 + later * n, 1000), BEGAN + 3 + 64 * n)
     assert (track.done, track.processed, track.first) == (64 + 3 * later, 64 + 3 * later, 64)
 
 
-def test_where_nobody_knows_when_the_run_began_a_first_position_is_work() -> None:
+def test_a_first_position_is_work_if_the_start_of_the_run_is_unknown() -> None:
     track = track_of(began=None)
     track.update("log", at(5000, 10_000), BEGAN)
     assert (track.processed, track.first) == (5000, 5000)
 
 
-def test_a_fast_worker_has_done_it_all() -> None:
+def test_all_items_of_a_fast_worker_are_work() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
     assert track.processed == 0, "not known yet"
@@ -162,12 +162,16 @@ def test_a_fast_worker_has_done_it_all() -> None:
     assert (track.processed, track.first) == (900, 500)
 
 
-def test_an_end_decides_by_what_is_known() -> None:
+def test_the_end_of_a_run_decides_by_the_evidence_so_far() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
     track.decide_starts()
     assert (track.processed, track.first) == (500, 500)
-    for moment, processed in ((1.5, 1), (3.0, 1), (2.0, 501)):  # by whole seconds it may have come at once
+    for moment, processed in (
+        (1.5, 1),
+        (3.0, 1),
+        (2.0, 501),
+    ):  # with timestamps in whole seconds it may have come at once
         track = track_of()
         track.update("log", at(500, 1000), BEGAN + 1)
         track.update("log", at(501, 1000), BEGAN + moment)
@@ -175,7 +179,7 @@ def test_an_end_decides_by_what_is_known() -> None:
         assert track.processed == processed
 
 
-def test_a_word_of_a_resume_decides_too() -> None:
+def test_a_resume_record_decides_too() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
     track.update("log", LogPosition("resume", "items", next(OFFSETS), 500, None, resumed=True), BEGAN + 1)
@@ -183,14 +187,14 @@ def test_a_word_of_a_resume_decides_too() -> None:
     assert track.processed == 400
 
 
-def test_the_attempt_after_goes_on_where_the_one_before_was() -> None:
+def test_the_next_attempt_resumes_where_the_previous_one_ended() -> None:
     track = track_of(ITEMS)
     for n, done in enumerate((141, 142, 150)):
         track.update("log", at(done, 400), BEGAN + 60 + n)
     assert (track.processed, track.first) == (9, 1), "however long it has taken to load"
 
 
-def test_a_run_after_a_restart_goes_on_where_the_one_before_was() -> None:
+def test_a_run_after_a_restart_resumes_where_the_previous_one_ended() -> None:
     track = track_of()
     for n, done in enumerate((1, 50, 141)):
         track.update("log", at(done, 400), BEGAN + n)
@@ -202,17 +206,17 @@ def test_a_run_after_a_restart_goes_on_where_the_one_before_was() -> None:
     assert (track.done, track.processed, track.first) == (140, 141 + 9 + 9, 1)
     track.begin_run()
     track.update("again", at(1, 400), BEGAN + 500)
-    assert track.processed == 160, "this one begins anew"
+    assert track.processed == 160, "this run starts over"
 
 
-def test_a_first_position_of_a_backlog_that_is_read_thinly_is_not_judged() -> None:
+def test_a_first_position_is_work_while_a_backlog_is_skimmed() -> None:
     track = track_of(ITEMS)
     track.skips_positions = True
     track.update("log", at(300, 400), BEGAN + 5)
     assert track.processed == 300
 
 
-def test_ranks_that_share_the_work_have_each_a_beginning() -> None:
+def test_ranks_that_share_the_work_are_decided_separately() -> None:
     track = track_of()
     for n in range(4):
         for rank in (0, 1):
@@ -221,21 +225,21 @@ def test_ranks_that_share_the_work_have_each_a_beginning() -> None:
     assert track.processed == 40 + 30
 
 
-def test_ranks_in_step_begin_together() -> None:
+def test_ranks_in_step_start_together() -> None:
     track = track_of()
     for n in range(5):
         for rank in (0, 1):
-            told = LogPosition("steps", "steps", next(OFFSETS), 5000 + 10 * n, 10_000, rank=rank)
-            track.update("log", told, BEGAN + 3 + n)
+            positions = LogPosition("steps", "steps", next(OFFSETS), 5000 + 10 * n, 10_000, rank=rank)
+            track.update("log", positions, BEGAN + 3 + n)
     assert (track.done, track.processed, track.first) == (5040, 40, 10)
 
 
-def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
+def test_undecided_starts_are_saved_for_the_next_sidecar() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
-    again = ProgressTrack.from_state(json.loads(json.dumps(track.state())))
-    again.update("log", at(900, 1000), BEGAN + 2)
-    assert again.processed == 900
+    restored = ProgressTrack.from_state(json.loads(json.dumps(track.state())))
+    restored.update("log", at(900, 1000), BEGAN + 2)
+    assert restored.processed == 900
     assert UndecidedStarts.from_state(json.loads(json.dumps(UndecidedStarts().state()))).decide_all() == {}
 
 
@@ -253,16 +257,16 @@ def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
 @example(pace=20.0, delay=0.95, gaps=[1.0] * 25, total=500, earlier=None, seconds=True)
 @example(pace=9.0, delay=1.75, gaps=[1.125, 0.125], total=12, earlier=None, seconds=True)
 @example(pace=20.0, delay=0.05, gaps=[0.9] + [0.1] * 40, total=500, earlier=None, seconds=True)
-def test_an_even_worker_that_begins_at_nothing_loses_no_item(
+def test_an_even_worker_that_starts_at_zero_loses_no_item(
     pace: float, delay: float, gaps: list[float], total: int | None, earlier: EarlierProgress | None, seconds: bool
 ) -> None:
-    """However often it tells, however long it has loaded, whatever has been before, and also by a clock of seconds."""
+    """For any log interval, loading time and earlier progress, and with timestamps in whole seconds."""
     track, t = track_of(earlier), BEGAN + delay
     for gap in gaps:
         t += gap
         done = int(pace * (t - BEGAN - delay))
-        told_at = max(BEGAN, math.floor(t)) if seconds else t
-        track.update("log", at(done if total is None else min(done, total), total), told_at)
+        logged_at = max(BEGAN, math.floor(t)) if seconds else t
+        track.update("log", at(done if total is None else min(done, total), total), logged_at)
     track.decide_starts()
     assert track.processed == track.done
 
@@ -274,10 +278,10 @@ def test_an_even_worker_that_begins_at_nothing_loses_no_item(
     times=st.floats(7.5, 1000),
     many=st.integers(5, 20),
 )
-def test_of_a_worker_that_goes_on_from_far_away_only_what_follows_is_work(
+def test_only_later_items_are_work_if_the_first_position_is_unreachable(
     pace: float, gap: float, after_s: float, times: float, many: int
 ) -> None:
-    """Far away is seven times as far as it could have come, and two steps: its pace is measured in whole items."""
+    """The first position is at least seven times what is reachable, and two steps: the pace is in whole items."""
     step = max(1.0, pace * gap)
     base = int(max(times * (after_s + STAMP_S) * step / gap, 2.0 * step)) + 50
     track = track_of()
@@ -294,10 +298,10 @@ def test_of_a_worker_that_goes_on_from_far_away_only_what_follows_is_work(
     gaps=st.lists(st.floats(0.1, 1000), min_size=8, max_size=8),
     total=st.integers(10**4, 10**6) | st.none(),
 )
-def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
+def test_no_item_is_lost_if_the_first_step_is_not_the_largest(
     first: int, steps: list[int], after_s: float, gaps: list[float], total: int | None
 ) -> None:
-    """Whatever its pace, where the later one is among those that are waited for."""
+    """At any pace, if the larger step is among the awaited ones."""
     steps[0] = max(steps[0], first)
     track, t, done = track_of(), BEGAN + after_s, first
     track.update("log", at(done, total), t)
@@ -314,7 +318,7 @@ def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
     share=st.floats(0.5, 1.5),
     gaps=st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
 )
-def test_whatever_goes_on_from_what_an_earlier_run_had_reached_is_told_at_once(
+def test_a_resume_near_an_earlier_position_is_recognized_at_once(
     first: int, done: int, share: float, gaps: list[float]
 ) -> None:
     earlier = EarlierProgress("items", max(done, first), None, first)
@@ -333,21 +337,23 @@ def test_whatever_goes_on_from_what_an_earlier_run_had_reached_is_told_at_once(
 WORKER = {"rank": 3, "unit": "items", "items": 141, "items_expected": 400, "items_first": 1}
 
 
-def test_the_newest_attempt_that_tells_counts() -> None:
-    told = earlier_positions([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3})
-    assert told == {3: EarlierProgress("items", 141, 400, 1)}
+def test_the_newest_attempt_with_a_position_counts() -> None:
+    positions = earlier_positions(
+        [[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3}
+    )
+    assert positions == {3: EarlierProgress("items", 141, 400, 1)}
 
 
-def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
-    asked = []
+def test_attempts_are_only_read_until_all_ranks_are_known() -> None:
+    read_attempts = []
 
     def attempts() -> Iterator[list[dict[str, object]]]:
         for number, ranks in enumerate(((2, 9), (1, 2), (0, 1, 2))):
-            asked.append(number)
+            read_attempts.append(number)
             yield [{"workers": [{**WORKER, "rank": rank, "items": 100 - number} for rank in ranks]}]
 
-    told = earlier_positions(attempts(), {1, 2})
-    assert ({rank: earlier.done for rank, earlier in told.items()}, asked) == ({2: 100, 1: 99}, [0, 1])
+    positions = earlier_positions(attempts(), {1, 2})
+    assert ({rank: earlier.done for rank, earlier in positions.items()}, read_attempts) == ({2: 100, 1: 99}, [0, 1])
     assert earlier_positions(attempts(), {4}) == {}
 
 
@@ -365,5 +371,5 @@ def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
         {"workers": [{**WORKER, "rank": "0"}]},
     ],
 )
-def test_a_page_that_tells_nothing_is_passed_over(page: dict[str, object]) -> None:
+def test_a_page_without_a_usable_position_is_ignored(page: dict[str, object]) -> None:
     assert earlier_positions([[page]], {0, 3}) == {}

@@ -1,4 +1,4 @@
-"""Work done, over resumes, restarts and counters that fall."""
+"""Processed items, over resumes, restarts and counters that fall."""
 
 import itertools
 import json
@@ -16,16 +16,16 @@ from exporter.progress.track import EVALUATING_MOST_S, ProgressTrack, combine_ra
 @pytest.mark.parametrize(
     ("total", "tasks", "shares"), [(10, 4, [3, 3, 2, 2]), (3, 4, [1, 1, 1, 0]), (8, 1, [8]), (0, 2, [0, 0])]
 )
-def test_items_are_dealt_out_in_turn(total: int, tasks: int, shares: list[int]) -> None:
+def test_items_are_distributed_round_robin(total: int, tasks: int, shares: list[int]) -> None:
     assert [items_of_worker(total, tasks, rank) for rank in range(tasks)] == shares
 
 
 @given(st.integers(0, 10**9), st.integers(1, 100))
-def test_the_shares_of_all_tasks_are_the_whole(total: int, tasks: int) -> None:
+def test_the_shares_of_all_tasks_add_up_to_the_total(total: int, tasks: int) -> None:
     assert sum(items_of_worker(total, tasks, rank) or 0 for rank in range(tasks)) == total
 
 
-def test_without_a_total_or_tasks_no_share_is_known() -> None:
+def test_the_share_is_unknown_without_a_total_or_tasks() -> None:
     assert items_of_worker(None, 4, 0) is None
     assert items_of_worker(10, 0, 0) is None
 
@@ -33,7 +33,7 @@ def test_without_a_total_or_tasks_no_share_is_known() -> None:
 SERVER, CLIENT = ("server", "server_w0", 0), ("client", "client_w0", 1)
 
 
-def test_a_worker_on_two_nodes_has_the_share_of_one() -> None:
+def test_a_worker_on_two_nodes_has_one_share() -> None:
     tasks = [("worker", f"worker_w{rank // 2}", rank, True) for rank in range(4)]
     assert [items_of_rank(11, tasks[::-1], rank) for rank in range(4)] == [6, 6, 5, 5]
     assert items_of_rank(11, tasks[:2], 1) == 11
@@ -44,14 +44,12 @@ def test_a_worker_on_two_nodes_has_the_share_of_one() -> None:
     ("critical", "shares"),
     [((True, True), [None, None]), ((False, False), [None, None]), ((False, True), [None, 10])],
 )
-def test_of_several_roles_the_one_that_is_critical_does_the_items(
-    critical: tuple[bool, bool], shares: list[int | None]
-) -> None:
+def test_only_the_critical_role_has_shares_of_the_items(critical: tuple[bool, bool], shares: list[int | None]) -> None:
     tasks = [(*SERVER, critical[0]), (*CLIENT, critical[1])]
     assert [items_of_rank(10, tasks, rank) for rank in range(2)] == shares
 
 
-def test_a_worker_that_has_done_more_than_its_share_has_no_known_total() -> None:
+def test_a_worker_beyond_its_share_has_no_known_total() -> None:
     track = ProgressTrack(share=50)
     feed(track, at(50))
     assert track.total == 50
@@ -61,35 +59,35 @@ def test_a_worker_that_has_done_more_than_its_share_has_no_known_total() -> None
     assert track.total == 60
 
 
-OFFSETS = itertools.count()  # where records begin: each at a place of its own
+OFFSETS = itertools.count()  # each record has its own offset
 
 
 def at(done: int, total: int | None = None, unit: str = "items", name: str | None = None, **also: int) -> LogPosition:
-    """A position, of a pattern called as its unit is."""
+    """A position of a pattern that is named like its unit by default."""
     return LogPosition(name or unit, unit, 0, done, total, **also)  # type: ignore[arg-type]
 
 
 def resumed(done: int, total: int | None = None, unit: str = "items") -> LogPosition:
-    """A record that says where the work goes on."""
+    """A record of a resume."""
     return LogPosition("resume", unit, 0, done, total, resumed=True)
 
 
 def evaluating(begins: bool) -> ActivityMark:
-    """A mark at either end of an evaluation."""
+    """The mark at the start or end of an evaluation."""
     return ActivityMark("evaluating", begins, 0)
 
 
 def feed(
     track: ProgressTrack, *records: LogPosition | ActivityMark, source: str = "a.out", start: float = 1.0
 ) -> list[bool]:
-    """Which of the records, a second apart, said where the work stands."""
-    took = []
+    """Whether each position was accepted, with records a second apart."""
+    accepted = []
     for t, record in enumerate(records):
         if isinstance(record, ActivityMark):
             track.apply_activity(record, start + t)
         else:
-            took.append(track.update(source, record._replace(offset=next(OFFSETS)), start + t))
-    return took
+            accepted.append(track.update(source, record._replace(offset=next(OFFSETS)), start + t))
+    return accepted
 
 
 def counts(done: Iterable[int], total: int | None = 1000, unit: str = "items") -> list[LogPosition]:
@@ -110,21 +108,21 @@ def test_a_track_follows_its_count() -> None:
     assert (track.processed, track.last_rise) == (10, 4.0)
 
 
-def test_lines_in_two_logs_count_once() -> None:
+def test_lines_present_in_two_logs_count_once() -> None:
     track = ProgressTrack()
     assert feed(track, *counts([1, 2, 3])) == [True] * 3
     assert feed(track, *counts([1, 2, 3, 4]), source="a.err") == [False] * 4
     assert (track.done, track.processed) == (3, 3)
 
 
-def test_an_epoch_in_one_log_and_its_batches_in_the_other_belong_together() -> None:
+def test_epochs_in_one_log_and_batches_in_another_are_combined() -> None:
     track = ProgressTrack()
     feed(track, at(2, 3, "epochs"), source="a.out")
     feed(track, at(1, 10, "batches"), at(4, 10, "batches"), source="a.err")
     assert (track.unit, track.done, track.total) == ("batches", 14, 30)
 
 
-def test_a_source_of_higher_order_takes_the_place_of_the_log_without_progress_or_reset() -> None:
+def test_a_source_of_higher_order_replaces_the_log_without_progress_or_reset() -> None:
     track = ProgressTrack()
     feed(track, *counts([100]))
     assert track.update("file", at(103, 2000), 5.0, order=1)
@@ -136,7 +134,7 @@ def test_a_source_of_higher_order_takes_the_place_of_the_log_without_progress_or
     assert track.update("a.out", at(5, 1000), 8.0), "a new run has its sources to find again"
 
 
-def test_a_source_of_higher_order_in_another_unit_begins_another_count() -> None:
+def test_a_source_of_higher_order_in_another_unit_starts_a_new_count() -> None:
     track = ProgressTrack()
     feed(track, at(5, 100, "steps"), at(9, 100, "steps"))
     assert track.update("file", at(900, 2000, name="progress_file"), 5.0, order=1)
@@ -145,7 +143,7 @@ def test_a_source_of_higher_order_in_another_unit_begins_another_count() -> None
     assert (track.processed, track.changes) == (50, 1)
 
 
-def test_a_source_of_higher_order_goes_on_with_its_own_count_in_a_later_run() -> None:
+def test_a_source_of_higher_order_continues_its_count_in_a_later_run() -> None:
     track = ProgressTrack(("steps",))
     track.update("file", at(900, 2000, name="progress_file"), 1.0, order=1)
     track.begin_run()
@@ -158,7 +156,7 @@ def test_a_source_of_higher_order_goes_on_with_its_own_count_in_a_later_run() ->
     assert (track.unit, track.done, track.processed) == ("items", 10, 1000)
 
 
-def test_the_first_pattern_is_in_force_until_one_with_a_total_is_seen() -> None:
+def test_the_first_pattern_is_used_until_one_with_a_total_matches() -> None:
     track = ProgressTrack(("items", "steps", "epochs"))
     assert feed(track, at(5, None, "steps"), at(6, None), at(7, 100), at(6, None, "steps"), at(9, 100)) == [
         *(True, False, True, False, True)
@@ -166,13 +164,13 @@ def test_the_first_pattern_is_in_force_until_one_with_a_total_is_seen() -> None:
     assert (track.pattern, track.done, track.processed, track.changes) == ("items", 9, 7, 1)
 
 
-def test_the_preferred_of_two_patterns_with_totals_is_in_force() -> None:
+def test_the_preferred_of_two_patterns_with_totals_is_used() -> None:
     track = ProgressTrack(("steps", "items"))
     feed(track, at(10, 100), at(1, 10, "steps"), at(20, 100), at(2, 10, "steps"))
     assert (track.pattern, track.done, track.total, track.processed) == ("steps", 2, 10, 11)
 
 
-def test_whole_epochs_give_way_to_a_finer_count_that_nobody_ranked() -> None:
+def test_epochs_give_way_to_an_unranked_finer_count() -> None:
     track = ProgressTrack()
     feed(track, at(1, 3, "epochs"), at(2, 10, "batches"))
     assert (track.unit, track.done, track.total) == ("batches", 2, 30)
@@ -184,13 +182,13 @@ def test_a_count_that_ended_gives_way_to_a_longer_one() -> None:
     assert (track.pattern, track.done, track.total, track.processed) == ("steps", 5, 1000, 8)
 
 
-def test_a_counter_that_falls_far_is_a_reset_when_a_second_record_says_so() -> None:
+def test_a_large_fall_is_a_reset_once_a_second_record_confirms_it() -> None:
     track = ProgressTrack()
     assert feed(track, *counts([500, 3, 4, 6])) == [True, False, True, True]
     assert (track.done, track.processed) == (6, 503)
 
 
-def test_a_single_record_far_below_is_no_reset() -> None:
+def test_a_single_far_lower_record_is_no_reset() -> None:
     track = ProgressTrack()
     feed(track, *counts([500, 3, 501]))
     assert (track.done, track.processed) == (501, 501)
@@ -202,7 +200,7 @@ def test_records_out_of_order_are_no_resets() -> None:
     assert (track.done, track.processed) == (53, 53)
 
 
-def test_a_count_that_stays_a_little_below_has_begun_again() -> None:
+def test_a_count_that_stays_a_little_lower_is_a_reset() -> None:
     track = ProgressTrack()
     feed(track, *counts([900, *range(800, 800 + JITTER_RECORDS - 1)]))
     assert track.done == 900
@@ -210,7 +208,7 @@ def test_a_count_that_stays_a_little_below_has_begun_again() -> None:
     assert (track.done, track.processed) == (840, 940)
 
 
-def test_a_count_that_falls_by_many_of_its_steps_has_begun_again() -> None:
+def test_a_fall_by_many_increments_is_a_reset() -> None:
     track = ProgressTrack()
     feed(track, *counts([898, 900, 600]))
     assert track.done == 900, "one record is no evidence"
@@ -218,19 +216,19 @@ def test_a_count_that_falls_by_many_of_its_steps_has_begun_again() -> None:
     assert (track.done, track.processed) == (602, 902)
 
 
-def test_a_count_that_ended_may_begin_again_at_once() -> None:
+def test_a_complete_count_may_restart_at_once() -> None:
     track = ProgressTrack()
     assert feed(track, *counts([999, 1000, 1000, 1, 5])) == [True] * 5
     assert (track.done, track.processed) == (5, 1004)
 
 
-def test_the_last_record_of_one_out_of_order_does_not_undo_the_end() -> None:
+def test_a_late_record_out_of_order_does_not_undo_completion() -> None:
     track = ProgressTrack()
     feed(track, *counts([998, 1000, 999]))
     assert track.done == 1000
 
 
-def test_work_before_a_resume_is_not_done_here() -> None:
+def test_items_before_a_resume_are_not_processed_items() -> None:
     track = ProgressTrack()
     feed(track, resumed(60, 100))
     assert (track.done, track.total, track.processed, track.last_rise) == (60, 100, 0, None)
@@ -244,7 +242,7 @@ def test_a_resume_in_another_unit_leaves_the_first_position_uncounted() -> None:
     assert (track.done, track.processed) == (1210, 10)
 
 
-def test_a_resume_makes_a_fall_at_once() -> None:
+def test_a_resume_lowers_the_position_at_once() -> None:
     track = ProgressTrack()
     assert all(feed(track, *counts([900]), resumed(800, 1000), *counts([810])))
     assert (track.done, track.processed) == (810, 910)
@@ -262,7 +260,7 @@ def test_a_new_run_counts_from_zero_unless_it_resumes() -> None:
     assert (track.done, track.processed) == (90, 100)
 
 
-def test_batches_are_counted_over_the_epochs() -> None:
+def test_batches_are_counted_across_epochs() -> None:
     track = ProgressTrack()
     for epoch in (1, 2, 3):
         feed(track, at(1, 10, "batches", epoch=epoch, epochs=3), at(10, 10, "batches", epoch=epoch, epochs=3))
@@ -277,20 +275,20 @@ def test_epochs_may_be_counted_from_zero() -> None:
 
 
 @pytest.mark.parametrize(("base", "numbers"), [(1, (0, 1, 2)), (0, (1, 2, 3))])
-def test_how_the_first_epoch_is_called_is_learned_when_it_was_said_wrongly(base: int, numbers: tuple[int, ...]) -> None:
+def test_a_wrong_number_of_the_first_epoch_is_corrected(base: int, numbers: tuple[int, ...]) -> None:
     track = ProgressTrack(epoch_bases={"batches": base})
     for number in numbers:
         feed(track, at(10, 10, "batches", epoch=number, epochs=3))
     assert (track.done, track.total) == (30, 30)
 
 
-def test_a_count_stands_at_once_where_it_belongs_when_the_first_epoch_is_found_to_have_another_number() -> None:
+def test_the_position_is_corrected_at_once_with_the_number_of_the_first_epoch() -> None:
     track = ProgressTrack(epoch_bases={"batches": 0})
     feed(track, at(10, 10, "batches", epoch=2, epochs=3), at(1, 10, "batches", epoch=3, epochs=3))
     assert (track.done, track.total, track.processed) == (21, 30, 30)
 
 
-def test_odd_numbers_of_batches_and_epochs_stay_within_bounds() -> None:
+def test_inconsistent_numbers_of_batches_and_epochs_stay_within_bounds() -> None:
     track = ProgressTrack()
     feed(track, at(12, 10, "batches", epoch=1, epochs=3))
     assert (track.done, track.total) == (10, 30)
@@ -299,7 +297,7 @@ def test_odd_numbers_of_batches_and_epochs_stay_within_bounds() -> None:
     assert (track.done, track.total) == (5, 10)
 
 
-def test_without_a_number_of_epochs_the_total_is_unknown() -> None:
+def test_the_total_is_unknown_without_a_number_of_epochs() -> None:
     track = ProgressTrack(epoch_bases={"batches": 0})
     feed(track, at(4, 10, "batches", epoch=0), at(5, 10, "batches", epoch=1))
     assert (track.done, track.total, track.processed) == (15, None, 15)
@@ -313,7 +311,7 @@ def test_epochs_may_differ_in_size() -> None:
     assert (track.done, track.total, track.processed) == (17, 24, 17)
 
 
-def test_batches_that_follow_the_line_of_their_epoch_are_no_resets() -> None:
+def test_batches_after_the_line_of_their_epoch_are_no_resets() -> None:
     track = ProgressTrack()
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), *counts([1, 5, 10], 10, "batches"))
@@ -327,13 +325,13 @@ def test_batches_may_come_before_the_line_of_their_epoch() -> None:
     assert (track.done, track.processed) == (12, 12)
 
 
-def test_batches_before_the_first_line_of_an_epoch_are_not_compared_with_those_after() -> None:
+def test_batches_before_the_first_epoch_line_are_not_compared_with_later_ones() -> None:
     track = ProgressTrack()
     feed(track, *counts([5], 10, "batches"), at(3, 5, "epochs"), *counts([6, 8], 10, "batches"))
     assert (track.done, track.total, track.processed) == (28, 50, 7)
 
 
-def test_a_new_run_is_in_the_epoch_that_it_names() -> None:
+def test_a_new_run_starts_in_the_epoch_that_it_logs() -> None:
     track = ProgressTrack()
     feed(track, at(3, 5, "epochs"), *counts([4], 10, "batches"))
     track.begin_run()
@@ -341,7 +339,7 @@ def test_a_new_run_is_in_the_epoch_that_it_names() -> None:
     assert (track.done, track.total) == (11, 50)
 
 
-def test_any_counter_that_begins_again_with_each_epoch_is_learned() -> None:
+def test_any_counter_that_restarts_with_each_epoch_is_recognized() -> None:
     track = ProgressTrack(("items", "epochs"))
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), *counts([1, 5, 10, 10], 10), *counts([1, 3], 3))
@@ -350,7 +348,7 @@ def test_any_counter_that_begins_again_with_each_epoch_is_learned() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_counter_whose_records_name_the_epoch_is_of_that_epoch(order: int) -> None:
+def test_a_counter_whose_records_name_the_epoch_belongs_to_that_epoch(order: int) -> None:
     track = ProgressTrack(("items", "epochs"))
     for offset, (epoch, done) in enumerate([(1, 0), (1, 5), (1, 9), (2, 0), (2, 3)]):
         for position in (at(done, 10), at(epoch, 3, "epochs"))[::order]:
@@ -366,14 +364,14 @@ def test_a_reset_within_an_epoch_is_not_the_next_epoch() -> None:
     assert (track.done, track.total) == (4, 100)
 
 
-def test_a_counter_that_goes_on_over_the_epochs_is_left_alone() -> None:
+def test_a_counter_that_continues_across_epochs_is_not_multiplied() -> None:
     track = ProgressTrack(("steps", "epochs"))
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), at(epoch * 10, 30, "steps"), at(epoch * 10, 30, "steps"))
         assert (track.done, track.total) == (epoch * 10, 30)
 
 
-def test_a_counter_of_all_epochs_is_known_when_it_goes_on_into_the_second() -> None:
+def test_a_counter_of_all_epochs_is_recognized_in_the_second_epoch() -> None:
     track = ProgressTrack()
     for done in range(50, 550, 50):
         feed(track, at(done, 1500, "steps", epoch=1, epochs=3))
@@ -385,7 +383,7 @@ def test_a_counter_of_all_epochs_is_known_when_it_goes_on_into_the_second() -> N
     assert (track.done, track.total) == (50, 1500)
 
 
-def test_counters_seen_once_in_an_epoch_are_not_taken_for_one_of_all() -> None:
+def test_a_counter_seen_once_an_epoch_is_not_taken_for_one_of_all_epochs() -> None:
     track = ProgressTrack()
     feed(track, *(at(49 + epoch, 100, "steps", epoch=epoch, epochs=2) for epoch in (1, 2)))
     assert (track.done, track.total) == (151, 200)
@@ -396,7 +394,7 @@ def test_counters_seen_once_in_an_epoch_are_not_taken_for_one_of_all() -> None:
 
 
 @pytest.mark.parametrize(("base", "first"), [(0, 0), (1, 1)])
-def test_a_bar_of_each_epoch_and_the_epochs_of_the_job_file_make_a_total(base: int, first: int) -> None:
+def test_a_progress_bar_per_epoch_and_total_epochs_give_a_total(base: int, first: int) -> None:
     track = ProgressTrack(epoch_bases={"batches": base}, epochs=90)
     feed(track, at(45, 100, "batches", epoch=first + 3))
     assert (track.done, track.total) == (345, 9000)
@@ -406,7 +404,7 @@ def test_a_bar_of_each_epoch_and_the_epochs_of_the_job_file_make_a_total(base: i
     assert (track.done, track.total) == (401, 9000)
 
 
-def test_the_epochs_of_the_log_are_known_better_than_those_of_the_job_file() -> None:
+def test_the_number_of_epochs_in_the_log_overrides_the_job_file() -> None:
     track = ProgressTrack(epochs=90)
     feed(track, at(45, 100, "batches", epoch=4, epochs=10))
     assert track.total == 1000
@@ -415,7 +413,7 @@ def test_the_epochs_of_the_log_are_known_better_than_those_of_the_job_file() -> 
     assert track.total == 1000
 
 
-def test_an_epoch_after_the_last_of_the_job_file_leaves_the_total_unknown() -> None:
+def test_the_total_is_unknown_after_the_last_epoch_of_the_job_file() -> None:
     track = ProgressTrack(epochs=3)
     feed(track, *(at(10, 10, "batches", epoch=epoch) for epoch in (1, 2, 3)))
     assert (track.done, track.total) == (30, 30)
@@ -423,7 +421,7 @@ def test_an_epoch_after_the_last_of_the_job_file_leaves_the_total_unknown() -> N
     assert (track.done, track.total, track.epochs) == (45, None, None)
 
 
-def test_epochs_that_are_counted_alone_end_where_the_job_file_says() -> None:
+def test_a_count_of_epochs_has_its_total_from_the_job_file() -> None:
     track = ProgressTrack(epochs=3)
     feed(track, at(2, None, "epochs"))
     assert (track.done, track.total) == (2, 3)
@@ -431,7 +429,7 @@ def test_epochs_that_are_counted_alone_end_where_the_job_file_says() -> None:
     assert (track.done, track.total) == (4, None)
 
 
-def test_steps_without_a_total_end_where_the_job_file_says() -> None:
+def test_a_count_of_steps_has_its_total_from_the_job_file() -> None:
     track = ProgressTrack(steps=500)
     feed(track, at(5, None, "steps"))
     assert (track.done, track.total) == (5, 500)
@@ -442,10 +440,10 @@ def test_steps_without_a_total_end_where_the_job_file_says() -> None:
     assert track.total is None
     track = ProgressTrack(steps=500)
     feed(track, at(5, None, "batches"))
-    assert track.total is None, "of batches that are gathered for a step there are more"
+    assert track.total is None, "with gradient accumulation there are more batches than steps"
 
 
-def test_steps_of_which_the_job_file_tells_the_total_come_before_a_bar_with_one() -> None:
+def test_steps_with_a_total_in_the_job_file_precede_a_bar_with_a_total() -> None:
     records = (at(5, None, "steps"), at(3, 20, "items"), at(6, None, "steps"))
     for steps, pattern in ((500, "steps"), (None, "items")):
         track = ProgressTrack(("steps", "items"), steps=steps)
@@ -453,13 +451,13 @@ def test_steps_of_which_the_job_file_tells_the_total_come_before_a_bar_with_one(
         assert track.pattern == pattern
 
 
-def test_shared_work_is_added_up_over_ranks() -> None:
+def test_shared_work_is_summed_over_ranks() -> None:
     track = ProgressTrack()
     feed(track, at(10, 100, rank=0), at(20, 100, rank=1), at(30, 100, rank=0))
     assert (track.done, track.total, track.processed) == (50, 200, 50)
 
 
-def test_of_ranks_in_step_the_slowest_counts() -> None:
+def test_the_slowest_of_ranks_in_step_counts() -> None:
     track = ProgressTrack()
     feed(track, at(10, 100, "steps", rank=0), at(5, 100, "steps", rank=1), at(20, 100, "steps", rank=0))
     assert (track.done, track.total, track.processed) == (5, 100, 10)
@@ -474,7 +472,7 @@ def test_a_rank_that_is_gone_is_not_the_slowest() -> None:
     assert track.done == 30
 
 
-def test_the_total_of_the_log_is_known_better_than_the_share_of_the_job() -> None:
+def test_the_total_in_the_log_overrides_the_share_of_the_job() -> None:
     track = ProgressTrack(share=50)
     feed(track, at(5))
     assert track.total == 50
@@ -485,25 +483,25 @@ def test_the_total_of_the_log_is_known_better_than_the_share_of_the_job() -> Non
 
 
 @pytest.mark.parametrize("unit", ["tokens", "steps", "batches", "epochs"])
-def test_a_share_of_items_is_none_of_tokens_or_steps(unit: str) -> None:
+def test_a_share_of_items_is_no_total_of_tokens_or_steps(unit: str) -> None:
     track = ProgressTrack(share=50)
     feed(track, at(5, None, unit))
     assert track.total is None
 
 
-def test_a_share_of_items_may_be_one_of_requests() -> None:
+def test_a_share_of_items_is_a_total_of_requests() -> None:
     track = ProgressTrack(share=50)
     feed(track, at(5, None, "requests"))
     assert track.total == 50
 
 
-def test_a_total_may_change_while_the_count_goes_on() -> None:
+def test_a_total_may_change_while_the_count_rises() -> None:
     track = ProgressTrack()
     feed(track, at(100, 1000), at(101, 5000), at(102, 300), at(103, 120))
     assert (track.done, track.total, track.processed) == (103, 120, 103)
 
 
-def test_a_count_with_another_total_is_left_aside_while_work_is_left() -> None:
+def test_a_count_with_another_total_is_ignored_while_work_is_left() -> None:
     track = ProgressTrack()
     assert feed(track, at(100, 1000), at(1, 50), at(50, 50)) == [True, False, False]
     assert track.has_other_counter
@@ -511,26 +509,26 @@ def test_a_count_with_another_total_is_left_aside_while_work_is_left() -> None:
     assert (track.done, track.total, track.processed, track.has_other_counter) == (101, 1000, 101, False)
 
 
-def test_a_count_with_another_total_that_stays_is_the_work() -> None:
+def test_a_count_with_another_total_is_used_once_it_lasts() -> None:
     track = ProgressTrack()
     feed(track, at(100, 1000), at(1, 300))
     feed(track, at(50, 300), at(52, 300), start=2.0 + ASIDE_MOST_S)
     assert (track.done, track.total, track.processed) == (52, 300, 102)
 
 
-def test_between_marks_of_an_evaluation_other_totals_never_count() -> None:
+def test_other_totals_are_ignored_between_marks_of_an_evaluation() -> None:
     track = ProgressTrack()
     feed(track, at(10, 12), evaluating(True), at(11, 13), at(13, 13), evaluating(False), at(11, 12))
     assert (track.done, track.total, track.processed) == (11, 12, 11)
 
 
-def test_in_an_evaluation_no_count_begins_again() -> None:
+def test_counts_are_not_reset_during_an_evaluation() -> None:
     track = ProgressTrack()
     feed(track, at(10, 12), evaluating(True), at(1, 12), at(2, 12), at(5, 12), evaluating(False), at(11, 12))
     assert (track.done, track.processed) == (11, 11)
 
 
-def test_an_evaluation_is_over_when_the_count_goes_on() -> None:
+def test_an_evaluation_ends_when_the_count_rises_again() -> None:
     track = ProgressTrack()
     feed(track, at(10, 1000), evaluating(True), at(3, 50), at(11, 1000), at(12, 1200))
     assert (track.done, track.total) == (12, 1200)
@@ -541,25 +539,25 @@ def test_an_evaluation_is_over_when_the_count_goes_on() -> None:
     assert track.done == 11
 
 
-def test_a_count_that_rose_by_a_half_is_not_at_its_end() -> None:
+def test_a_count_that_rose_by_a_half_is_not_complete() -> None:
     track = ProgressTrack()
     feed(track, at(0, 100), at(50, 100), at(1, 20))
     assert (track.done, track.total) == (50, 100)
 
 
-def test_a_count_may_end_before_it_says_so() -> None:
+def test_a_count_may_end_a_little_below_its_total() -> None:
     track = ProgressTrack()
     feed(track, at(980, 995), at(990, 995), at(1, 20), at(2, 20))
     assert (track.done, track.total, track.processed) == (2, 20, 991)
 
 
-def test_other_patterns_do_not_come_into_force_in_an_evaluation() -> None:
+def test_the_pattern_does_not_change_during_an_evaluation() -> None:
     track = ProgressTrack(("items", "steps"))
     feed(track, at(10, 100, "steps"), evaluating(True), at(5, 50), evaluating(False), at(11, 100, "steps"))
     assert (track.pattern, track.done) == ("steps", 11)
 
 
-def test_an_evaluation_that_nothing_ends_is_not_believed_for_ever() -> None:
+def test_an_evaluation_without_an_end_mark_expires() -> None:
     track = ProgressTrack()
     feed(track, at(12, 12), evaluating(True), at(1, 500))
     assert track.done == 12
@@ -585,8 +583,8 @@ RECORDS = st.one_of(
 )
 
 
-def play(track: ProgressTrack, record: LogPosition | ActivityMark | str, t: float) -> None:
-    """Gives a record to the track, or begins a run."""
+def apply(track: ProgressTrack, record: LogPosition | ActivityMark | str, t: float) -> None:
+    """Apply a record to the track, or begin a run."""
     if isinstance(record, ActivityMark):
         track.apply_activity(record, t)
     elif isinstance(record, LogPosition):
@@ -596,11 +594,11 @@ def play(track: ProgressTrack, record: LogPosition | ActivityMark | str, t: floa
 
 
 @given(st.lists(st.tuples(RECORDS, st.floats(0, 1000)), max_size=40))
-def test_work_done_by_a_track_never_falls(records: list[tuple[LogPosition | ActivityMark | str, float]]) -> None:
+def test_processed_items_never_fall(records: list[tuple[LogPosition | ActivityMark | str, float]]) -> None:
     track, t, before, last_rise = ProgressTrack(("one",)), 0.0, 0.0, 0.0
     for record, gap_s in records:
         t += gap_s
-        play(track, record, t)
+        apply(track, record, t)
         assert (track.processed or 0) >= before
         assert (track.last_rise or 0) >= last_rise
         assert (track.processed is None) == (track.done is None)
@@ -609,7 +607,7 @@ def test_work_done_by_a_track_never_falls(records: list[tuple[LogPosition | Acti
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.sampled_from([None, 40, 100])), max_size=60))
-def test_work_done_is_at_most_the_sum_of_the_rises(positions: list[tuple[int, int | None]]) -> None:
+def test_processed_items_are_at_most_the_sum_of_the_rises(positions: list[tuple[int, int | None]]) -> None:
     track, rises, last = ProgressTrack(), 0, 0
     for t, (done, total) in enumerate(positions):
         track.update("a.out", at(done, total), float(t))
@@ -619,16 +617,16 @@ def test_work_done_is_at_most_the_sum_of_the_rises(positions: list[tuple[int, in
 
 
 @given(st.lists(RECORDS, max_size=20), st.lists(RECORDS, max_size=20))
-def test_a_track_goes_on_from_its_state(
+def test_a_track_continues_from_its_saved_state(
     before: list[LogPosition | ActivityMark | str], after: list[LogPosition | ActivityMark | str]
 ) -> None:
     track = ProgressTrack(("one",), epochs=3, steps=50)
     for t, record in enumerate(before):
-        play(track, record, float(t))
+        apply(track, record, float(t))
     other = ProgressTrack.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3, steps=50)
     for t, record in enumerate(after, len(before)):
-        play(track, record, float(t))
-        play(other, record, float(t))
+        apply(track, record, float(t))
+        apply(other, record, float(t))
     assert json.dumps(other.state()) == json.dumps(track.state())
 
 
@@ -643,14 +641,14 @@ def test_a_malformed_state_is_refused(change: dict[str, object] | None) -> None:
         ProgressTrack.from_state(state)
 
 
-def test_rates_and_requests_are_added_up_over_ranks_and_other_values_are_the_last() -> None:
+def test_rates_and_requests_are_summed_over_ranks_and_other_values_are_the_last() -> None:
     values: dict[int | None, LogValue] = {0: LogValue(6.5, 10, 100.0), 1: LogValue(3.5, 20, 101.0)}
     assert combine_ranks("generated_tokens_per_second", values, 110.0, 60.0) == 10.0
     assert combine_ranks("running_requests", values, 110.0, 60.0) == 10.0
     assert combine_ranks("loss", values, 110.0, 60.0) == 3.5
 
 
-def test_ranks_that_are_silent_are_left_out_and_all_of_them_leave_nothing() -> None:
+def test_silent_ranks_are_left_out_of_the_sum() -> None:
     values: dict[int | None, LogValue] = {
         0: LogValue(6.5, 10, 100.0),
         1: LogValue(3.5, 20, 150.0),
@@ -661,7 +659,7 @@ def test_ranks_that_are_silent_are_left_out_and_all_of_them_leave_nothing() -> N
     assert combine_ranks("tokens_per_second", {}, 300.0, 60.0) is None
 
 
-def test_a_rate_without_a_rank_is_left_out_beside_those_with_one() -> None:
+def test_a_rate_without_a_rank_is_ignored_beside_rates_of_ranks() -> None:
     values: dict[int | None, LogValue] = {
         None: LogValue(10.0, 5, 100.0),
         0: LogValue(6.5, 10, 100.0),
@@ -671,14 +669,14 @@ def test_a_rate_without_a_rank_is_left_out_beside_those_with_one() -> None:
     assert combine_ranks("tokens_per_second", {None: values[None]}, 101.0, 60.0) == 10.0
 
 
-class Slow(ProgressTrack):
-    """One that takes every record on the long way."""
+class SlowTrack(ProgressTrack):
+    """A track without the shortcut of `_update_fast`."""
 
-    def _goes_straight_on(self, *_: object) -> bool:
+    def _update_fast(self, *_: object) -> bool:
         return False
 
 
-def test_a_rank_whose_beginning_is_open_keeps_no_other_from_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undecided_start_of_one_rank_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     track = ProgressTrack()
     track.began = 0.0
     track.update("a.out", at(50, 100)._replace(rank=1), 1.0)
@@ -707,17 +705,17 @@ SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
     st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40),
     st.booleans(),
 )
-def test_the_short_way_leads_to_the_same(
+def test_the_fast_path_gives_the_same_state(
     records: list[tuple[LogPosition | ActivityMark | str, float, str]], starts_known: bool
 ) -> None:
-    short, long, t = ProgressTrack(("one",), share=25), Slow(("one",), share=25), 0.0
+    fast, slow, t = ProgressTrack(("one",), share=25), SlowTrack(("one",), share=25), 0.0
     for record, gap_s, source in records:
         t += gap_s
-        for track in (short, long):
+        for track in (fast, slow):
             if starts_known and track.began is None:
                 track.began = t
             if isinstance(record, LogPosition):
                 track.update(source, record, t)
             else:
-                play(track, record, t)
-        assert json.dumps(short.state()) == json.dumps(long.state())
+                apply(track, record, t)
+        assert json.dumps(fast.state()) == json.dumps(slow.state())

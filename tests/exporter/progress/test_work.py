@@ -1,4 +1,4 @@
-"""How far a job is, from workers that share its work, do it in step, or count different things."""
+"""Progress of a job whose workers share the work, run in step, or count different things."""
 
 from typing import Any
 
@@ -15,37 +15,37 @@ def worker(unit: str | None, done: int | None, expected: int | None = None, **ov
 
 
 @pytest.mark.parametrize("unit", ["items", "requests", "tokens"])
-def test_what_workers_share_is_added_up(unit: str) -> None:
+def test_shared_work_is_summed(unit: str) -> None:
     work = job_work([worker(unit, 5, 10), worker(unit, 7, 10)])
     assert (work.unit, work.done, work.expected, work.processed, work.is_in_step) == (unit, 12, 20, 12, False)
 
 
 @pytest.mark.parametrize("unit", ["steps", "batches", "epochs"])
-def test_of_workers_in_step_the_slowest_counts(unit: str) -> None:
+def test_the_slowest_of_workers_in_step_counts(unit: str) -> None:
     work = job_work([worker(unit, 7, 10), worker(unit, 5, 10, items_processed=3), worker(unit, None)])
     assert (work.unit, work.done, work.expected, work.processed, work.is_in_step) == (unit, 5, 10, 3, True)
     assert not work.has_all_positions
 
 
-def test_the_slowest_has_most_of_its_own_work_left() -> None:
+def test_the_slowest_worker_has_the_largest_share_left() -> None:
     assert job_work([worker("steps", 90, 100), worker("steps", 100, 300)]).done == 100
     assert job_work([worker("steps", 90, 100), worker("steps", 20)]).done == 90
     assert job_work([worker("steps", 90), worker("steps", 20)]).done == 20
 
 
-def test_a_worker_that_the_job_can_do_without_is_not_the_slowest() -> None:
+def test_a_worker_that_is_not_critical_is_not_the_slowest() -> None:
     beside = worker("steps", 2, 10, critical=False)
     assert job_work([worker("steps", 7, 10), beside]).done == 7
     assert job_work([worker("steps", None), beside]).done == 2
 
 
-def test_workers_that_count_different_things_have_no_sum() -> None:
+def test_workers_with_different_units_have_no_sum() -> None:
     work = job_work([worker("items", 5, 10), worker("steps", 7, 10), worker("items", 5, 10)])
     assert work == JobWork(("items", "steps"), has_all_positions=True)
     assert (work.unit, work.counts_items, work.is_in_step, work.expected_total(100)) == (None, False, False, None)
 
 
-def test_a_unit_that_is_not_said_is_items() -> None:
+def test_the_default_unit_is_items() -> None:
     assert job_work([worker(None, 5), worker("items", 7)]).unit == "items"
     assert job_work([{"items": 5}, {"items": 7}]).done == 12
     assert unit_word({}) == unit_word({"unit": None}) == "items"
@@ -55,15 +55,17 @@ def test_a_unit_that_is_not_said_is_items() -> None:
     ("pattern", "total", "items", "expected"),
     [
         *(("bar", 20, True, 20), ("bar", 21, True, 21), ("bar", 160, False, 20), ("bar", None, True, 20)),
-        ("items", 160, True, 160),  # what says that it counts items is short of them
+        ("items", 160, True, 160),  # a counter of items that ends before all items
     ],
 )
-def test_bars_over_batches_count_no_items(pattern: str, total: int | None, items: bool, expected: int) -> None:
+def test_progress_bars_over_batches_do_not_count_items(
+    pattern: str, total: int | None, items: bool, expected: int
+) -> None:
     work = job_work([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
     assert (work.counts_total_items(total), work.expected_total(total)) == (items, expected)
 
 
-def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
+def test_there_is_no_progress_or_unit_before_the_first_position() -> None:
     work = job_work([worker(None, None, 10), worker(None, None, 10), {}])
     assert (work.unit, work.done, work.expected, work.counts_items) == (None, None, 20, True)
 
@@ -71,18 +73,18 @@ def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
 @pytest.mark.parametrize(
     ("unit", "expected"), [("items", 100), (None, 100), ("requests", 20), ("tokens", 20), ("steps", 10)]
 )
-def test_the_items_of_the_job_are_expected_where_items_are_counted(unit: str | None, expected: int) -> None:
+def test_total_items_apply_only_to_a_count_of_items(unit: str | None, expected: int) -> None:
     assert job_work([worker(unit, 5, 10), worker(unit, 7, 10)]).expected_total(100) == expected
 
 
 @pytest.mark.parametrize(("unit", "rate"), [(None, 5.0), ("items", 5.0), ("tokens", 5.0), ("steps", 2.0)])
-def test_the_rate_of_a_job_is_a_sum_or_that_of_the_slowest(unit: str | None, rate: float) -> None:
+def test_the_rate_of_a_job_is_the_sum_or_that_of_the_slowest(unit: str | None, rate: float) -> None:
     workers = [worker(unit, 5, rate=2.0), worker(unit, 7, rate=3.0), worker(unit, 7, rate=None)]
     assert job_rate(workers, job_work(workers)) == rate
     assert job_rate(workers[2:], job_work(workers)) is None
 
 
-def test_rates_in_different_units_are_not_added_up() -> None:
+def test_rates_in_different_units_are_not_summed() -> None:
     workers = [worker("items", 5, rate=2.0), worker("steps", 7, rate=3.0)]
     assert job_rate(workers, job_work(workers)) is None
 
@@ -91,7 +93,7 @@ COUNT = st.none() | st.integers(0, 1000)
 
 
 @given(st.lists(st.builds(worker, st.sampled_from([None, *UNITS]), COUNT, COUNT), max_size=5))
-def test_a_job_has_done_no_more_than_its_workers_together(workers: list[dict[str, Any]]) -> None:
+def test_the_progress_of_a_job_is_at_most_the_sum_of_its_workers(workers: list[dict[str, Any]]) -> None:
     work, known = job_work(workers), [entry["items"] for entry in workers if entry["items"] is not None]
     assert work.done is None or min(known) <= work.done <= sum(known)
     assert (work.done is None) == (len(work.units) != 1)

@@ -1,4 +1,4 @@
-"""Reading in the background: a collector that fails or hangs costs its own series and nothing else."""
+"""Background reads: a collector that fails or hangs loses only its own series."""
 
 import logging
 import subprocess
@@ -20,8 +20,8 @@ DEADLINE_S = 10.0
 VALUE = Family("test_value", "Reads so far.", labels=("which",))
 
 
-class Scripted:
-    """A collector that reads, fails or hangs as it is told."""
+class ScriptedCollector:
+    """A collector that reads, fails or hangs, as the test sets."""
 
     families = (VALUE,)
 
@@ -31,13 +31,13 @@ class Scripted:
         self.mode = "reads"
         self.release = threading.Event()
         self.reads = 0
-        self.most_at_once = 0
+        self.max_concurrent = 0
         self._running = 0
 
     def read(self) -> int:
         self.reads += 1
         self._running += 1
-        self.most_at_once = max(self.most_at_once, self._running)
+        self.max_concurrent = max(self.max_concurrent, self._running)
         try:
             if self.mode == "fails":
                 raise ValueError("no such thing")
@@ -57,12 +57,12 @@ class Scripted:
         status.job[self.name] = snapshot
 
 
-class Row:
-    """Some slots side by side, on one clock that stands still."""
+class SlotSet:
+    """Several slots that share a fake clock."""
 
     def __init__(self, *names: str) -> None:
         self.clock = FakeClock()
-        self.collectors = [Scripted(name) for name in names]
+        self.collectors = [ScriptedCollector(name) for name in names]
         self.slots = [CollectorSlot(collector, self.clock, DEADLINE_S) for collector in self.collectors]
 
     def start(self) -> None:
@@ -70,17 +70,17 @@ class Row:
             slot.start()
         until(lambda: all(slot.ready for slot in self.slots), "the first reads")
 
-    def turn(self, slot: CollectorSlot) -> None:
-        """One read more, from its beginning to its end."""
+    def read_once(self, slot: CollectorSlot) -> None:
+        """Request a read and wait for its end."""
         ticket = slot.request()
         until(lambda: slot.has_served(ticket), "a read")
 
-    def begin(self, number: int, mode: str) -> None:
-        """A read that does not end."""
+    def begin_read(self, number: int, mode: str) -> None:
+        """Begin a read that does not end."""
         self.collectors[number].mode = mode
         before = self.collectors[number].reads
         self.slots[number].request()
-        until(lambda: self.collectors[number].reads > before, "the begin of a read")
+        until(lambda: self.collectors[number].reads > before, "the start of a read")
 
     def page(self) -> str:
         out = Samples({})
@@ -90,12 +90,12 @@ class Row:
         return out.page()
 
     def close(self) -> None:
-        """Let every read end, so that nothing is logged into the next test."""
+        """Let every read end, so that it logs nothing during the next test."""
         for collector, slot in zip(self.collectors, self.slots, strict=True):
             collector.mode = "reads"
             collector.release.set()
             if collector.reads:
-                self.turn(slot)
+                self.read_once(slot)
 
     def values(self) -> dict[str, float]:
         return samples_of(self.page(), VALUE)
@@ -105,154 +105,156 @@ class Row:
 
 
 @pytest.fixture
-def row() -> Iterator[Row]:
-    made = Row("a", "b")
-    yield made
-    made.close()
+def slot_set() -> Iterator[SlotSet]:
+    created = SlotSet("a", "b")
+    yield created
+    created.close()
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "gpujob.refresh"]
 
 
-def test_nothing_is_shown_before_the_first_read(row: Row) -> None:
-    assert row.page() == ""
-    assert not any(slot.ready or slot.success or slot.overdue for slot in row.slots)
+def test_the_page_is_empty_before_the_first_read(slot_set: SlotSet) -> None:
+    assert slot_set.page() == ""
+    assert not any(slot.ready or slot.success or slot.overdue for slot in slot_set.slots)
 
 
-def test_a_read_is_shown_with_how_it_went(row: Row) -> None:
-    row.start()
-    page = row.page()
+def test_a_read_is_shown_with_its_success_and_duration(slot_set: SlotSet) -> None:
+    slot_set.start()
+    page = slot_set.page()
     assert samples_of(page, VALUE) == {'which="a"': 1, 'which="b"': 1}
     assert samples_of(page, SUCCESS) == {'collector="a"': 1, 'collector="b"': 1}
     assert set(samples_of(page, DURATION).values()) == {0.0}
-    assert set(samples_of(page, LAST_SUCCESS).values()) == {row.clock.now}
+    assert set(samples_of(page, LAST_SUCCESS).values()) == {slot_set.clock.now}
 
 
-def test_a_failed_read_drops_the_snapshot_of_its_collector_alone(row: Row) -> None:
-    row.start()
-    first, second = row.slots
-    row.collectors[0].mode = "fails"
-    row.clock.advance(5)
-    row.turn(first)
-    row.turn(second)
-    assert row.values() == {'which="b"': 2}
-    assert row.success() == {'collector="a"': 0, 'collector="b"': 1}
-    last = samples_of(row.page(), LAST_SUCCESS)
+def test_a_failed_read_drops_only_the_snapshot_of_its_collector(slot_set: SlotSet) -> None:
+    slot_set.start()
+    first, second = slot_set.slots
+    slot_set.collectors[0].mode = "fails"
+    slot_set.clock.advance(5)
+    slot_set.read_once(first)
+    slot_set.read_once(second)
+    assert slot_set.values() == {'which="b"': 2}
+    assert slot_set.success() == {'collector="a"': 0, 'collector="b"': 1}
+    last = samples_of(slot_set.page(), LAST_SUCCESS)
     assert last['collector="b"'] - last['collector="a"'] == 5
-    row.collectors[0].mode = "reads"
-    row.turn(first)
-    assert row.values() == {'which="a"': 3, 'which="b"': 2}
-    assert row.success() == {'collector="a"': 1, 'collector="b"': 1}
+    slot_set.collectors[0].mode = "reads"
+    slot_set.read_once(first)
+    assert slot_set.values() == {'which="a"': 3, 'which="b"': 2}
+    assert slot_set.success() == {'collector="a"': 1, 'collector="b"': 1}
 
 
-def test_a_failure_is_logged_when_it_begins_and_when_it_ends(row: Row, caplog: pytest.LogCaptureFixture) -> None:
-    row.start()
-    row.collectors[0].mode = "fails"
+def test_a_failure_is_logged_when_it_begins_and_when_it_ends(
+    slot_set: SlotSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot_set.start()
+    slot_set.collectors[0].mode = "fails"
     for _ in range(3):
-        row.turn(row.slots[0])
+        slot_set.read_once(slot_set.slots[0])
     assert logged(caplog) == ["collector a fails: ValueError: no such thing"]
-    row.collectors[0].mode = "reads"
+    slot_set.collectors[0].mode = "reads"
     for _ in range(3):
-        row.turn(row.slots[0])
+        slot_set.read_once(slot_set.slots[0])
     assert logged(caplog)[1:] == ["collector a works again"]
 
 
-def test_a_read_that_hangs_costs_its_own_series_once_it_is_overdue(row: Row) -> None:
-    row.start()
-    hanging, other = row.slots
-    row.begin(0, "hangs")
-    assert row.values() == {'which="a"': 1, 'which="b"': 1}, "in time so far: the last snapshot stays"
-    row.clock.advance(DEADLINE_S + 1)
-    row.turn(other)
-    assert row.values() == {'which="b"': 2}
-    assert row.success() == {'collector="a"': 0, 'collector="b"': 1}
+def test_an_overdue_read_removes_only_its_own_series(slot_set: SlotSet) -> None:
+    slot_set.start()
+    hanging, other = slot_set.slots
+    slot_set.begin_read(0, "hangs")
+    assert slot_set.values() == {'which="a"': 1, 'which="b"': 1}, "the last snapshot stays until the deadline"
+    slot_set.clock.advance(DEADLINE_S + 1)
+    slot_set.read_once(other)
+    assert slot_set.values() == {'which="b"': 2}
+    assert slot_set.success() == {'collector="a"': 0, 'collector="b"': 1}
     assert hanging.overdue
     assert hanging.describe()["overdue"]
 
 
-def test_no_second_read_is_started_beside_one_that_hangs(row: Row) -> None:
-    row.start()
-    row.begin(0, "hangs")
+def test_no_second_read_starts_while_one_hangs(slot_set: SlotSet) -> None:
+    slot_set.start()
+    slot_set.begin_read(0, "hangs")
     for _ in range(3):
-        row.slots[0].request()
-        row.clock.advance(100)
-        row.turn(row.slots[1])
-    collector = row.collectors[0]
-    assert (collector.reads, collector.most_at_once) == (2, 1)
+        slot_set.slots[0].request()
+        slot_set.clock.advance(100)
+        slot_set.read_once(slot_set.slots[1])
+    collector = slot_set.collectors[0]
+    assert (collector.reads, collector.max_concurrent) == (2, 1)
     collector.mode = "reads"
     collector.release.set()
-    until(lambda: row.success()['collector="a"'] == 1, "it to work again")
-    until(lambda: row.values()['which="a"'] == 3, "the read that was asked for meanwhile")
-    assert collector.most_at_once == 1
+    until(lambda: slot_set.success()['collector="a"'] == 1, "it to work again")
+    until(lambda: slot_set.values()['which="a"'] == 3, "the read requested meanwhile")
+    assert collector.max_concurrent == 1
 
 
-def test_a_first_read_that_hangs_is_a_failure_too(row: Row) -> None:
-    row.collectors[0].mode = "hangs"
-    for slot in row.slots:
+def test_a_first_read_that_hangs_is_a_failure(slot_set: SlotSet) -> None:
+    slot_set.collectors[0].mode = "hangs"
+    for slot in slot_set.slots:
         slot.start()
-    until(lambda: row.slots[1].ready and row.collectors[0].reads, "the first reads")
-    row.clock.advance(DEADLINE_S + 1)
-    assert row.success() == {'collector="a"': 0, 'collector="b"': 1}
-    assert not row.slots[0].ready
+    until(lambda: slot_set.slots[1].ready and slot_set.collectors[0].reads, "the first reads")
+    slot_set.clock.advance(DEADLINE_S + 1)
+    assert slot_set.success() == {'collector="a"': 0, 'collector="b"': 1}
+    assert not slot_set.slots[0].ready
 
 
-def test_a_hang_is_logged_when_it_begins_and_when_it_ends(row: Row, caplog: pytest.LogCaptureFixture) -> None:
-    row.start()
-    row.begin(0, "hangs")
-    row.clock.advance(DEADLINE_S + 1)
+def test_a_hang_is_logged_when_it_begins_and_when_it_ends(slot_set: SlotSet, caplog: pytest.LogCaptureFixture) -> None:
+    slot_set.start()
+    slot_set.begin_read(0, "hangs")
+    slot_set.clock.advance(DEADLINE_S + 1)
     for _ in range(3):
-        row.page()
+        slot_set.page()
     assert len(logged(caplog)) == 1
     assert logged(caplog)[0].startswith("collector a hangs")
-    row.collectors[0].release.set()
+    slot_set.collectors[0].release.set()
     until(lambda: logged(caplog)[1:] == ["collector a works again"], "the end of it")
 
 
-def test_a_read_that_was_under_way_does_not_serve_a_later_request(row: Row) -> None:
-    row.start()
-    slot, collector = row.slots[0], row.collectors[0]
-    row.begin(0, "hangs")
+def test_a_read_in_progress_does_not_serve_a_later_request(slot_set: SlotSet) -> None:
+    slot_set.start()
+    slot, collector = slot_set.slots[0], slot_set.collectors[0]
+    slot_set.begin_read(0, "hangs")
     ticket = slot.request()
-    under_way, collector.release = collector.release, threading.Event()
-    under_way.set()
-    until(lambda: collector.reads == 3, "the begin of the read that was asked for")
+    release_of_first_read, collector.release = collector.release, threading.Event()
+    release_of_first_read.set()
+    until(lambda: collector.reads == 3, "the start of the requested read")
     assert not slot.has_served(ticket)
     collector.release.set()
     until(lambda: slot.has_served(ticket), "its end")
 
 
-def test_the_end_of_each_read_is_told(row: Row) -> None:
-    told = threading.Event()
-    row.slots[0].on_read = told.set
-    row.collectors[0].mode = "fails"
-    row.slots[0].start()
-    assert told.wait(20)
+def test_the_callback_runs_after_each_read(slot_set: SlotSet) -> None:
+    called = threading.Event()
+    slot_set.slots[0].on_read = called.set
+    slot_set.collectors[0].mode = "fails"
+    slot_set.slots[0].start()
+    assert called.wait(20)
 
 
-def test_reads_follow_each_other_by_the_interval_of_the_collector() -> None:
-    collector = Scripted("a", interval_s=0.01)
+def test_reads_follow_the_interval_of_the_collector() -> None:
+    collector = ScriptedCollector("a", interval_s=0.01)
     CollectorSlot(collector, SystemClock()).start()
     until(lambda: collector.reads >= 3, "three reads")
     collector.interval_s = 1e6
-    assert collector.most_at_once == 1
+    assert collector.max_concurrent == 1
 
 
-def test_reads_that_are_asked_for_do_not_put_off_the_next_one() -> None:
-    collector = Scripted("a", interval_s=0.1)
+def test_requested_reads_do_not_delay_the_next_regular_read() -> None:
+    collector = ScriptedCollector("a", interval_s=0.1)
     slot = CollectorSlot(collector, SystemClock())
     slot.start()
     for _ in range(50):
         ticket = slot.request()
         until(lambda ticket=ticket: slot.has_served(ticket), "a read")
-    asked = collector.reads
-    until(lambda: collector.reads > asked + 1, "two reads that nobody asked for", timeout=1.0)
+    requested = collector.reads
+    until(lambda: collector.reads > requested + 1, "two reads without a request", timeout=1.0)
     collector.interval_s = 1e6
 
 
 @pytest.mark.parametrize(("interval_s", "deadline_s"), [(1.0, LEAST_DEADLINE_S), (5.0, 15.0), (60.0, 180.0)])
-def test_a_read_has_three_intervals_and_at_least_ten_seconds(interval_s: float, deadline_s: float) -> None:
-    clock, collector = FakeClock(), Scripted("a", interval_s)
+def test_the_read_deadline_is_three_intervals_and_at_least_ten_seconds(interval_s: float, deadline_s: float) -> None:
+    clock, collector = FakeClock(), ScriptedCollector("a", interval_s)
     slot = CollectorSlot(collector, clock)
     collector.mode = "hangs"
     slot.start()
@@ -264,8 +266,8 @@ def test_a_read_has_three_intervals_and_at_least_ten_seconds(interval_s: float, 
     collector.release.set()
 
 
-def test_a_snapshot_that_cannot_be_shown_costs_its_own_series(tmp_path: Path) -> None:
-    bad, good = Scripted("bad"), Scripted("good")
+def test_a_snapshot_that_cannot_be_rendered_loses_only_its_own_series(tmp_path: Path) -> None:
+    bad, good = ScriptedCollector("bad"), ScriptedCollector("good")
     sidecar = Sidecar(make_context(make_manifest(tmp_path)), built=[bad, good])
     sidecar.start()
     until(lambda: sidecar.ready, "the first reads")
@@ -279,7 +281,7 @@ def test_a_snapshot_that_cannot_be_shown_costs_its_own_series(tmp_path: Path) ->
     assert 'collector="bad"} 1\n' in sidecar.page()
 
 
-def test_a_read_that_hangs_does_not_hold_the_end_of_the_process() -> None:
+def test_a_hanging_read_does_not_delay_the_end_of_the_process() -> None:
     program = (
         "import threading\n"
         "from exporter.contract.clock import SystemClock\n"
@@ -296,8 +298,8 @@ def test_a_read_that_hangs_does_not_hold_the_end_of_the_process() -> None:
     subprocess.run([sys.executable, "-I", "-c", program], timeout=20, check=True)
 
 
-def test_levels_are_warnings_so_that_they_are_seen(row: Row, caplog: pytest.LogCaptureFixture) -> None:
-    row.start()
-    row.collectors[0].mode = "fails"
-    row.turn(row.slots[0])
+def test_failures_are_logged_as_warnings(slot_set: SlotSet, caplog: pytest.LogCaptureFixture) -> None:
+    slot_set.start()
+    slot_set.collectors[0].mode = "fails"
+    slot_set.read_once(slot_set.slots[0])
     assert [record.levelno for record in caplog.records if record.name == "gpujob.refresh"] == [logging.WARNING]

@@ -1,4 +1,4 @@
-"""Figures of merit: what a request may say, and how long it is kept."""
+"""Figures of merit: contents of a request, and how long a figure is kept."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def make(run_dir: Path, clock: FakeClock, **identity: Any) -> FomCollector:
+def make_collector(run_dir: Path, clock: FakeClock, **identity: Any) -> FomCollector:
     return FomCollector(make_context(make_manifest(run_dir), clock, **identity))
 
 
@@ -56,12 +56,12 @@ def test_a_figure_is_a_name_and_a_number(name: str, value: float, figure: tuple[
     assert parse_figure_of_merit(body(name, value)) == figure
 
 
-def test_what_else_is_in_the_object_does_not_matter() -> None:
+def test_other_keys_of_the_object_are_ignored() -> None:
     assert parse_figure_of_merit(b'{"name": "a", "value": 1, "unit": "s", "gpu": 3}') == ("a", 1.0)
 
 
 @pytest.mark.parametrize(
-    ("sent", "message"),
+    ("request_body", "message"),
     [
         (b"", "the body is not JSON"),
         (b"name=gflops&value=1", "the body is not JSON"),
@@ -73,10 +73,10 @@ def test_what_else_is_in_the_object_does_not_matter() -> None:
         (b"{}", "name and value missing"),
         (b'{"name": "a"}', "value missing"),
         (b'{"value": 1}', "name missing"),
-        (body("", 1), 'name: "" is not a text that names the figure'),
-        (body("  ", 1), 'name: "  " is not a text that names the figure'),
-        (body(7, 1), "name: 7 is not a text that names the figure"),
-        (body(None, 1), "name: null is not a text that names the figure"),
+        (body("", 1), 'name: "" is not a name; use a text'),
+        (body("  ", 1), 'name: "  " is not a name; use a text'),
+        (body(7, 1), "name: 7 is not a name; use a text"),
+        (body(None, 1), "name: null is not a name; use a text"),
         (body("a", "1"), 'value: "1" is not a number'),
         (body("a", None), "value: null is not a number"),
         (body("a", True), "value: true is not a number"),
@@ -87,9 +87,9 @@ def test_what_else_is_in_the_object_does_not_matter() -> None:
         (body("a", 10**400), f"value: 1{'0' * 39}... is not a finite number"),
     ],
 )
-def test_what_is_wrong_is_said(sent: bytes, message: str) -> None:
+def test_an_invalid_body_is_refused_with_its_error(request_body: bytes, message: str) -> None:
     with pytest.raises(FigureOfMeritError) as error:
-        parse_figure_of_merit(sent)
+        parse_figure_of_merit(request_body)
     assert str(error.value).startswith(message)
     assert len(str(error.value)) < 200
 
@@ -105,16 +105,16 @@ def test_a_name_is_a_safe_label(name: str, value: float) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_other_body_is_refused_in_order(sent: bytes) -> None:
+def test_a_random_body_is_refused(request_body: bytes) -> None:
     with pytest.raises(FigureOfMeritError):
-        parse_figure_of_merit(sent)
+        parse_figure_of_merit(request_body)
 
 
-# -- what is kept --------------------------------------------------------------------------------
+# -- kept figures --------------------------------------------------------------------------------
 
 
 def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, clock: FakeClock) -> None:
-    collector = make(tmp_path, clock)
+    collector = make_collector(tmp_path, clock)
     start = clock.now
     collector.accept(body("gflops", 1))
     collector.accept(body("loss", 3))
@@ -131,63 +131,65 @@ def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, cloc
     ]
 
 
-def test_silence_does_not_take_a_figure_away(tmp_path: Path, clock: FakeClock) -> None:
-    collector = make(tmp_path, clock)
+def test_a_figure_is_kept_without_updates(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make_collector(tmp_path, clock)
     collector.accept(body("score", 1))
     clock.advance(7 * 86400)
     assert [figure.name for figure in collector.read()] == ["score"]
 
 
-def test_nothing_told_is_nothing_shown(tmp_path: Path, clock: FakeClock) -> None:
-    collector = make(tmp_path, clock)
+def test_the_page_is_empty_without_figures(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make_collector(tmp_path, clock)
     assert page_of(collector, collector.read()) == ""
 
 
-def test_names_have_their_limit_and_known_ones_are_still_told(tmp_path: Path, clock: FakeClock) -> None:
-    collector = make(tmp_path, clock)
+def test_the_number_of_names_is_limited_but_known_names_are_updated(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make_collector(tmp_path, clock)
     for index in range(MOST_FIGURES):
         collector.accept(body(f"n{index}", index))
-    with pytest.raises(FigureOfMeritError, match="name: one would be one more than 64 figures"):
+    with pytest.raises(FigureOfMeritError, match="name: one is not added: 64 figures exist"):
         collector.accept(body("one", 1))
     collector.accept(body("n0", 9))
     figures = collector.read()
     assert (len(figures), figures[0].value) == (MOST_FIGURES, 9.0)
 
 
-def test_figures_told_while_others_are_read_are_all_kept(tmp_path: Path, clock: FakeClock) -> None:
-    collector = make(tmp_path, clock)
-    tellers = [
-        threading.Thread(target=lambda at=at: [collector.accept(body(f"n{at}_{index}", 1)) for index in range(8)])
-        for at in range(8)
+def test_no_figure_is_lost_during_concurrent_reads(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make_collector(tmp_path, clock)
+    senders = [
+        threading.Thread(
+            target=lambda number=number: [collector.accept(body(f"n{number}_{index}", 1)) for index in range(8)]
+        )
+        for number in range(8)
     ]
-    for teller in tellers:
-        teller.start()
-    while any(teller.is_alive() for teller in tellers):
+    for sender in senders:
+        sender.start()
+    while any(sender.is_alive() for sender in senders):
         collector.read()
     assert len(collector.read()) == MOST_FIGURES
 
 
-# -- a sidecar that was started again ------------------------------------------------------------
+# -- a restarted sidecar -------------------------------------------------------------------------
 
 
-def leave_status(run_dir: Path, told: object, attempt: int = 0) -> None:
+def leave_status(run_dir: Path, figures: object, attempt: int = 0) -> None:
     (run_dir / run_files.STATUS_DIR).mkdir()
     run_files.write_json(
-        run_dir / run_files.STATUS_DIR / f"{NODE}.json", {"attempt": attempt, "figures_of_merit": told}
+        run_dir / run_files.STATUS_DIR / f"{NODE}.json", {"attempt": attempt, "figures_of_merit": figures}
     )
 
 
-def test_a_sidecar_that_is_started_again_still_has_the_figures(tmp_path: Path, clock: FakeClock) -> None:
+def test_a_restarted_sidecar_keeps_the_figures(tmp_path: Path, clock: FakeClock) -> None:
     leave_status(tmp_path, [{"name": "score", "value": 2, "time": 5}])
-    assert make(tmp_path, clock).read() == (FigureOfMerit("score", 2.0, 5.0),)
+    assert make_collector(tmp_path, clock).read() == (FigureOfMerit("score", 2.0, 5.0),)
 
 
-def test_figures_of_an_earlier_attempt_are_not_those_of_this_one(tmp_path: Path, clock: FakeClock) -> None:
+def test_figures_of_an_earlier_attempt_are_dropped(tmp_path: Path, clock: FakeClock) -> None:
     leave_status(tmp_path, [{"name": "score", "value": 2, "time": 5}])
-    assert make(tmp_path, clock, attempt=1).read() == ()
+    assert make_collector(tmp_path, clock, attempt=1).read() == ()
 
 
-@pytest.mark.parametrize("told", [None, 3, [3], [{}], [{"name": "a", "value": "x", "time": 5}]])
-def test_a_status_without_figures_gives_none(tmp_path: Path, clock: FakeClock, told: object) -> None:
-    leave_status(tmp_path, told)
-    assert make(tmp_path, clock).read() == ()
+@pytest.mark.parametrize("figures", [None, 3, [3], [{}], [{"name": "a", "value": "x", "time": 5}]])
+def test_a_status_without_figures_gives_none(tmp_path: Path, clock: FakeClock, figures: object) -> None:
+    leave_status(tmp_path, figures)
+    assert make_collector(tmp_path, clock).read() == ()

@@ -1,4 +1,4 @@
-"""Whole pages, one for each collector, and what all families together must keep."""
+"""Golden pages, one for each collector, and rules that all families follow."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
 from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
 from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
 from exporter.progress.collector import LogsCollector, LogsSnapshot
-from exporter.progress.eta import EtaEstimate
+from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.job_eta import JobOutlook
 from exporter.progress.worker_logs_reader import WorkerLogFacts
 from exporter.sidecar import collectors, self_collector
@@ -76,7 +76,7 @@ def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    alive = WorkerReading(
+    running = WorkerReading(
         FIRST,
         up=True,
         state="sleeping",
@@ -103,7 +103,7 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
         ),
     )
-    return WorkersCollector(CONTEXT), WorkersSnapshot((alive, dead), ())
+    return WorkersCollector(CONTEXT), WorkersSnapshot((running, dead), ())
 
 
 def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -120,7 +120,7 @@ def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    whole = Gpu("GPU-5e1f", "0", "nvidia", 'H200 "a"', "0000:18:00.0", mig=True, persistence=True)
+    parent = Gpu("GPU-5e1f", "0", "nvidia", 'H200 "a"', "0000:18:00.0", mig=True, persistence=True)
     activity = GpuActivity(
         utilization_ratio=0.97,
         memory_utilization_ratio=0.5,
@@ -164,21 +164,21 @@ def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         nvlink_errors=3,
         fan_ratio=0.3,
     )
-    part = Gpu("MIG-77", "0:1", "nvidia", "H200 MIG 3g", "0000:18:00.0", parent="GPU-5e1f")
-    gone = Gpu("GPU-dead", "1", "nvidia", "H200", "0000:29:00.0")
+    mig_instance = Gpu("MIG-77", "0:1", "nvidia", "H200 MIG 3g", "0000:18:00.0", parent="GPU-5e1f")
+    lost = Gpu("GPU-dead", "1", "nvidia", "H200", "0000:29:00.0")
     entries = (
         GpuEntry(
-            GpuState(whole, activity=activity, condition=condition),
+            GpuState(parent, activity=activity, condition=condition),
             job_memory_errors={"corrected": 3, "uncorrected": 1},
             xids={94: XidCount(2, START + 7.5)},
         ),
-        GpuEntry(GpuState(part, activity=GpuActivity(utilization_ratio=0.0))),
-        GpuEntry(GpuState(gone, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
+        GpuEntry(GpuState(mig_instance, activity=GpuActivity(utilization_ratio=0.0))),
+        GpuEntry(GpuState(lost, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
     )
     xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
     driver = GpuDriver("nvidia", "570.86.15", "12.8")
-    found = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
-    return GpusCollector(CONTEXT), found
+    snapshot = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
+    return GpusCollector(CONTEXT), snapshot
 
 
 def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -206,7 +206,7 @@ def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
-    busy = WorkerLogFacts(
+    working = WorkerLogFacts(
         task=FIRST,
         read_at=START + 600,
         pack="generic",
@@ -233,7 +233,7 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         lag_bytes=512,
     )
     silent = WorkerLogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
-    found = JobOutlook(
+    outlook = JobOutlook(
         read_at=START + 600,
         deadline=START + 1000,
         eta=EtaEstimate(280.0, 250.5, 310.0),
@@ -242,7 +242,7 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         checkpoint_fits=True,
         lags={FIRST.rank: 0.0, SECOND.rank: 0.25},
     )
-    return LogsCollector(CONTEXT), LogsSnapshot((busy, silent), found, (("slow", 2),))
+    return LogsCollector(CONTEXT), LogsSnapshot((working, silent), outlook, (("slow", 2),))
 
 
 def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -253,7 +253,7 @@ def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    known = OutputGroup(
+    output = OutputGroup(
         *("output", 12, 5 << 40, 1536.5, START + 599.5),
         records=123_456,
         stalled=False,
@@ -264,17 +264,17 @@ def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
         },
     )
-    return OutputsCollector(CONTEXT), OutputsSnapshot((known, OutputGroup("checkpoint", 0, 0, None, None)))
+    return OutputsCollector(CONTEXT), OutputsSnapshot((output, OutputGroup("checkpoint", 0, 0, None, None)))
 
 
 def checkpoints(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     last = Checkpoint("step 300", "step_300", "invalid", 300, None, 8, 5 << 40, START + 500.5, 12.0, valid=False)
-    found = CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
-    return CheckpointsCollector(CONTEXT), found
+    snapshot = CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
+    return CheckpointsCollector(CONTEXT), snapshot
 
 
 def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    left = GroupSpace(
+    healthy = GroupSpace(
         "output",
         responding=True,
         space=SpaceFacts(3 << 40, 9 << 40, 123_456_789, 1_000_000_000),
@@ -283,9 +283,9 @@ def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         mount="/lustre",
         fstype="lustre",
     )
-    gone = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", silent_since=START + 590)
+    hanging = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", silent_since=START + 590)
     full = GroupSpace("run", responding=True, space=SpaceFacts(0, 1 << 40), full_at=START + 500)
-    return DiskCollector(CONTEXT), DiskSnapshot((left, gone, full))
+    return DiskCollector(CONTEXT), DiskSnapshot((healthy, hanging, full))
 
 
 def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -293,12 +293,12 @@ def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return LaunchCollector(CONTEXT, dict), LaunchSnapshot(verified=False, final=False, checks=checks)
 
 
-def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def self_page(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     monkeypatch.setattr(self_collector, "__version__", "1.2.3")
     return SelfCollector(CONTEXT), SelfSnapshot(1.25, 42 << 20)
 
 
-MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
+PAGE_INPUTS: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "job": job,
     "readiness": readiness,
     "workers": workers,
@@ -310,27 +310,27 @@ MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "outputs": outputs,
     "checkpoints": checkpoints,
     "disk": disk,
-    "self": own,
+    "self": self_page,
     "launch": launch,
 }
 
 
 def render(name: str, monkeypatch: pytest.MonkeyPatch, *, openmetrics: bool = False) -> str:
-    collector, snapshot = MADE[name](monkeypatch)
+    collector, snapshot = PAGE_INPUTS[name](monkeypatch)
     out = Samples(CONTEXT.identity.constant_labels())
     collector.render(snapshot, out)
     return out.page(openmetrics=openmetrics)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_collectors_page_is_its_golden_page(
+@pytest.mark.parametrize("name", PAGE_INPUTS)
+def test_the_page_of_a_collector_matches_its_golden_page(
     name: str, golden: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden(f"exporter/{name}.prom", render(name, monkeypatch))
 
 
 class Failing:
-    """A collector that reads once."""
+    """A collector whose read succeeds or fails."""
 
     families = ()
     interval_s = 1e6
@@ -345,13 +345,13 @@ class Failing:
         return 1
 
     def render(self, snapshot: int, out: Samples) -> None:
-        """Nothing of its own."""
+        """Add nothing."""
 
     def describe(self, snapshot: int, status: object) -> None:
-        """Nothing of its own."""
+        """Add nothing."""
 
 
-def test_the_page_about_reading_is_its_golden_page(golden: Callable[[str, str], Path]) -> None:
+def test_the_page_about_reads_matches_its_golden_page(golden: Callable[[str, str], Path]) -> None:
     out = Samples(CONTEXT.identity.constant_labels())
     for name, fails in (("workers", False), ("logs", True)):
         slot = CollectorSlot(Failing(name, fails=fails), FakeClock(START))
@@ -360,9 +360,9 @@ def test_the_page_about_reading_is_its_golden_page(golden: Callable[[str, str], 
     golden("exporter/refresh.prom", out.page())
 
 
-@pytest.mark.parametrize("name", [*MADE, "refresh"])
+@pytest.mark.parametrize("name", [*PAGE_INPUTS, "refresh"])
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_to_say_about_a_golden_page(name: str) -> None:
+def test_promtool_accepts_every_golden_page(name: str) -> None:
     text = (PAGES / f"{name}.prom").read_text(encoding="utf-8")
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
@@ -370,10 +370,10 @@ def test_promtool_finds_nothing_to_say_about_a_golden_page(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_page_is_openmetrics_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", PAGE_INPUTS)
+def test_every_page_is_valid_openmetrics(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = list(parse_openmetrics(render(name, monkeypatch, openmetrics=True)))
-    declared = {family.full_name for family in MADE[name](monkeypatch)[0].families}
+    declared = {family.full_name for family in PAGE_INPUTS[name](monkeypatch)[0].families}
     assert {sample.name for metric in metrics for sample in metric.samples} == declared
 
 
@@ -385,11 +385,11 @@ def golden_names() -> set[str]:
 
 def test_every_collector_has_a_golden_page() -> None:
     built = {slot.collector.name for slot in Sidecar(CONTEXT).slots if slot.collector.families}
-    assert built == MADE.keys()
+    assert built == PAGE_INPUTS.keys()
     assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
 
 
-def test_every_declared_family_is_on_a_golden_page_and_nothing_else_is() -> None:
+def test_the_golden_pages_have_exactly_the_declared_families() -> None:
     assert golden_names() == {family.full_name for family in declared_families()}
 
 
@@ -399,14 +399,14 @@ def test_names_of_families_are_unique_and_well_formed() -> None:
     assert all(name.startswith(PREFIX) and name.isascii() and name == name.lower() for name in names)
 
 
-def test_every_family_says_what_it_is_in_a_sentence() -> None:
+def test_the_help_of_every_family_is_a_sentence() -> None:
     for family in declared_families():
         assert family.help.endswith("."), family.name
         assert family.help[0].isupper(), family.name
         assert "\n" not in family.help, family.name
 
 
-def test_no_family_has_a_label_that_is_reserved_or_names_a_process() -> None:
+def test_no_family_has_a_reserved_or_process_label() -> None:
     constant = set(CONTEXT.identity.constant_labels())
     for family in declared_families():
         assert not set(family.labels) & (constant | {"job", "instance", "pid", "path", "message", "le"}), family.name
@@ -414,18 +414,18 @@ def test_no_family_has_a_label_that_is_reserved_or_names_a_process() -> None:
         assert len(set(family.labels)) == len(family.labels), family.name
 
 
-def test_the_families_of_reading_belong_to_no_collector() -> None:
-    made = [
+def test_no_collector_declares_the_families_about_reads() -> None:
+    built = [
         factory(CollectorContext(CONTEXT.manifest, CONTEXT.identity, SystemClock()))
         for factory in collectors.COLLECTORS
     ]
-    assert not {family.full_name for collector in made for family in collector.families} & {
+    assert not {family.full_name for collector in built for family in collector.families} & {
         family.full_name for family in FAMILIES
     }
 
 
 def panel_metric_names(path: Path) -> set[str]:
-    """Metrics that the queries of a dashboard read, those of its variables and annotations too."""
+    """Metrics in the queries of a dashboard, its variables and its annotations."""
     values, names = variables(cluster="c1", job_id="42"), set[str]()
 
     def visit(node: Any) -> None:
@@ -442,8 +442,8 @@ def panel_metric_names(path: Path) -> set[str]:
     return names
 
 
-def foreign(names: set[str]) -> set[str]:
-    """Those that no collector declares, without what Prometheus itself and recording rules make."""
+def undeclared(names: set[str]) -> set[str]:
+    """Names that no collector declares, except series from Prometheus and recording rules."""
     declared = {family.full_name for family in declared_families()}
     return {name for name in names if name != "up" and ":" not in name} - declared
 
@@ -451,11 +451,11 @@ def foreign(names: set[str]) -> set[str]:
 def test_every_metric_of_a_rule_is_declared() -> None:
     names = rule_metric_names(ROOT / "alertmanager" / "rules")
     assert len(names) > 5
-    assert not foreign(names)
+    assert not undeclared(names)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "grafana" / "dashboards").glob("*.json")), ids=lambda path: path.stem)
 def test_every_metric_of_a_dashboard_is_declared(path: Path) -> None:
     names = panel_metric_names(path)
     assert len(names) > 5
-    assert not foreign(names)
+    assert not undeclared(names)

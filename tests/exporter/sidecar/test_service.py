@@ -1,4 +1,4 @@
-"""The web server of a sidecar, and when it ends: in this process, with clocks and collectors of our own."""
+"""The web server of a sidecar and its end, in this process, with test clocks and collectors."""
 
 import asyncio
 import contextlib
@@ -49,32 +49,32 @@ from exporter.sidecar.sidecar import (
 )
 from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
 
-PATIENCE_S = SOON_S  # how long to wait for what must come
+TIMEOUT_S = SOON_S  # for events that must happen
 
 
-class Waiting:
-    """A collector whose reads wait until they are let go."""
+class BlockedCollector:
+    """A collector whose reads block until the test releases them."""
 
     families = ()
     interval_s = 1e6
 
     def __init__(self, name: str = "waiting") -> None:
         self.name = name
-        self.go = threading.Event()
+        self.release = threading.Event()
 
     def read(self) -> int:
-        self.go.wait(60)
+        self.release.wait(60)
         return 1
 
     def render(self, snapshot: int, out: Samples) -> None:
-        """Nothing of its own."""
+        """Add nothing."""
 
     def describe(self, snapshot: int, status: NodeStatus) -> None:
-        """Nothing of its own."""
+        """Add nothing."""
 
 
 class Served:
-    """A service that runs in this loop, and a client of it."""
+    """A service that runs in this event loop, with a client."""
 
     def __init__(self, sidecar: Sidecar, http: aiohttp.ClientSession, task: "asyncio.Task[None]", url: str) -> None:
         self.sidecar = sidecar
@@ -89,24 +89,24 @@ class Served:
             return response.status, await response.text()
 
     async def post(self, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
-        """Status and JSON answer of one request that tells something."""
+        """Status and JSON answer of one POST request."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self._http.post(self._url + path, data=body, headers=named) as response:
             return response.status, await response.json()
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for a condition that the service brings about."""
-        end = time.monotonic() + PATIENCE_S
+        """Wait until the condition is true."""
+        end = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < end, f"waited for {what}"
             await asyncio.sleep(0.005)
 
     async def ended(self) -> None:
         """Wait for the service to end."""
-        await asyncio.wait_for(asyncio.shield(self.task), PATIENCE_S)
+        await asyncio.wait_for(asyncio.shield(self.task), TIMEOUT_S)
 
-    async def stays(self, seconds: float = 0.2) -> None:
-        """Make sure that the service goes on for a while."""
+    async def keeps_running(self, seconds: float = 0.2) -> None:
+        """Check that the service keeps running for a while."""
         await asyncio.wait({self.task}, timeout=seconds)
         assert not self.task.done()
 
@@ -116,7 +116,7 @@ async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
     """Serve on a free port until the end of the block."""
     listening = open_socket("127.0.0.1", 0)
     task = asyncio.create_task(HttpService(sidecar).run(listening))
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as http:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as http:
         served = Served(sidecar, http, task, f"http://127.0.0.1:{listening.getsockname()[1]}")
         try:
             assert (await served.get("/-/healthy"))[0] == 200
@@ -124,35 +124,35 @@ async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
         finally:
             if not task.done():
                 os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(task, PATIENCE_S)
+            await asyncio.wait_for(task, TIMEOUT_S)
 
 
 def scenario(sidecar: Sidecar, play: Callable[[Served], Awaitable[None]]) -> None:
-    """Run a scene with a service."""
+    """Run a scenario against a service."""
 
-    async def whole() -> None:
+    async def run_service() -> None:
         async with serving(sidecar) as served:
             await play(served)
 
     try:
-        asyncio.run(whole())
+        asyncio.run(run_service())
     finally:
         for slot in (*sidecar.slots, sidecar.publisher):
-            slot.collector.interval_s = 1e6  # type: ignore[misc]  # its thread is left behind and shall sleep
+            slot.collector.interval_s = 1e6  # type: ignore[misc]  # its thread outlives the test and should sleep
 
 
 @pytest.fixture(autouse=True)
-def lingers(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Makes services look at the phase often; set once one asks for the first time who has seen its last values."""
-    asked, satisfied = threading.Event(), ScrapeLog.is_satisfied
+def scrape_check_begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Event that is set when a service first checks who scraped its final values. Services read the phase often."""
+    first_check, is_satisfied = threading.Event(), ScrapeLog.is_satisfied
 
-    def note(log: ScrapeLog, since: float, now: float) -> bool:
-        asked.set()
-        return satisfied(log, since, now)
+    def record_check(log: ScrapeLog, since: float, now: float) -> bool:
+        first_check.set()
+        return is_satisfied(log, since, now)
 
-    monkeypatch.setattr(ScrapeLog, "is_satisfied", note)
+    monkeypatch.setattr(ScrapeLog, "is_satisfied", record_check)
     monkeypatch.setattr(service, "WATCH_S", 0.005)
-    return asked
+    return first_check
 
 
 @pytest.fixture
@@ -161,13 +161,13 @@ def clock() -> ShiftedClock:
 
 
 def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
-    """A sidecar that looks at the phase all the time, and publishes when it is asked to."""
+    """A sidecar that reads the phase all the time and publishes on request."""
     context = make_context(make_manifest(run_dir, **changes), clock)
     job = JobCollector(context)
     job.interval_s = 0.005
     sidecar = Sidecar(context, built=[job, *others])
     for slot in (sidecar.diagnostics, sidecar.publisher):
-        slot.collector.interval_s = 1e6  # type: ignore[misc]  # nothing waits until they would read by themselves
+        slot.collector.interval_s = 1e6  # type: ignore[misc]  # they read only on request
     return sidecar
 
 
@@ -178,17 +178,17 @@ def finish(run_dir: Path) -> None:
 # -- pages ---------------------------------------------------------------------------------------
 
 
-def test_it_is_ready_once_every_collector_has_read(tmp_path: Path, clock: ShiftedClock) -> None:
-    waiting = Waiting("slow")
+def test_a_sidecar_is_ready_when_every_collector_has_read(tmp_path: Path, clock: ShiftedClock) -> None:
+    blocked = BlockedCollector("slow")
 
     async def play(served: Served) -> None:
         await served.until(lambda: served.sidecar.slots[0].ready, "the phase")
-        assert await served.get("/-/ready") == (503, "Not ready: no first read yet of slow.\n")
-        waiting.go.set()
+        assert await served.get("/-/ready") == (503, "Not ready: waiting for the first read of slow.\n")
+        blocked.release.set()
         await served.until(lambda: served.sidecar.ready, "the first read")
         assert await served.get("/-/ready") == (200, "The exporter is ready.\n")
 
-    scenario(make_sidecar(tmp_path, clock, waiting), play)
+    scenario(make_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -204,7 +204,7 @@ def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedCloc
     scenario(Sidecar(context, built=[]), play)
 
 
-def test_what_is_not_there_is_not_found(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_an_unknown_path_gives_404(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         assert (await served.get("/etc/passwd"))[0] == 404
 
@@ -212,7 +212,7 @@ def test_what_is_not_there_is_not_found(tmp_path: Path, clock: ShiftedClock) -> 
 
 
 def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: ShiftedClock) -> None:
-    waiting = Waiting()
+    blocked = BlockedCollector()
 
     async def play(served: Served) -> None:
         clock.shift += 3e6 + 1
@@ -220,12 +220,12 @@ def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: Shifted
         success = samples_of((await served.get("/metrics"))[1], SUCCESS)
         assert [value for key, value in success.items() if 'collector="waiting"' in key] == [0]
         assert [value for key, value in success.items() if 'collector="job"' in key] == [1]
-        waiting.go.set()
+        blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, waiting), play)
+    scenario(make_sidecar(tmp_path, clock, blocked), play)
 
 
-def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock: ShiftedClock) -> None:
     sidecar = make_sidecar(tmp_path, clock)
     sidecar.host = "127.0.0.1"
     path = tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json"
@@ -233,7 +233,7 @@ def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: Shif
     async def play(served: Served) -> None:
         await served.until(path.exists, "the record")
         record = run_files.read_json(path) or {}
-        assert record.pop("time") == pytest.approx(time.time(), abs=PATIENCE_S)
+        assert record.pop("time") == pytest.approx(time.time(), abs=TIMEOUT_S)
         port = record["port"]
         assert record == {
             "schema": 1,
@@ -260,7 +260,7 @@ def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: Shif
         ("::1", "[::1]:7"),
     ],
 )
-def test_the_published_address_is_one_to_connect_to(
+def test_clients_can_connect_to_the_published_address(
     tmp_path: Path, clock: ShiftedClock, host: str, address: str
 ) -> None:
     sidecar = make_sidecar(tmp_path, clock)
@@ -269,17 +269,17 @@ def test_the_published_address_is_one_to_connect_to(
     assert (run_files.read_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json") or {})["address"] == address
 
 
-@pytest.mark.parametrize("known", [{"port": 7, "attempt": 1}, {"port": "7", "attempt": 0}, {"attempt": 0}, None])
-def test_a_port_of_another_attempt_or_none_is_not_known(
-    tmp_path: Path, clock: ShiftedClock, known: dict[str, object] | None
+@pytest.mark.parametrize("record", [{"port": 7, "attempt": 1}, {"port": "7", "attempt": 0}, {"attempt": 0}, None])
+def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
+    tmp_path: Path, clock: ShiftedClock, record: dict[str, object] | None
 ) -> None:
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
-    if known is not None:
-        run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", known)
+    if record is not None:
+        run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", record)
     assert find_earlier_port(make_sidecar(tmp_path, clock)) is None
 
 
-def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
+def test_a_full_run_directory_only_prevents_publishing(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -300,13 +300,13 @@ def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
 
 
 def with_figures(run_dir: Path, clock: ShiftedClock) -> Sidecar:
-    """A sidecar that takes figures of merit and reads them when it is asked to."""
+    """A sidecar that accepts figures of merit and reads them on request."""
     fom = FomCollector(make_context(make_manifest(run_dir), clock))
     fom.interval_s = 1e6
     return make_sidecar(run_dir, clock, fom)
 
 
-def test_a_figure_of_merit_is_on_both_pages_as_soon_as_it_was_posted(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_posted_figure_of_merit_is_immediately_on_both_pages(tmp_path: Path, clock: ShiftedClock) -> None:
     sidecar = with_figures(tmp_path, clock)
 
     async def play(served: Served) -> None:
@@ -318,7 +318,7 @@ def test_a_figure_of_merit_is_on_both_pages_as_soon_as_it_was_posted(tmp_path: P
         assert [value for key, value in samples_of(page, FIGURE).items() if 'name="step_gflops"' in key] == [134.45]
         (figure,) = json.loads((await served.get("/status"))[1])["figures_of_merit"]
         assert (figure["name"], figure["value"]) == ("step_gflops", 134.45)
-        assert figure["time"] == pytest.approx(time.time(), abs=PATIENCE_S)
+        assert figure["time"] == pytest.approx(time.time(), abs=TIMEOUT_S)
 
     scenario(sidecar, play)
 
@@ -337,7 +337,7 @@ def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedC
     scenario(with_figures(tmp_path, clock), play)
 
 
-def test_a_body_that_is_no_figure_is_refused_with_what_would_be_right(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_an_invalid_figure_is_refused_with_an_example(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         status, answer = await served.post("/fom", b"gflops=1", Content_Type="application/x-www-form-urlencoded")
         assert status == 400
@@ -347,7 +347,7 @@ def test_a_body_that_is_no_figure_is_refused_with_what_would_be_right(tmp_path: 
     scenario(with_figures(tmp_path, clock), play)
 
 
-def test_a_body_has_its_limit(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_the_size_of_a_body_is_limited(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         body = b'{"name": "a", "value": 1}'
         assert (await served.post("/fom", body.ljust(MOST_BODY_BYTES)))[0] == 200
@@ -360,14 +360,14 @@ def test_a_body_has_its_limit(tmp_path: Path, clock: ShiftedClock) -> None:
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.5.0.1", "::1", "::ffff:127.0.0.1"])
-def test_these_peers_are_on_this_node(peer: str) -> None:
+def test_a_loopback_peer_is_on_this_node(peer: str) -> None:
     assert is_loopback(peer)
 
 
 @pytest.mark.parametrize(
     "peer", ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "::", "0.0.0.0", "localhost", "", None]
 )
-def test_these_peers_are_not(peer: str | None) -> None:
+def test_other_peers_are_not_on_this_node(peer: str | None) -> None:
     assert not is_loopback(peer)
 
 
@@ -398,16 +398,16 @@ def test_a_figure_from_another_node_is_refused(
         ("node01", None),
     ],
 )
-def test_the_place_for_figures_is_told_where_loopback_reaches_it(host: str, url: str | None) -> None:
+def test_workers_get_a_fom_url_only_if_loopback_reaches_it(host: str, url: str | None) -> None:
     assert fom_url(host, 7) == url
 
 
 # -- the end -------------------------------------------------------------------------------------
 
 
-def test_nobody_who_never_came_is_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_sidecar_that_was_never_scraped_ends_immediately(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        await served.stays()
+        await served.keeps_running()
         finish(tmp_path)
         await served.ended()
         status = json.loads((tmp_path / run_files.STATUS_DIR / f"{NODE}.json").read_text(encoding="utf-8"))
@@ -416,19 +416,19 @@ def test_nobody_who_never_came_is_waited_for(tmp_path: Path, clock: ShiftedClock
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-async def finished(served: Served, run_dir: Path, lingers: threading.Event) -> None:
-    """The job ends, and the sidecar has read its last values."""
+async def finished(served: Served, run_dir: Path, scrape_check_begun: threading.Event) -> None:
+    """End the job and wait until the sidecar has read its final values."""
     finish(run_dir)
-    await served.until(lingers.is_set, "the last values")
+    await served.until(scrape_check_begun.is_set, "the last values")
 
 
 def test_a_scraper_gets_the_final_values_before_the_end(
-    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
 ) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
-        await finished(served, tmp_path, lingers)
-        await served.stays()
+        await finished(served, tmp_path, scrape_check_begun)
+        await served.keeps_running()
         page = (await served.get("/metrics"))[1]
         await served.ended()
         assert 'phase="finished"} 1\n' in page
@@ -436,43 +436,43 @@ def test_a_scraper_gets_the_final_values_before_the_end(
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_values_are_final_before_the_job_is_said_to_be_finished(
-    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+def test_the_status_is_final_before_the_job_is_finished(
+    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
 ) -> None:
-    """The launcher waits for the final status, writes its report, and then says that all is over."""
+    """The launcher waits for the final status, writes its report, and only then sets the phase `finished`."""
     path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
 
     async def play(served: Served) -> None:
         run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
         await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
-        await served.stays()
-        await finished(served, tmp_path, lingers)
+        await served.keeps_running()
+        await finished(served, tmp_path, scrape_check_begun)
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_nothing_is_final_while_a_worker_still_ends(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_the_status_is_not_final_while_a_worker_still_runs(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         run_files.write_job_state(str(tmp_path), "completing")
         await served.until(lambda: served.sidecar.phase == "completing", "the phase")
-        await served.stays()
+        await served.keeps_running()
         assert not served.sidecar.final
 
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
 
 
-async def told_to_end_while_workers_save(served: Served, run_dir: Path) -> None:
-    """Slurm signals workers and sidecar at once, and the workers take their time."""
+async def terminate_while_workers_save(served: Served, run_dir: Path) -> None:
+    """Send SIGTERM while the workers still save their work, as Slurm does."""
     run_files.write_job_state(str(run_dir), "completing")
     await served.until(lambda: served.sidecar.phase == "completing", "the phase")
     os.kill(os.getpid(), signal.SIGTERM)
-    await served.stays()
+    await served.keeps_running()
 
 
-def test_it_stays_beside_workers_that_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_sidecar_keeps_running_while_workers_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        await told_to_end_while_workers_save(served, tmp_path)
+        await terminate_while_workers_save(served, tmp_path)
         run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
         await served.ended()
         assert served.sidecar.final
@@ -480,9 +480,9 @@ def test_it_stays_beside_workers_that_save_their_work(tmp_path: Path, clock: Shi
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_it_ends_in_time_before_slurm_kills(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_sidecar_ends_before_slurm_kills_it(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        await told_to_end_while_workers_save(served, tmp_path)
+        await terminate_while_workers_save(served, tmp_path)
         clock.shift += 60.0
         await served.ended()
         assert served.sidecar.final
@@ -490,10 +490,10 @@ def test_it_ends_in_time_before_slurm_kills(tmp_path: Path, clock: ShiftedClock)
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
 
 
-def test_the_last_values_are_written_also_where_that_takes_its_time(
+def test_the_final_values_are_written_even_if_writing_is_slow(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LAST_WRITE_S", PATIENCE_S)
+    monkeypatch.setattr(service, "LAST_WRITE_S", TIMEOUT_S)
     write = run_files.write_json
 
     def write_slowly(path: Path, body: Any, *, durable: bool = False) -> None:
@@ -512,9 +512,9 @@ def test_the_last_values_are_written_also_where_that_takes_its_time(
     assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_second_signal_ends_a_sidecar_immediately(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        await told_to_end_while_workers_save(served, tmp_path)
+        await terminate_while_workers_save(served, tmp_path)
         clock.shift += BURST_S
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
@@ -522,14 +522,14 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, clock: ShiftedClock) ->
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
-def test_a_notice_that_comes_after_the_signals_is_waited_for(
+def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm signals the steps before the batch step, and at a time limit more than once."""
-    monkeypatch.setattr(service, "BURST_S", PATIENCE_S)
-    monkeypatch.setattr(service, "NOTICE_S", PATIENCE_S)
+    """Slurm signals the steps before the batch step, and more than once at a time limit."""
+    monkeypatch.setattr(service, "BURST_S", TIMEOUT_S)
+    monkeypatch.setattr(service, "NOTICE_S", TIMEOUT_S)
     read_all = HttpService._read_all
-    monkeypatch.setattr(HttpService, "_read_all", lambda self, slots, _: read_all(self, slots, PATIENCE_S))
+    monkeypatch.setattr(HttpService, "_read_all", lambda self, slots, _: read_all(self, slots, TIMEOUT_S))
 
     async def play(served: Served) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -539,29 +539,31 @@ def test_a_notice_that_comes_after_the_signals_is_waited_for(
         notice: dict[str, object] = {"reason": "time_limit", "cause": "c", "time": time.time()}
         run_files.write_job_state(str(tmp_path), "completing", notice)
         await served.until(lambda: served.sidecar.phase == "completing", "the phase")
-        clock.shift += 2 * PATIENCE_S
-        await served.stays()
+        clock.shift += 2 * TIMEOUT_S
+        await served.keeps_running()
         run_files.write_job_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
-def test_every_scraper_is_waited_for(tmp_path: Path, clock: ShiftedClock, lingers: threading.Event) -> None:
+def test_a_sidecar_waits_for_every_scraper(
+    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
+) -> None:
     async def play(served: Served) -> None:
         for agent in ("Prometheus/1", "Prometheus/2"):
             await served.get("/metrics", User_Agent=agent)
-        await finished(served, tmp_path, lingers)
-        await served.stays()
+        await finished(served, tmp_path, scrape_check_begun)
+        await served.keeps_running()
         await served.get("/metrics", User_Agent="Prometheus/1")
-        await served.stays()
+        await served.keeps_running()
         await served.get("/metrics", User_Agent="Prometheus/2")
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_a_look_at_the_status_is_no_scrape(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         for path in ("/status", "/", "/-/healthy", "/-/ready"):
             await served.get(path)
@@ -571,23 +573,23 @@ def test_a_look_at_the_status_is_no_scrape(tmp_path: Path, clock: ShiftedClock) 
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_a_scraper_that_does_not_come_is_waited_for_as_long_as_linger(
-    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event, caplog: pytest.LogCaptureFixture
+def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
+    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
-        await finished(served, tmp_path, lingers)
-        await served.stays()
+        await finished(served, tmp_path, scrape_check_begun)
+        await served.keeps_running()
         clock.shift += 100.0
-        await served.stays()
+        await served.keeps_running()
         clock.shift += 40.0
         await served.ended()
-        assert "linger is over and the final values were not scraped" in caplog.messages
+        assert "the linger time is over and the final values were not scraped" in caplog.messages
 
     scenario(make_sidecar(tmp_path, clock, linger_s=120.0), play)
 
 
-def test_a_scraper_that_left_long_ago_is_not_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_scraper_that_stopped_long_ago_is_not_awaited(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
         clock.shift += ScrapeLog.RECENT_S + 1
@@ -597,37 +599,37 @@ def test_a_scraper_that_left_long_ago_is_not_waited_for(tmp_path: Path, clock: S
     scenario(make_sidecar(tmp_path, clock), play)
 
 
-def test_an_announced_job_gives_discovery_some_time(
-    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+def test_an_announced_job_leaves_time_for_discovery(
+    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
 ) -> None:
     async def play(served: Served) -> None:
-        await finished(served, tmp_path, lingers)
-        await served.stays()
+        await finished(served, tmp_path, scrape_check_begun)
+        await served.keeps_running()
         clock.shift += ScrapeLog.DISCOVERY_S
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
 
 
-def test_a_hanging_collector_does_not_hold_the_final_values_for_ever(
+def test_a_hanging_collector_does_not_block_the_end(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "FINAL_READ_S", 0.1)
-    waiting = Waiting()
+    blocked = BlockedCollector()
 
     async def play(served: Served) -> None:
         finish(tmp_path)
         await served.ended()
-        waiting.go.set()
+        blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, waiting), play)
+    scenario(make_sidecar(tmp_path, clock, blocked), play)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_promptly_while_a_collector_hangs(
+def test_a_signal_ends_a_sidecar_promptly_while_a_collector_hangs(
     tmp_path: Path, clock: ShiftedClock, number: signal.Signals
 ) -> None:
-    waiting = Waiting()
+    blocked = BlockedCollector()
 
     async def play(served: Served) -> None:
         await served.get("/metrics")
@@ -635,15 +637,15 @@ def test_a_signal_ends_it_promptly_while_a_collector_hangs(
         await served.ended()
         path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
         await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
-        waiting.go.set()
+        blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, waiting), play)
+    scenario(make_sidecar(tmp_path, clock, blocked), play)
 
 
-def test_a_signal_ends_it_while_the_run_directory_hangs(
+def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, go = Waiting(), threading.Event()
+    blocked, go = BlockedCollector(), threading.Event()
 
     def hang(*_: object, **__: object) -> None:
         go.wait(60)
@@ -652,17 +654,17 @@ def test_a_signal_ends_it_while_the_run_directory_hangs(
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
         go.set()
-        waiting.go.set()
+        blocked.release.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", hang)
-        scenario(make_sidecar(tmp_path, clock, waiting), play)
+        scenario(make_sidecar(tmp_path, clock, blocked), play)
 
 
 # -- scrapes, headers, addresses -----------------------------------------------------------------
 
 
-def test_a_scrape_log_knows_who_has_seen_the_final_values() -> None:
+def test_a_scrape_log_is_satisfied_when_all_scrapers_have_the_final_values() -> None:
     log = ScrapeLog(0.0, announced=False)
     assert log.is_satisfied(100.0, 100.0)
     log.record("a", 90.0)
@@ -674,14 +676,14 @@ def test_a_scrape_log_knows_who_has_seen_the_final_values() -> None:
     assert log.is_satisfied(100.0, 104.0)
 
 
-def test_who_left_long_ago_is_forgotten() -> None:
+def test_a_scraper_that_stopped_long_ago_does_not_count() -> None:
     log = ScrapeLog(0.0, announced=False)
     log.record("a", 10.0)
     assert not log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S - 1)
     assert log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S)
 
 
-def test_an_announced_job_is_scraped_within_half_a_minute_or_never() -> None:
+def test_an_announced_job_waits_half_a_minute_for_the_first_scrape() -> None:
     log = ScrapeLog(50.0, announced=True)
     assert not log.is_satisfied(60.0, 79.9)
     assert log.is_satisfied(60.0, 80.0)
@@ -713,7 +715,7 @@ PROMETHEUS = (
         ("application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", False),
     ],
 )
-def test_openmetrics_is_sent_to_who_asks_for_it_first(accept: str, wanted: bool) -> None:
+def test_openmetrics_is_sent_to_clients_that_prefer_it(accept: str, wanted: bool) -> None:
     assert wants_openmetrics(accept) is wanted
 
 
@@ -726,7 +728,7 @@ def test_openmetrics_is_sent_to_who_asks_for_it_first(accept: str, wanted: bool)
         ("[::1]:9410", "::1", 9410),
     ],
 )
-def test_an_address_has_host_and_port(text: str, host: str, port: int) -> None:
+def test_a_listen_address_has_host_and_port(text: str, host: str, port: int) -> None:
     assert parse_listen_address(text) == (host, port)
 
 
@@ -744,13 +746,13 @@ def test_an_address_has_host_and_port(text: str, host: str, port: int) -> None:
         ":²",
     ],
 )
-def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_listen_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ExporterError) as info:
         parse_listen_address(text)
     assert str(info.value) == (f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
 
 
-def test_a_port_that_is_taken_is_an_error_with_its_name() -> None:
+def test_the_error_for_a_used_port_names_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ExporterError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: .*in use"):
@@ -758,82 +760,82 @@ def test_a_port_that_is_taken_is_an_error_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b"])
-def test_a_host_that_cannot_be_found_is_an_error_with_its_name(host: str) -> None:
+def test_the_error_for_an_unknown_host_names_it(host: str) -> None:
     with pytest.raises(ExporterError, match=f"^cannot listen on {host}:0: "):
         open_socket(host, 0)
 
 
-def test_no_host_is_every_interface() -> None:
+def test_an_empty_host_means_every_interface() -> None:
     with open_socket("", 0) as listening:
         with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5):
             pass
 
 
-# -- a new start for a driver that was replaced --------------------------------------------------
+# -- restart after the driver was replaced -------------------------------------------------------
 
 REPLACED = GpuReading(0.0, "version_mismatch", is_driver_replaced=True)
 
 
-def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
+def test_driver_restarts_become_rarer(tmp_path: Path) -> None:
     clock = FakeClock()
     context = make_context(make_manifest(tmp_path), clock)
-    given = []
+    restart_times = []
     for _ in range(24 * 360):
         if DriverRestarts(context).acquire():
-            given.append(clock.now)
+            restart_times.append(clock.now)
         clock.advance(10)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(given)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(restart_times)]
     assert pauses == [RESTART_PAUSE_S * 2**number for number in range(len(pauses))]
-    assert 10 <= len(given) <= 12
+    assert 10 <= len(restart_times) <= 12
 
 
-def test_leave_to_start_again_is_given_at_once_to_another_attempt(tmp_path: Path) -> None:
+def test_the_next_attempt_may_restart_immediately(tmp_path: Path) -> None:
     assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=0)).acquire()
     assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=1)).acquire()
 
 
-def test_no_leave_to_start_again_is_given_that_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_that_cannot_be_recorded_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / STATE_DIR).write_text("no folder")
     restarts = DriverRestarts(make_context(make_manifest(tmp_path)))
     assert [restarts.acquire() for _ in range(3)] == [False] * 3
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("kept", [{}, {"times": "1", "last": 0.0}, {"times": 3, "last": None}, {"times": 2}])
-def test_a_record_of_new_starts_that_is_none_counts_as_none(kept: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [{}, {"times": "1", "last": 0.0}, {"times": 3, "last": None}, {"times": 2}])
+def test_an_invalid_record_of_restarts_is_ignored(saved: dict[str, Any], tmp_path: Path) -> None:
     context = make_context(make_manifest(tmp_path))
     identity = context.identity
-    save_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
+    save_state(tmp_path, identity.node, identity.job_id, identity.attempt, saved, kind=RESTARTS_KIND)
     assert DriverRestarts(context).acquire()
     assert not DriverRestarts(context).acquire()
 
 
-def supervised(run_dir: Path, clock: ShiftedClock, *, heard: bool = True) -> Sidecar:
-    """A sidecar that would be started again."""
-    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=heard), built=[])
+def make_supervised_sidecar(run_dir: Path, clock: ShiftedClock, *, supervised: bool = True) -> Sidecar:
+    """A sidecar with a supervisor that would restart it."""
+    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=supervised), built=[])
     sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
     return sidecar
 
 
-def test_a_service_ends_for_a_replaced_driver_once_and_then_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_service_restarts_once_for_a_replaced_driver(tmp_path: Path, clock: ShiftedClock) -> None:
     async def ends(served: Served) -> None:
         served.sidecar.context.published.gpu_reading = REPLACED
         await served.ended()
 
     async def stays(served: Served) -> None:
         served.sidecar.context.published.gpu_reading = REPLACED
-        await served.stays()
-        served.sidecar.context.published.gpu_reading = None  # its publisher is left behind
+        await served.keeps_running()
+        served.sidecar.context.published.gpu_reading = None  # its publisher outlives the test
 
-    scenario(supervised(tmp_path, clock), ends)
-    scenario(supervised(tmp_path, clock), stays)
+    scenario(make_supervised_sidecar(tmp_path, clock), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock), stays)
     clock.shift += 1.1 * RESTART_PAUSE_S
-    scenario(supervised(tmp_path, clock), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock), ends)
 
 
-def test_a_service_that_nobody_starts_again_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_a_service_without_a_supervisor_does_not_end_for_a_driver(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         served.sidecar.context.published.gpu_reading = REPLACED
-        await served.stays()
+        await served.keeps_running()
 
-    scenario(supervised(tmp_path, clock, heard=False), play)
+    scenario(make_supervised_sidecar(tmp_path, clock, supervised=False), play)

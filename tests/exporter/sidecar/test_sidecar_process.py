@@ -1,4 +1,4 @@
-"""The real program: started as the launcher starts it, asked over HTTP, ended by signals."""
+"""The real sidecar: started as the launcher starts it, queried over HTTP, ended by signals."""
 
 import gzip
 import http.client
@@ -30,20 +30,22 @@ from tests.support.exporter import NODE, SOON_S, Wrappers, make_manifest, make_t
 EXPORTER = (sys.executable, "-I", "-m", "exporter")
 SCRIPT = Path(sys.executable).with_name("gpujob-exporter")
 TASKS = (make_task(0), make_task(1))
-LEAVES_OPENSSL_OUT = all(map(find_spec, HASH_MODULES)) and any(all(map(find_spec, names)) for names in SHA2_MODULES)
+CAN_AVOID_OPENSSL = all(map(find_spec, HASH_MODULES)) and any(all(map(find_spec, names)) for names in SHA2_MODULES)
 
 parse_text: Callable[[str], Iterable[Metric]] = text_parser.text_string_to_metric_families
 parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An environment without a job of its own around it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "GPUJOB", "PYTHON"))}
-    return {**kept, "GPUJOB_NODE": NODE, "GPUJOB_JOB_ID": "4459", **more}
+    """The environment of a sidecar, without variables of a surrounding job."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "GPUJOB", "PYTHON"))
+    }
+    return {**inherited, "GPUJOB_NODE": NODE, "GPUJOB_JOB_ID": "4459", **more}
 
 
 class SidecarProcess:
-    """A sidecar that runs, and requests to it."""
+    """A running sidecar, and requests to it."""
 
     def __init__(self, run_dir: Path, *options: str) -> None:
         self.run_dir = run_dir
@@ -80,7 +82,7 @@ class SidecarProcess:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess]:
-    """A sidecar over one worker that runs and one that has failed."""
+    """A sidecar of a job with one running and one failed worker."""
     run_dir = tmp_path_factory.mktemp("running")
     write_manifest(make_manifest(run_dir, *TASKS, total_items=100, check_interval_s=0.1))
     run_files.write_job_state(str(run_dir), "running")
@@ -102,15 +104,15 @@ def test_threads_are_named_after_their_collectors(running: SidecarProcess) -> No
     assert {"workers", "logs", "gpus", "gpu_workers"} <= names
 
 
-@pytest.mark.skipif(not LEAVES_OPENSSL_OUT, reason="this interpreter has no hash functions but those of OpenSSL")
-def test_openssl_is_not_loaded_into_what_serves_plain_http(running: SidecarProcess) -> None:
+@pytest.mark.skipif(not CAN_AVOID_OPENSSL, reason="this interpreter has no hash functions but those of OpenSSL")
+def test_a_sidecar_does_not_load_openssl(running: SidecarProcess) -> None:
     mapped = Path(f"/proc/{running.process.pid}/maps").read_text()
     assert "libpython" in mapped or "/python" in mapped
     assert "libssl" not in mapped
     assert "libcrypto" not in mapped
 
 
-def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> None:
+def test_metrics_are_text_by_default(running: SidecarProcess) -> None:
     status, headers, body = running.request("/metrics")
     assert (status, headers["content-type"]) == (200, TEXT_TYPE)
     assert "content-encoding" not in headers
@@ -142,7 +144,7 @@ def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> Non
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_to_say_about_the_page(running: SidecarProcess) -> None:
+def test_promtool_accepts_the_page(running: SidecarProcess) -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"],
         input=running.text("/metrics"),
@@ -154,7 +156,7 @@ def test_promtool_finds_nothing_to_say_about_the_page(running: SidecarProcess) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_metrics_are_openmetrics_for_who_prefers_it(running: SidecarProcess) -> None:
+def test_metrics_are_openmetrics_for_clients_that_prefer_it(running: SidecarProcess) -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
     _, headers, body = running.request("/metrics", Accept=accept)
     assert headers["content-type"] == OPENMETRICS_TYPE
@@ -163,7 +165,7 @@ def test_metrics_are_openmetrics_for_who_prefers_it(running: SidecarProcess) -> 
     assert len(list(parse_openmetrics(body.decode("utf-8")))) > 10
 
 
-def test_metrics_are_packed_for_who_can_unpack_them(running: SidecarProcess) -> None:
+def test_metrics_are_compressed_for_clients_that_accept_gzip(running: SidecarProcess) -> None:
     _, headers, body = running.request("/metrics", Accept_Encoding="gzip")
     assert headers["content-encoding"] == "gzip"
     text = gzip.decompress(body).decode("utf-8")
@@ -171,21 +173,21 @@ def test_metrics_are_packed_for_who_can_unpack_them(running: SidecarProcess) -> 
     assert len(body) < len(text) / 3
 
 
-def test_the_status_is_json_for_the_terminal(running: SidecarProcess) -> None:
+def test_the_status_is_a_json_document(running: SidecarProcess) -> None:
     status, headers, body = running.request("/status")
     assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
-    shown = json.loads(body)
+    document = json.loads(body)
     keys = {"schema", "time", "final", "job", "node", "workers", "outputs", "filesystems", "events", "collectors"}
-    assert keys <= shown.keys()
-    assert (shown["schema"], shown["final"], shown["node"]) == (1, False, {"name": NODE, "index": 0})
-    assert {"job_id", "job_name", "phase", "stop_reason", "time_limit_s", "exporter"} <= shown["job"].keys()
-    first, second = shown["workers"]
+    assert keys <= document.keys()
+    assert (document["schema"], document["final"], document["node"]) == (1, False, {"name": NODE, "index": 0})
+    assert {"job_id", "job_name", "phase", "stop_reason", "time_limit_s", "exporter"} <= document["job"].keys()
+    first, second = document["workers"]
     assert {"worker", "rank", "node", "up", "state", "exit", "items", "items_expected", "eta", "rate"} <= first.keys()
     assert (first["up"], first["items"], first["exit"]) == (True, 7, None)
     assert (second["up"], second["exit"]["reason"], second["exit"]["code"]) == (False, "app_error", 3)
-    events = {event["event"] for event in shown["events"]} - {"GPU driver"}  # without one that is told too
+    events = {event["event"] for event in document["events"]} - {"GPU driver"}  # reported on nodes without a driver
     assert events == {"worker started", "worker ended"}
-    assert shown["collectors"]["workers"]["success"] is True
+    assert document["collectors"]["workers"]["success"] is True
 
 
 def test_the_run_directory_has_the_same_status(running: SidecarProcess) -> None:
@@ -194,12 +196,12 @@ def test_the_run_directory_has_the_same_status(running: SidecarProcess) -> None:
     assert published.keys() == json.loads(running.text("/status")).keys()
 
 
-def test_it_says_that_it_is_healthy_and_ready(running: SidecarProcess) -> None:
+def test_a_sidecar_is_healthy_and_ready(running: SidecarProcess) -> None:
     assert running.request("/-/healthy")[::2] == (200, b"The exporter is healthy.\n")
     assert running.request("/-/ready")[::2] == (200, b"The exporter is ready.\n")
 
 
-def test_the_landing_page_leads_to_the_others(running: SidecarProcess) -> None:
+def test_the_landing_page_links_to_the_other_pages(running: SidecarProcess) -> None:
     status, headers, body = running.request("/")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     for path in ("metrics", "status", "-/healthy", "-/ready"):
@@ -207,7 +209,7 @@ def test_the_landing_page_leads_to_the_others(running: SidecarProcess) -> None:
         assert running.request(f"/{path}")[0] == 200
 
 
-def test_the_published_address_is_where_it_listens(running: SidecarProcess) -> None:
+def test_the_sidecar_listens_at_the_published_address(running: SidecarProcess) -> None:
     assert running.record["address"] == f"127.0.0.1:{running.port}"
     assert running.record["labels"] == {
         "cluster": "c1",
@@ -219,13 +221,13 @@ def test_the_published_address_is_where_it_listens(running: SidecarProcess) -> N
     }
 
 
-def test_the_job_comes_first(running: SidecarProcess) -> None:
+def test_a_sidecar_has_a_lower_priority_than_the_job(running: SidecarProcess) -> None:
     pid = running.process.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
     assert Path(f"/proc/{pid}/oom_score_adj").read_text("ascii").strip() == "1000"
 
 
-def test_it_may_keep_many_files_open(running: SidecarProcess) -> None:
+def test_a_sidecar_may_open_many_files(running: SidecarProcess) -> None:
     limits = Path(f"/proc/{running.process.pid}/limits").read_text("ascii")
     (soft, hard) = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
     assert int(soft) == min(int(hard), 65536)
@@ -233,58 +235,60 @@ def test_it_may_keep_many_files_open(running: SidecarProcess) -> None:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[Callable[..., SidecarProcess]]:
-    """Starts sidecars over a job without workers of its own."""
-    write_manifest(make_manifest(tmp_path, check_interval_s=60.0, linger_s=60.0))  # no end waits for either
+    """Start sidecars of a job without workers."""
+    write_manifest(make_manifest(tmp_path, check_interval_s=60.0, linger_s=60.0))  # longer than any wait of these tests
     run_files.write_job_state(str(tmp_path), "running")
     started: list[SidecarProcess] = []
 
-    def begin(*options: str) -> SidecarProcess:
+    def start_sidecar(*options: str) -> SidecarProcess:
         started.append(SidecarProcess(tmp_path, *options))
         return started[-1]
 
-    yield begin
+    yield start_sidecar
     for process in started:
         process.close()
 
 
-def test_sigterm_ends_it_at_once_with_a_final_status(sidecar: Callable[..., SidecarProcess]) -> None:
-    one = sidecar()
-    one.until_ready()
-    one.text("/metrics")
-    one.process.terminate()
-    assert one.process.wait(timeout=SOON_S) == 0
-    assert (run_files.read_json(one.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
-    assert "Traceback" not in one.log.read_text("utf-8")
+def test_sigterm_ends_a_sidecar_immediately_with_a_final_status(sidecar: Callable[..., SidecarProcess]) -> None:
+    process = sidecar()
+    process.until_ready()
+    process.text("/metrics")
+    process.process.terminate()
+    assert process.process.wait(timeout=SOON_S) == 0
+    assert (run_files.read_json(process.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
+    assert "Traceback" not in process.log.read_text("utf-8")
 
 
-def test_it_ends_by_itself_once_the_job_is_finished(sidecar: Callable[..., SidecarProcess]) -> None:
-    one = sidecar()
-    run_files.write_job_state(str(one.run_dir), "finished")
-    assert one.process.wait(timeout=SOON_S) == 0
-    status = run_files.read_json(one.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {}
+def test_a_sidecar_ends_by_itself_when_the_job_has_finished(sidecar: Callable[..., SidecarProcess]) -> None:
+    process = sidecar()
+    run_files.write_job_state(str(process.run_dir), "finished")
+    assert process.process.wait(timeout=SOON_S) == 0
+    status = run_files.read_json(process.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {}
     assert status["final"] is True
-    assert "Traceback" not in one.log.read_text("utf-8")
+    assert "Traceback" not in process.log.read_text("utf-8")
 
 
-def test_a_restarted_sidecar_keeps_its_port_where_it_can(sidecar: Callable[..., SidecarProcess]) -> None:
-    first = sidecar("--web.listen-address", f"127.0.0.1:{free_port()}")  # one that the kernel gives to nobody else
+def test_a_restarted_sidecar_keeps_its_port_if_it_is_free(sidecar: Callable[..., SidecarProcess]) -> None:
+    first = sidecar(
+        "--web.listen-address", f"127.0.0.1:{free_port()}"
+    )  # outside the range that the kernel gives to clients
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
-    again = sidecar("--web.listen-address", "127.0.0.1:0")
-    assert again.port == first.port
-    beside = sidecar("--web.listen-address", "127.0.0.1:0")
-    assert beside.port != first.port, "it is taken"
+    restarted = sidecar("--web.listen-address", "127.0.0.1:0")
+    assert restarted.port == first.port
+    second = sidecar("--web.listen-address", "127.0.0.1:0")
+    assert second.port != first.port, "the earlier port is in use"
 
 
 def run(*arguments: str, argv: tuple[str, ...] = EXPORTER, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command that is expected to end by itself."""
+    """Run a command that ends by itself."""
     return subprocess.run(
         [*argv, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment(**more)
     )
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one message of a command that ended with 2."""
+    """The only message of a command that exited with 2."""
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     prefix = "gpujob-exporter: "
@@ -297,7 +301,7 @@ def test_a_run_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
     assert message == f"{tmp_path / 'manifest.json'}: No such file or directory"
 
 
-def test_a_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_with_another_schema_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema_version": 99}', encoding="ascii")
     message = refused(run("check-config", str(tmp_path)))
     assert message.startswith(f"{tmp_path / 'manifest.json'}: schema_version is 99, this exporter reads 1")
@@ -309,7 +313,7 @@ def test_a_bad_address_is_refused(tmp_path: Path) -> None:
     assert message.startswith("--web.listen-address: '9410' is not host:port")
 
 
-def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     write_manifest(make_manifest(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -325,7 +329,7 @@ def test_a_manifest_can_be_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["sidecar", "--help"], ["check-config", "--help"]])
-def test_every_command_explains_itself(arguments: list[str]) -> None:
+def test_every_command_has_a_help_text(arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: gpujob-exporter" in done.stdout
@@ -333,7 +337,7 @@ def test_every_command_explains_itself(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["sidecar"], ["sidecars"], ["sidecar", "--run-dir"]])
-def test_a_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert "usage: gpujob-exporter" in done.stderr
@@ -341,16 +345,18 @@ def test_a_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="the package is not installed")
-def test_a_users_own_folder_of_the_same_name_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_with_our_names_in_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("exporter", "launcher", "aiohttp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong one')", encoding="ascii")
     monkeypatch.chdir(tmp_path)
     write_manifest(make_manifest(tmp_path))
-    for arguments, words in (
+    for arguments, text in (
         (["--version"], f"gpujob-exporter {__version__}\n"),
         (["check-config", "."], "job 'embed'"),
     ):
         done = run(*arguments, argv=(str(SCRIPT),), PYTHONPATH=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
-        assert words in done.stdout
+        assert text in done.stdout

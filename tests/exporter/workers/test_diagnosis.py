@@ -1,3 +1,5 @@
+"""Diagnoses of failed and stalled workers."""
+
 import asyncio
 import itertools
 import json
@@ -131,14 +133,14 @@ def make_status(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**status, **changes}
 
 
-# -- what a diagnosis holds ----------------------------------------------------------------------
+# -- contents of a diagnosis ---------------------------------------------------------------------
 
 
-def test_it_holds_what_is_asked_at_night() -> None:
+def test_a_diagnosis_contains_exit_error_logs_peers_and_node() -> None:
     files = make_files(log_of(b"Processed 3/50 items\n", "node01_worker_w0.out"), log_of(b"start\n" + TRACEBACK))
     status = make_status(worker_entry(), worker_entry(1, state="disk_sleep"))
-    moment = NodeSituation(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
-    body = build_failure_diagnosis(files, moment, ENDED, ERRORS)
+    situation = NodeSituation(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
+    body = build_failure_diagnosis(files, situation, ENDED, ERRORS)
     assert (body["worker"], body["rank"], body["node"], body["kind"]) == ("worker_w0", 0, NODE, "failure")
     ended = body["exit"]
     assert (ended["reason"], ended["code"], ended["signal"], ended["pid"]) == ("app_error", 1, None, 4711)
@@ -159,14 +161,14 @@ def test_it_holds_what_is_asked_at_night() -> None:
     assert [(peer["worker"], peer["state"]) for peer in body["peers"]] == [("worker_w1", "disk_sleep")]
     assert (body["memory"]["oom_kills"], body["filesystems"][0]["group"]) == (1, "output")
     assert (body["course"], body["stacks"], body["process"]["open_files"]) == (
-        moment.recent_samples,
+        situation.recent_samples,
         {"x": "stack"},
         12,
     )
     json.dumps(body)
 
 
-def test_a_position_is_told_in_its_unit() -> None:
+def test_a_diagnosis_shows_positions_in_their_unit() -> None:
     workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
     body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(*workers)), ENDED, ERRORS)
     assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
@@ -175,7 +177,7 @@ def test_a_position_is_told_in_its_unit() -> None:
     assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
 
 
-def test_it_is_made_of_next_to_nothing_too() -> None:
+def test_a_diagnosis_is_built_from_empty_records() -> None:
     files = make_files(start={}, ended={}, state={})
     body = build_failure_diagnosis(
         files, NodeSituation(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS
@@ -184,20 +186,20 @@ def test_it_is_made_of_next_to_nothing_too() -> None:
     assert "killed_unknown at an unknown time" in render_diagnosis(body)
 
 
-def test_of_several_logs_the_one_with_a_traceback_counts() -> None:
+def test_a_log_with_a_traceback_is_preferred() -> None:
     logs = [log_of(TRACEBACK, "a.out"), log_of(b"ValueError: only a line\n", "b.err")]
     body = build_failure_diagnosis(make_files(*logs), NodeSituation(NOW, {}), ENDED, ERRORS)
     assert body["error"]["file"] == "a.out"
 
 
-def test_the_place_of_an_error_is_that_in_the_whole_file() -> None:
+def test_the_line_number_of_an_error_counts_from_the_start_of_the_file() -> None:
     log = LogEnd("a.err", 10_000, TRACEBACK, 9_000, 120)
     error = build_failure_diagnosis(make_files(log), NodeSituation(NOW, {}), ENDED, ERRORS)["error"]
     assert (error["line_number"], error["offset"]) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
 
 
-def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
-    text = b"".join(b"line %d\n" % at for at in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
+def test_the_last_log_lines_are_kept_and_long_lines_cut() -> None:
+    text = b"".join(b"line %d\n" % number for number in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
     (log,) = build_failure_diagnosis(make_files(log_of(text)), NodeSituation(NOW, {}), ENDED, ERRORS)["logs"]
     assert len(log["lines"]) == LOG_LINES
     assert log["cut"] is True
@@ -206,7 +208,7 @@ def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
     assert log["lines"][-1] == " 2%"
 
 
-def test_a_stall_says_since_when() -> None:
+def test_a_stall_diagnosis_names_its_start() -> None:
     body = build_stall_diagnosis(
         make_files(), NodeSituation(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS
     )
@@ -225,7 +227,7 @@ SECRETS = {
 }
 
 
-def test_no_secret_is_in_it_wherever_it_was() -> None:
+def test_a_diagnosis_contains_no_secret() -> None:
     leak = (
         f"HF_TOKEN={SECRETS['hf']} password: {SECRETS['password']} https://ada:{SECRETS['url']}@x.org "
         f"https://hooks.slack.com/services/{SECRETS['hook']}"
@@ -235,8 +237,8 @@ def test_no_secret_is_in_it_wherever_it_was() -> None:
     status = make_status(worker_entry(1, state=leak), job={"job_name": leak}, memory={"cgroup": leak})
     status["filesystems"][0]["group"] = leak
     files = make_files(log_of(text), ended={"error": leak}, state={"stop": {"cause": leak}})
-    moment = NodeSituation(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
-    body = build_failure_diagnosis(files, moment, {**ENDED, "evidence": [leak]}, ERRORS)
+    situation = NodeSituation(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
+    body = build_failure_diagnosis(files, situation, {**ENDED, "evidence": [leak]}, ERRORS)
     for secret in SECRETS.values():
         assert secret not in json.dumps(body)
         assert secret not in render_diagnosis(body)
@@ -249,32 +251,36 @@ def test_no_secret_is_in_it_wherever_it_was() -> None:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["x", "é\n", "\U0001f600", "a=1 \n", "\n", '"\\\n']), st.integers(1, 8), st.integers(0, 30))
 @example("\U0001f600", 8, 30)
-def test_it_stays_within_its_size(piece: str, logs: int, stack_count: int) -> None:
+def test_the_size_of_a_diagnosis_is_bounded(piece: str, logs: int, stack_count: int) -> None:
     text = (piece * MOST_LOG_BYTES)[:MOST_LOG_BYTES].encode()
-    shown = {f"process {at}": piece * 40_000 for at in range(stack_count)}
-    files = make_files(*(LogEnd(f"log{at}", len(text), text, 0, 0) for at in range(logs)))
+    stacks = {f"process {number}": piece * 40_000 for number in range(stack_count)}
+    files = make_files(*(LogEnd(f"log{number}", len(text), text, 0, 0) for number in range(logs)))
     body = build_failure_diagnosis(
-        files, NodeSituation(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED, ERRORS
+        files, NodeSituation(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, stacks), ENDED, ERRORS
     )
     assert len(json.dumps(body, ensure_ascii=False).encode()) <= MOST_JSON_BYTES
-    whole = render_diagnosis(body)
-    assert len(whole.encode()) <= MOST_TEXT_BYTES
-    assert "== Exit" in whole
+    text_of_diagnosis = render_diagnosis(body)
+    assert len(text_of_diagnosis.encode()) <= MOST_TEXT_BYTES
+    assert "== Exit" in text_of_diagnosis
 
 
-# -- the course ----------------------------------------------------------------------------------
+# -- recent samples ------------------------------------------------------------------------------
 
 
-def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
-    course = RecentSamples()
-    for at in range(1000):
-        course.add(NOW + at, {"rss_bytes": at, "cpu_s": at * 2.0, "pid": 7}, {"used_bytes": at, "limit_bytes": None})
-    samples = course.samples()
+def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
+    recent = RecentSamples()
+    for second in range(1000):
+        recent.add(
+            NOW + second,
+            {"rss_bytes": second, "cpu_s": second * 2.0, "pid": 7},
+            {"used_bytes": second, "limit_bytes": None},
+        )
+    samples = recent.samples()
     times = [sample["time"] - NOW for sample in samples]
     assert times[-30:] == list(range(970, 1000))
     assert {after - before for before, after in itertools.pairwise(times[:54])} == {5.0}
     assert 295 <= times[-1] - times[0] <= 305
-    assert len(samples) == len(course) == 84
+    assert len(samples) == len(recent) == 84
     assert samples[-1] == {
         "time": NOW + 999,
         "rss_bytes": 999,
@@ -284,34 +290,34 @@ def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
     }
 
 
-def test_what_the_status_does_not_know_is_not_in_the_course() -> None:
-    course = RecentSamples()
-    course.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
-    assert course.samples() == [{"time": NOW, "items": 5}]
+def test_recent_samples_leave_out_unknown_values() -> None:
+    recent = RecentSamples()
+    recent.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
+    assert recent.samples() == [{"time": NOW, "items": 5}]
 
 
 # -- GPUs ----------------------------------------------------------------------------------------
 
 
-def test_the_course_has_what_the_gpus_of_a_worker_do() -> None:
-    course = RecentSamples()
-    course.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
+def test_recent_samples_contain_the_gpu_use_of_the_worker() -> None:
+    recent = RecentSamples()
+    recent.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
     shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
-    assert course.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
+    assert recent.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
 
 
 def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
-    """Of a worker whose GPU was lost two seconds before its end."""
+    """Diagnosis of a worker whose GPU was lost two seconds before its end."""
     node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[{**XID_79, "time": NOW - 2}]), gpu(1))
     entry = worker_entry(restarts=restarts, **of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
-    course = [{"time": NOW - 9 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for at in range(9)]
-    moment = NodeSituation(NOW, make_status(entry, gpus=node), course)
+    samples = [{"time": NOW - 9 + second, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for second in range(9)]
+    situation = NodeSituation(NOW, make_status(entry, gpus=node), samples)
     if kind == "stall":
-        return build_stall_diagnosis(make_files(), moment, NOW - 300, ERRORS)
-    return build_failure_diagnosis(make_files(), moment, ENDED, ERRORS)
+        return build_stall_diagnosis(make_files(), situation, NOW - 300, ERRORS)
+    return build_failure_diagnosis(make_files(), situation, ENDED, ERRORS)
 
 
-def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
+def test_a_diagnosis_shows_gpu_problems() -> None:
     body = body_with_gpus()
     assert body["gpus"]["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
     (device,) = body["gpus"]["devices"]
@@ -323,19 +329,19 @@ def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
     assert "04:13:39 UTC (2 s before the end)\n" in text
     assert "  last minute            50 % by its own kernels, 15.0 GiB of GPU memory at the end, at most 15.0" in text
     assert "  GPU 0                  NVIDIA H200, 141 GiB, GPU-00, 61 °C\n" in text
-    assert "by itself   GPU memory\n" in text
+    assert "own kernels   GPU memory\n" in text
     json.dumps(body)
 
 
-def test_a_stall_has_no_end_before_which_an_error_was_told() -> None:
+def test_a_stall_diagnosis_shows_gpu_errors_without_a_time_to_the_end() -> None:
     assert "GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC\n" in render_diagnosis(body_with_gpus(kind="stall"))
 
 
-def test_gpus_that_the_next_run_uses_are_not_those_of_this_one() -> None:
+def test_gpus_of_the_next_run_are_not_in_the_diagnosis() -> None:
     assert [device["uuid"] for device in body_with_gpus(restarts=1)["gpus"]["devices"]] == ["GPU-00"]
 
 
-def test_of_a_worker_without_gpus_nothing_is_said_of_any() -> None:
+def test_the_diagnosis_of_a_worker_without_gpus_mentions_none() -> None:
     body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(worker_entry())), ENDED, ERRORS)
     assert body["gpus"] == {}
     assert "GPU" not in render_diagnosis({**body, "process": {}})
@@ -344,9 +350,9 @@ def test_of_a_worker_without_gpus_nothing_is_said_of_any() -> None:
 # -- the end of a log ----------------------------------------------------------------------------
 
 
-def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+def test_the_end_of_a_log_begins_with_a_complete_line(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    lines = [b"password=correct-horse-%06d" % at for at in range(5000)]
+    lines = [b"password=correct-horse-%06d" % number for number in range(5000)]
     path.write_bytes(b"\n".join(lines) + b"\n")
     end = read_log_end(path, tmp_path)
     assert end is not None
@@ -356,16 +362,16 @@ def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
     assert end.text.split(b"\n")[:-1] == lines[end.lines_before :]
 
 
-@pytest.mark.parametrize("gap", [b"\r", b" "])
-def test_a_log_without_lines_begins_behind_a_gap(tmp_path: Path, gap: bytes) -> None:
+@pytest.mark.parametrize("separator", [b"\r", b" "])
+def test_the_end_of_a_log_without_lines_begins_after_a_separator(tmp_path: Path, separator: bytes) -> None:
     path = tmp_path / "a.log"
-    path.write_bytes(gap.join(b"password=%06d" % at for at in range(9000)))
+    path.write_bytes(separator.join(b"password=%06d" % number for number in range(9000)))
     end = read_log_end(path, tmp_path)
     assert end is not None
     assert end.text.startswith(b"password=")
 
 
-def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_an_unreadable_log_gives_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert read_log_end(tmp_path / "absent", tmp_path) is None
     assert read_log_end(tmp_path, tmp_path) is None
@@ -386,20 +392,20 @@ def body_of(**changes: Any) -> dict[str, Any]:
     return {**body, **changes}
 
 
-def written(run_dir: Path) -> dict[str, tuple[int, int, int]]:
-    """Rank, attempt and restart by the name of each diagnosis, which has its text beside it."""
+def read_diagnoses(run_dir: Path) -> dict[str, tuple[int, int, int]]:
+    """Rank, attempt and restart of each diagnosis, by file name. Each must have its text file."""
     folder = run_dir / run_files.DIAGNOSTICS_DIR
-    found = {path.stem: run_files.read_json(path) or {} for path in folder.glob("*.json")}
-    assert {path.stem for path in folder.glob("*.txt")} == set(found)
-    assert len(list(folder.iterdir())) == 2 * len(found)
-    return {stem: tuple(int(str(body[key])) for key in ("rank", "attempt", "restart")) for stem, body in found.items()}  # type: ignore[misc]
+    bodies = {path.stem: run_files.read_json(path) or {} for path in folder.glob("*.json")}
+    assert {path.stem for path in folder.glob("*.txt")} == set(bodies)
+    assert len(list(folder.iterdir())) == 2 * len(bodies)
+    return {stem: tuple(int(str(body[key])) for key in ("rank", "attempt", "restart")) for stem, body in bodies.items()}  # type: ignore[misc]
 
 
-def test_the_plain_name_is_the_latest_failure_and_none_is_lost(tmp_path: Path) -> None:
+def test_the_plain_name_has_the_latest_failure_and_earlier_ones_are_kept(tmp_path: Path) -> None:
     for restart in range(3):
         assert write_diagnosis(tmp_path, body_of(restart=restart, end=NOW + restart), "text")
     assert write_diagnosis(tmp_path, body_of(attempt=1, end=NOW + 9), "text")
-    assert written(tmp_path) == {
+    assert read_diagnoses(tmp_path) == {
         "worker_w0": (0, 1, 0),
         "worker_w0_rank0_r0": (0, 0, 0),
         "worker_w0_rank0_r1": (0, 0, 1),
@@ -408,16 +414,16 @@ def test_the_plain_name_is_the_latest_failure_and_none_is_lost(tmp_path: Path) -
     }
 
 
-def test_a_first_failure_has_the_plain_name_alone(tmp_path: Path) -> None:
+def test_a_first_failure_has_only_the_plain_name(tmp_path: Path) -> None:
     write_diagnosis(tmp_path, body_of(), "text")
-    assert written(tmp_path) == {"worker_w0": (0, 0, 0)}
+    assert read_diagnoses(tmp_path) == {"worker_w0": (0, 0, 0)}
 
 
-def test_every_rank_of_a_worker_has_its_own(tmp_path: Path) -> None:
+def test_every_rank_of_a_worker_has_its_own_diagnosis(tmp_path: Path) -> None:
     for rank in (1, 0):
         write_diagnosis(tmp_path, body_of(rank=rank, ranks=2, end=NOW - rank), "text")
-    write_diagnosis(tmp_path, body_of(rank=2, ranks=3, end=NOW - 50), "told late")
-    assert written(tmp_path) == {
+    write_diagnosis(tmp_path, body_of(rank=2, ranks=3, end=NOW - 50), "reported late")
+    assert read_diagnoses(tmp_path) == {
         "worker_w0": (0, 0, 0),
         "worker_w0_rank0_r0": (0, 0, 0),
         "worker_w0_rank1_r0": (1, 0, 0),
@@ -425,7 +431,7 @@ def test_every_rank_of_a_worker_has_its_own(tmp_path: Path) -> None:
     }
 
 
-def test_a_poorer_diagnosis_of_the_same_end_does_not_replace_a_richer_one(tmp_path: Path) -> None:
+def test_a_diagnosis_is_not_replaced_by_one_with_less_information(tmp_path: Path) -> None:
     rich, poor = body_of(course=[{"time": NOW}]), body_of()
     assert write_diagnosis(tmp_path, poor, "poor")
     assert write_diagnosis(tmp_path, rich, "rich")
@@ -435,18 +441,18 @@ def test_a_poorer_diagnosis_of_the_same_end_does_not_replace_a_richer_one(tmp_pa
     assert not has_diagnosis(tmp_path, body_of(restart=1))
 
 
-def test_a_stall_stands_beside_the_failure(tmp_path: Path) -> None:
+def test_a_stall_has_its_own_file_next_to_the_failure(tmp_path: Path) -> None:
     write_diagnosis(tmp_path, body_of(), "text")
     for since in (1.0, 2.0):
         write_diagnosis(tmp_path, build_stall_diagnosis(make_files(), NodeSituation(NOW, {}), since, ERRORS), "text")
-    assert written(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
+    assert read_diagnoses(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
     assert (run_files.read_json(tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json") or {})["since"] == 2.0
 
 
-# -- the slot ------------------------------------------------------------------------------------
+# -- the collector -------------------------------------------------------------------------------
 
 
-class Watched:
+class DiagnosedNode:
     """A collector over a status that the test sets."""
 
     def __init__(self, run_dir: Path, ranks: int = 1) -> None:
@@ -456,8 +462,8 @@ class Watched:
         self.status = make_status(*(worker_entry(rank) for rank in range(ranks)))
         self.collector = DiagnosticsCollector(self.context, lambda: self.status)
 
-    def look(self, *workers: dict[str, Any], seconds: float = 1.0) -> None:
-        """One look some seconds later, at these workers."""
+    def read(self, *workers: dict[str, Any], seconds: float = 1.0) -> None:
+        """Read once, some seconds later, with these workers in the status."""
         self.status = {**self.status, "time": self.status["time"] + seconds, "workers": list(workers)}
         self.collector.read()
 
@@ -466,71 +472,71 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+def diagnosed_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiagnosedNode:
     monkeypatch.setattr(python_stacks, "find_py_spy", lambda: None)
     monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: None)
-    return Watched(tmp_path)
+    return DiagnosedNode(tmp_path)
 
 
 FAILED = worker_entry(up=False, state="dead", rss_bytes=None, exit=ENDED, exits=[ENDED])
 
 
-def test_a_failure_is_written_once_with_the_minutes_before_it(watched: Watched) -> None:
-    for at in range(5):
-        watched.look(worker_entry(cpu_s=10.0 + 2 * at))
-    assert watched.body() is None
-    watched.look(FAILED)
-    body = watched.body()
+def test_a_failure_is_written_once_with_its_recent_samples(diagnosed_node: DiagnosedNode) -> None:
+    for number in range(5):
+        diagnosed_node.read(worker_entry(cpu_s=10.0 + 2 * number))
+    assert diagnosed_node.body() is None
+    diagnosed_node.read(FAILED)
+    body = diagnosed_node.body()
     assert body is not None
     assert [sample.get("cpu_cores") for sample in body["course"]] == [None, 2.0, 2.0, 2.0, 2.0]
     assert body["process"]["paths"] == ["/data/shard-3"]
     assert body["stacks"] == {"workers of this node": "no stack: py-spy is not installed"}
-    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
+    path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
     before = path.stat().st_mtime_ns
-    watched.look(FAILED)
+    diagnosed_node.read(FAILED)
     assert path.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("reason", ["completed", "terminated_peer", "cancelled", "time_limit", "preempted"])
-def test_an_end_that_is_nobodys_fault_has_no_diagnosis(watched: Watched, reason: str) -> None:
-    watched.look(worker_entry(up=False, exits=[{**ENDED, "reason": reason}]))
-    assert not (watched.run_dir / run_files.DIAGNOSTICS_DIR).exists()
+def test_an_end_that_is_not_a_failure_has_no_diagnosis(diagnosed_node: DiagnosedNode, reason: str) -> None:
+    diagnosed_node.read(worker_entry(up=False, exits=[{**ENDED, "reason": reason}]))
+    assert not (diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR).exists()
 
 
-def test_each_run_of_a_worker_has_its_own_course(watched: Watched) -> None:
-    watched.look(worker_entry())
-    again = {**ENDED, "restart": 1, "time": NOW + 5}
-    watched.look(worker_entry(restarts=1, exits=[ENDED]))
-    watched.look(worker_entry(restarts=1, exits=[ENDED]))
-    watched.look(worker_entry(up=False, restarts=1, exits=[ENDED, again]))
-    assert len((watched.body("worker_w0_rank0_r0") or {})["course"]) == 1
-    assert len((watched.body("worker_w0_rank0_r1") or {})["course"]) == 2
-    assert (watched.body() or {})["restart"] == 1
+def test_each_run_of_a_worker_has_its_own_recent_samples(diagnosed_node: DiagnosedNode) -> None:
+    diagnosed_node.read(worker_entry())
+    second_end = {**ENDED, "restart": 1, "time": NOW + 5}
+    diagnosed_node.read(worker_entry(restarts=1, exits=[ENDED]))
+    diagnosed_node.read(worker_entry(restarts=1, exits=[ENDED]))
+    diagnosed_node.read(worker_entry(up=False, restarts=1, exits=[ENDED, second_end]))
+    assert len((diagnosed_node.body("worker_w0_rank0_r0") or {})["course"]) == 1
+    assert len((diagnosed_node.body("worker_w0_rank0_r1") or {})["course"]) == 2
+    assert (diagnosed_node.body() or {})["restart"] == 1
 
 
-def test_a_sidecar_that_was_restarted_leaves_the_older_diagnosis(watched: Watched) -> None:
-    watched.look(FAILED)
-    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
+def test_a_restarted_sidecar_keeps_the_earlier_diagnosis(diagnosed_node: DiagnosedNode) -> None:
+    diagnosed_node.read(FAILED)
+    path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
     before = path.stat().st_mtime_ns
-    later = Watched(watched.run_dir)
-    later.look(FAILED)
+    later = DiagnosedNode(diagnosed_node.run_dir)
+    later.read(FAILED)
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_stall_is_written_once_and_again_when_it_comes_again(watched: Watched) -> None:
+def test_each_stall_is_written_once(diagnosed_node: DiagnosedNode) -> None:
     for _ in range(3):
-        watched.look(worker_entry(stalled=True, last_progress=NOW - 400))
-    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
+        diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 400))
+    path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
     before = path.stat().st_mtime_ns
-    assert (watched.body("worker_w0_stall") or {})["since"] == NOW - 400
-    watched.look(worker_entry(stalled=True, last_progress=NOW - 400))
+    assert (diagnosed_node.body("worker_w0_stall") or {})["since"] == NOW - 400
+    diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 400))
     assert path.stat().st_mtime_ns == before
-    watched.look(worker_entry())
-    watched.look(worker_entry(stalled=True, last_progress=NOW - 100))
-    assert (watched.body("worker_w0_stall") or {})["since"] == NOW - 100
+    diagnosed_node.read(worker_entry())
+    diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 100))
+    assert (diagnosed_node.body("worker_w0_stall") or {})["since"] == NOW - 100
 
 
-def test_stacks_are_of_what_is_left_and_of_others_that_run(
+def test_stacks_are_read_from_leftover_processes_and_running_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
     folder = tmp_path / "bin"
@@ -541,14 +547,14 @@ def test_stacks_are_of_what_is_left_and_of_others_that_run(
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     code = "import sys; print('there', flush=True); sys.stdin.read()"
     peer = start(sys.executable, "-c", code)
-    left = start("env", "GPUJOB_JOB_ID=4459", "GPUJOB_RANK=0", sys.executable, "-c", code)
-    for process in (peer, left):
+    leftover = start("env", "GPUJOB_JOB_ID=4459", "GPUJOB_RANK=0", sys.executable, "-c", code)
+    for process in (peer, leftover):
         assert process.stdout.readline() == "there\n"
-    watched = Watched(tmp_path, ranks=2)
-    watched.look(FAILED, worker_entry(1, pid=peer.pid))
-    found = (watched.body() or {})["stacks"]
-    assert found == {
-        f"worker_w0 (rank 0, left over), pid {left.pid}": f"stack of {left.pid}, token=<redacted>",
+    diagnosed_node = DiagnosedNode(tmp_path, ranks=2)
+    diagnosed_node.read(FAILED, worker_entry(1, pid=peer.pid))
+    stacks = (diagnosed_node.body() or {})["stacks"]
+    assert stacks == {
+        f"worker_w0 (rank 0, left over), pid {leftover.pid}": f"stack of {leftover.pid}, token=<redacted>",
         f"worker_w1 (rank 1), pid {peer.pid}": f"stack of {peer.pid}, token=<redacted>",
     }
 
@@ -561,44 +567,44 @@ def test_the_stack_of_a_stalled_worker_comes_first(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     running = [start(sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()") for _ in range(8)]
     assert [process.stdout.readline() for process in running] == ["1\n"] * 8
-    watched = Watched(tmp_path, ranks=8)
+    diagnosed_node = DiagnosedNode(tmp_path, ranks=8)
     entries = [worker_entry(rank, pid=process.pid) for rank, process in enumerate(running)]
-    watched.look(*entries[:7], {**entries[7], "stalled": True})
-    found = (watched.body("worker_w7_stall") or {})["stacks"]
-    assert list(found) == [f"worker_w{rank} (rank {rank}), pid {running[rank].pid}" for rank in (7, 0, 1, 2, 3)]
+    diagnosed_node.read(*entries[:7], {**entries[7], "stalled": True})
+    stacks = (diagnosed_node.body("worker_w7_stall") or {})["stacks"]
+    assert list(stacks) == [f"worker_w{rank} (rank {rank}), pid {running[rank].pid}" for rank in (7, 0, 1, 2, 3)]
 
 
-def test_a_pid_of_another_process_is_not_looked_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
-) -> None:
+def test_no_stack_is_read_from_a_reused_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
     monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: "/bin/true")
     other = start(sys.executable, "-c", "import sys; sys.stdin.read()")
-    watched = Watched(tmp_path, ranks=2)
+    diagnosed_node = DiagnosedNode(tmp_path, ranks=2)
     name = run_files.record_name("worker_w1", 1, 0, 0)
     run_files.write_json(tmp_path / run_files.WORKERS_DIR / f"{name}.start.json", {"pid": other.pid, "start_ticks": 1})
-    watched.look(FAILED, worker_entry(1, pid=other.pid))
-    assert (watched.body() or {})["stacks"] == {}
+    diagnosed_node.read(FAILED, worker_entry(1, pid=other.pid))
+    assert (diagnosed_node.body() or {})["stacks"] == {}
 
 
-# -- a full disk, and everything at once -----------------------------------------------------------
+# -- a full disk, and everything together ----------------------------------------------------------
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with room for next to nothing."""
-    place = tmp_path / "small"
-    place.mkdir()
+    """A file system with almost no space."""
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
     options = ["-o", "size=256k,mode=0777"]
-    done = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", *options, "tmpfs", str(mount_point)], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("needs root to mount a small file system")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    yield mount_point
+    subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
 
 
-def fill(place: Path) -> None:
-    """Leave no room."""
-    with (place / "filler").open("ab", buffering=0) as out:
+def fill(mount_point: Path) -> None:
+    """Fill the file system completely."""
+    with (mount_point / "filler").open("ab", buffering=0) as out:
         for piece in (b"\0" * 4096, b"\0"):
             try:
                 while out.write(piece):
@@ -607,22 +613,22 @@ def fill(place: Path) -> None:
                 continue
 
 
-def test_a_full_disk_is_said_once_and_costs_nothing_else(
+def test_a_full_disk_is_logged_once(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: None)
-    watched = Watched(small_disk, ranks=2)
+    diagnosed_node = DiagnosedNode(small_disk, ranks=2)
     fill(small_disk)
     caplog.set_level(logging.WARNING)
-    watched.look(FAILED, worker_entry(1))
-    watched.look(FAILED, worker_entry(1, up=False, exits=[ENDED]))
+    diagnosed_node.read(FAILED, worker_entry(1))
+    diagnosed_node.read(FAILED, worker_entry(1, up=False, exits=[ENDED]))
     assert [record.getMessage() for record in caplog.records] == [
         "the diagnosis of worker_w0 cannot be written: No space left on device"
     ]
     assert list(small_disk.glob("diagnostics/*")) == []
 
 
-def test_where_little_room_is_left_the_beginning_of_the_text_is_there(small_disk: Path) -> None:
+def test_the_start_of_the_text_is_written_if_little_space_is_left(small_disk: Path) -> None:
     (small_disk / run_files.DIAGNOSTICS_DIR).mkdir()
     fill(small_disk)
     os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - 8192)
@@ -659,7 +665,7 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
         wrappers.start(peer, "sleep", "600")
         sidecar = SidecarProcess(tmp_path, "--web.listen-address", "127.0.0.1:0")
         sidecar.until_ready()
-        time.sleep(1.5)  # two samples of its course
+        time.sleep(1.5)  # time for two recent samples
         (tmp_path / "go").touch()
         ended = wrappers.record(task, "exit")
         path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
@@ -688,17 +694,17 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
             assert secret not in shown
 
 
-class Noting:
-    """A collector that notes when it is read, and whether the values are final then."""
+class RecordingCollector:
+    """A collector that records each read, and whether the sidecar is final then."""
 
     families = ()
     interval_s = 3600.0
 
-    def __init__(self, name: str, sidecar: Sidecar, notes: list[tuple[str, bool]]) -> None:
-        self.name, self._sidecar, self._notes = name, sidecar, notes
+    def __init__(self, name: str, sidecar: Sidecar, reads: list[tuple[str, bool]]) -> None:
+        self.name, self._sidecar, self._reads = name, sidecar, reads
 
     def read(self) -> int:
-        self._notes.append((self.name, self._sidecar.final))
+        self._reads.append((self.name, self._sidecar.final))
         return 0
 
     def render(self, snapshot: int, out: Samples) -> None: ...
@@ -706,18 +712,18 @@ class Noting:
     def describe(self, snapshot: int, status: NodeStatus) -> None: ...
 
 
-def test_the_last_failures_are_written_before_the_final_status(tmp_path: Path) -> None:
-    notes: list[tuple[str, bool]] = []
+def test_diagnoses_are_written_before_the_final_status(tmp_path: Path) -> None:
+    reads: list[tuple[str, bool]] = []
     context = make_context(make_manifest(tmp_path), SystemClock())
     sidecar = Sidecar(context, [])
-    sidecar.slots = [CollectorSlot(Noting("workers", sidecar, notes), context.clock)]
-    sidecar.diagnostics = CollectorSlot(Noting("diagnostics", sidecar, notes), context.clock)
-    sidecar.publisher = CollectorSlot(Noting("publish", sidecar, notes), context.clock)
+    sidecar.slots = [CollectorSlot(RecordingCollector("workers", sidecar, reads), context.clock)]
+    sidecar.diagnostics = CollectorSlot(RecordingCollector("diagnostics", sidecar, reads), context.clock)
+    sidecar.publisher = CollectorSlot(RecordingCollector("publish", sidecar, reads), context.clock)
     sidecar.start()
-    until(lambda: len(notes) == 3, "the first reads")
-    notes.clear()
+    until(lambda: len(reads) == 3, "the first reads")
+    reads.clear()
     asyncio.run(HttpService(sidecar)._finish(10.0, 10.0))
-    assert notes == [("workers", False), ("diagnostics", False), ("publish", True)]
+    assert reads == [("workers", False), ("diagnostics", False), ("publish", True)]
 
 
 def test_files_of_a_run_are_found(tmp_path: Path) -> None:

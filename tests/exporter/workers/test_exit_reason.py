@@ -1,4 +1,4 @@
-"""From evidence to a reason, and never further."""
+"""The exit reason that follows from the evidence."""
 
 import signal
 from dataclasses import replace
@@ -58,7 +58,7 @@ CASES = {
     "exit 128": (ExitEvidence(code=128), "app_error"),
     "exit 255": (ExitEvidence(code=255), "app_error"),
     "SIGKILL without evidence": (ExitEvidence(signal=KILL), "killed_unknown"),
-    "SIGKILL that a shell tells as 137": (ExitEvidence(code=137), "killed_unknown"),
+    "SIGKILL that a shell reports as 137": (ExitEvidence(code=137), "killed_unknown"),
     "SIGKILL and no kill by the kernel": (ExitEvidence(signal=KILL, oom_kills=0), "killed_unknown"),
     "SIGKILL and a kill by the kernel": (ExitEvidence(signal=KILL, oom_kills=1), "host_oom"),
     "137 and a kill by the kernel": (ExitEvidence(code=137, oom_kills=2), "host_oom"),
@@ -82,7 +82,7 @@ CASES = {
     "no record at all": (ExitEvidence(), "killed_unknown"),
     "SIGTERM from nowhere": (ExitEvidence(signal=TERM), "killed_unknown"),
     "SIGSEGV": (ExitEvidence(signal=SEGV), "crashed_signal"),
-    "SIGSEGV that a shell tells as 139": (ExitEvidence(code=139), "crashed_signal"),
+    "SIGSEGV that a shell reports as 139": (ExitEvidence(code=139), "crashed_signal"),
     "SIGABRT": (ExitEvidence(signal=ABRT), "crashed_signal"),
     "SIGABRT after a collective timed out": (
         ExitEvidence(signal=ABRT, log=LogEvidence(("nccl_timeout",))),
@@ -94,7 +94,7 @@ CASES = {
         "cuda_oom",
     ),
     "disk full in the log": (ExitEvidence(code=1, log=LogEvidence(("disk_full",))), "disk_full"),
-    "disk full and no log could say so": (ExitEvidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
+    "disk full and nothing in the log": (ExitEvidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
     "disk with room": (ExitEvidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
     "SIGKILL on a full disk": (ExitEvidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
     "exit 0 on a full disk": (ExitEvidence(code=0, disk_available_bytes=0), "completed"),
@@ -122,15 +122,15 @@ CASES = {
         ExitEvidence(code=0, end=101.0, service=True, stop=PEER),
         "app_error",
     ),
-    "a service that is told to end and does": (
+    "a service that ends after SIGTERM during the teardown": (
         ExitEvidence(code=0, end=101.0, service=True, forwarded=(TERM,), stop=PEER),
         "completed",
     ),
-    "a service that somebody asks to end": (
+    "a service that ends after SIGTERM from outside": (
         ExitEvidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
         "cancelled",
     ),
-    "a service that is asked to end at the time limit": (
+    "a service that ends after SIGTERM at the time limit": (
         ExitEvidence(code=0, end=50.0, service=True, forwarded=(TERM,), job_end=40.0),
         "time_limit",
     ),
@@ -153,16 +153,16 @@ CASES = {
         ),
         "terminated_peer",
     ),
-    "SIGTERM when a node has failed and nobody has said which": (
+    "SIGTERM when an unnamed node has failed": (
         ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=UNNAMED),
         "terminated_peer",
     ),
-    "no record when a node has failed and nobody has said which": (
+    "no record when an unnamed node has failed": (
         ExitEvidence(end=101.0, source="srun", stop=UNNAMED),
         "node_failure",
     ),
     "no record from a node that has failed": (ExitEvidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
-    "SIGTERM on a node that Slurm has given up": (
+    "SIGTERM on the node that failed": (
         ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
         "node_failure",
     ),
@@ -202,7 +202,7 @@ CASES = {
         "gpu_fault",
     ),
     "firmware that does not answer, and no record": (ExitEvidence(end=705.0, gpu_faults=(FIRMWARE,)), "gpu_fault"),
-    "firmware that does not answer, and a job of others whose status nobody tells": (
+    "firmware that does not answer, and an attached job with unknown status": (
         ExitEvidence(end=705.0, attached=True, source="kernel", gpu_faults=(FIRMWARE,)),
         "killed_unknown",
     ),
@@ -246,7 +246,7 @@ CASES = {
         ExitEvidence(signal=ABRT, end=100.0, gpu_faults=(ADDRESS,)),
         "gpu_fault",
     ),
-    "an error of the program on a device, a moment after its end": (
+    "an error of the program on a device, just after its end": (
         ExitEvidence(code=1, end=98.0, gpu_faults=(ADDRESS,)),
         "gpu_fault",
     ),
@@ -290,7 +290,7 @@ CASES = {
         ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 39, "Xid 39"),)),
         "app_error",
     ),
-    "an error of a device that is not known": (
+    "an unknown error of a device": (
         ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 999, "Xid 999"),)),
         "app_error",
     ),
@@ -303,11 +303,11 @@ CASES = {
         "app_error",
     ),
     "a device that was lost, and no Xid": (ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
-    "a device that was lost, and what the program says of it": (
+    "a device that was lost, and the error of the program about it": (
         ExitEvidence(code=1, end=160.0, log=LogEvidence((), ILLEGAL), gpu_losses=(LOST,)),
         "gpu_fault",
     ),
-    "a device that was found lost a moment after the end": (
+    "a device that was found lost just after the end": (
         ExitEvidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
         "gpu_fault",
     ),
@@ -337,11 +337,11 @@ CASES = {
         ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), XID.format(31))),
         "app_error",
     ),
-    "a word of the driver before another error": (
+    "a driver message before another error": (
         ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), "ValueError: bad shard")),
         "app_error",
     ),
-    "a word of the driver in a log without an error": (
+    "a driver message in a log without an error": (
         ExitEvidence(code=1, log=LogEvidence(("gpu_xid",))),
         "app_error",
     ),
@@ -385,11 +385,11 @@ CASES = {
         ExitEvidence(signal=KILL, source="kernel", end=101.0, wrapper="was killed by SIGKILL", stop=PEER),
         "terminated_peer",
     ),
-    "a job of others at its time limit": (
+    "an attached job at its time limit": (
         ExitEvidence(signal=KILL, source="kernel", attached=True, end=995.0, job_end=1000.0),
         "time_limit",
     ),
-    "exit 0 that the kernel tells": (ExitEvidence(code=0, source="kernel", attached=True), "completed"),
+    "exit 0 that the kernel reports": (ExitEvidence(code=0, source="kernel", attached=True), "completed"),
     "exit 3 on its own during the teardown": (ExitEvidence(code=3, end=101.0, stop=PEER), "app_error"),
     "exit 3 before the notice": (ExitEvidence(code=3, end=99.9, stop=PEER), "app_error"),
     "SIGKILL just before the notice": (ExitEvidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
@@ -414,25 +414,25 @@ def test_evidence_gives_its_reason(name: str) -> None:
     assert find_exit_reason(evidence).reason == reason
 
 
-def test_an_end_long_before_the_notice_is_no_consequence_of_it() -> None:
-    """As when a run was cancelled and started again, and the job ended an hour later."""
+def test_an_end_long_before_the_notice_is_not_a_consequence() -> None:
+    """Example: a run was cancelled and restarted, and the job ended an hour later."""
     evidence = ExitEvidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
     assert find_exit_reason(evidence).reason == "cancelled"
 
 
-def test_a_fault_of_a_device_that_the_log_tells_is_told_with_its_place() -> None:
-    found = find_exit_reason(ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), ECC, "train.py:7, in w.err")))
-    assert found.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
+def test_a_gpu_fault_from_the_log_names_its_source() -> None:
+    result = find_exit_reason(ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), ECC, "train.py:7, in w.err")))
+    assert result.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
 
 
 @pytest.mark.parametrize("number", [USR1, HUP])
-def test_a_signal_that_the_worker_survived_is_not_why_it_failed(number: int) -> None:
-    """As with a warning some minutes before the time limit, upon which the worker writes a checkpoint."""
+def test_a_signal_that_the_worker_survived_is_not_the_reason(number: int) -> None:
+    """Example: a warning signal before the time limit, after which the worker writes a checkpoint."""
     assert find_exit_reason(ExitEvidence(code=3, forwarded=(number,))).reason == "app_error"
 
 
 @pytest.mark.parametrize("code", [149, 150, 160, 178, 191])
-def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> None:
+def test_a_status_above_the_signal_range_is_an_app_error(code: int) -> None:
     assert find_exit_reason(ExitEvidence(code=code)).reason == "app_error"
 
 
@@ -481,22 +481,22 @@ EVIDENCE = st.builds(
 
 
 @given(EVIDENCE)
-def test_every_evidence_has_a_reason_and_words_for_it(evidence: ExitEvidence) -> None:
-    judged = find_exit_reason(evidence)
-    assert judged.reason in REASONS
-    assert judged.evidence
-    assert all(judged.evidence)
+def test_all_evidence_gives_a_reason_with_an_explanation(evidence: ExitEvidence) -> None:
+    result = find_exit_reason(evidence)
+    assert result.reason in REASONS
+    assert result.evidence
+    assert all(result.evidence)
     if evidence.code == 0 and not evidence.launch_error:
-        assert judged.reason == "completed"
+        assert result.reason == "completed"
 
 
 @pytest.mark.parametrize("evidence", [evidence for evidence, _ in CASES.values()], ids=CASES)
 @pytest.mark.parametrize(
-    "told", [LogEvidence(("cuda_oom",), "CUDA out of memory"), LogEvidence(("peer_lost",), "reset")]
+    "log", [LogEvidence(("cuda_oom",), "CUDA out of memory"), LogEvidence(("peer_lost",), "reset")]
 )
-def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: ExitEvidence, told: LogEvidence) -> None:
+def test_a_reason_that_needs_no_log_ignores_the_log(evidence: ExitEvidence, log: LogEvidence) -> None:
     if not needs_log_evidence(evidence):
-        assert find_exit_reason(replace(evidence, log=told)) == find_exit_reason(replace(evidence, log=LogEvidence()))
+        assert find_exit_reason(replace(evidence, log=log)) == find_exit_reason(replace(evidence, log=LogEvidence()))
 
 
 @pytest.mark.parametrize(
@@ -512,12 +512,12 @@ def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: ExitEvidence
         (ExitEvidence(code=3), True),
     ],
 )
-def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, needs: bool) -> None:
+def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs: bool) -> None:
     assert needs_log_evidence(evidence) is needs
 
 
 @pytest.mark.parametrize(
-    ("evidence", "words"),
+    ("evidence", "texts"),
     [
         (ExitEvidence(code=3), ("exit status 3",)),
         (ExitEvidence(signal=KILL), ("killed by SIGKILL", "sender unknown")),
@@ -541,7 +541,7 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
             ExitEvidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
             (
                 "killed by SIGKILL",
-                "its wrapper was killed by SIGKILL and left no record: it ended with that",
+                "its wrapper was killed by SIGKILL and left no record, so the worker ended with it",
                 "sender unknown",
             ),
         ),
@@ -549,7 +549,7 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
             ExitEvidence(signal=KILL, end=100.0, peer=FailedPeer("worker_w3", 98.5, "cuda_oom")),
             ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "sender unknown"),
         ),
-        (ExitEvidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
+        (ExitEvidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM sent by another process")),
         (
             ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
             ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
@@ -606,8 +606,8 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, need
         ),
     ],
 )
-def test_the_evidence_is_told_in_words(evidence: ExitEvidence, words: tuple[str, ...]) -> None:
-    assert find_exit_reason(evidence).evidence == words
+def test_the_evidence_is_explained_as_text(evidence: ExitEvidence, texts: tuple[str, ...]) -> None:
+    assert find_exit_reason(evidence).evidence == texts
 
 
 def test_the_first_failure_in_time_is_the_cause() -> None:
@@ -646,11 +646,11 @@ def test_a_signal_has_its_name(number: int, name: str) -> None:
         ),
     ],
 )
-def test_a_notice_is_taken_whole_or_not_at_all(state: dict[str, Any], stop: JobStop | None) -> None:
+def test_an_incomplete_stop_notice_is_ignored(state: dict[str, Any], stop: JobStop | None) -> None:
     assert parse_job_stop(state) == stop
 
 
-def test_a_notice_with_an_unknown_reason_is_none() -> None:
+def test_a_stop_notice_with_an_unknown_reason_is_ignored() -> None:
     assert parse_job_stop({"stop": {"reason": "lunch", "cause": "c", "time": 5}}) is None
 
 
@@ -676,11 +676,11 @@ def test_an_exit_record_gives_its_evidence() -> None:
     )
 
 
-def test_a_signal_that_the_worker_has_lived_with_for_hours_is_no_reason() -> None:
+def test_a_signal_hours_before_the_end_is_not_evidence() -> None:
     record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
     assert evidence_from_record(record).forwarded == (10,)
     assert evidence_from_record(record, stop=JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
 
 
-def test_a_record_of_nothing_gives_no_evidence() -> None:
+def test_an_empty_record_gives_no_evidence() -> None:
     assert evidence_from_record({}) == ExitEvidence()

@@ -1,4 +1,4 @@
-"""Which of a log's errors counts."""
+"""The error in a log that explains the end of its worker."""
 
 import pytest
 
@@ -17,63 +17,63 @@ ValueError: bad shard
 """
 
 
-def words_of(texts: list[tuple[str, bytes]]) -> LogEvidence:
+def evidence_of(texts: list[tuple[str, bytes]]) -> LogEvidence:
     return log_evidence(texts, LEXICON)
 
 
-def test_the_last_error_is_told_with_its_place() -> None:
-    found = words_of([("w.out", PROGRESS), ("w.err", TRACEBACK)])
-    assert (found.line, found.place) == ("ValueError: bad shard", "train.py:12, in w.err")
-    assert found.classes == ("python_traceback",)
+def test_the_last_error_has_its_source_line() -> None:
+    evidence = evidence_of([("w.out", PROGRESS), ("w.err", TRACEBACK)])
+    assert (evidence.line, evidence.place) == ("ValueError: bad shard", "train.py:12, in w.err")
+    assert evidence.classes == ("python_traceback",)
 
 
-def test_an_error_that_the_work_went_on_after_has_been_got_over() -> None:
-    found = words_of([("w.out", OOM + PROGRESS)])
-    assert (found.classes, found.line) == ((), None)
+def test_an_error_followed_by_progress_does_not_count() -> None:
+    evidence = evidence_of([("w.out", OOM + PROGRESS)])
+    assert (evidence.classes, evidence.line) == ((), None)
 
 
-def test_a_bar_that_is_drawn_once_more_as_it_is_torn_down_is_no_progress() -> None:
+def test_a_redrawn_progress_bar_is_not_progress() -> None:
     bar = b"\rTraining:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]"
-    assert words_of([("w.err", bar + b"\n" + OOM + bar + b"\n")]).classes == ("cuda_oom",)
-    assert words_of([("w.err", bar + b"\n" + OOM + bar.replace(b" 10/", b" 11/") + b"\n")]).classes == ()
+    assert evidence_of([("w.err", bar + b"\n" + OOM + bar + b"\n")]).classes == ("cuda_oom",)
+    assert evidence_of([("w.err", bar + b"\n" + OOM + bar.replace(b" 10/", b" 11/") + b"\n")]).classes == ()
 
 
-def test_an_error_in_the_line_of_a_progress_bar_follows_it() -> None:
+def test_an_error_in_the_line_of_a_progress_bar_counts() -> None:
     bar = b"\rTraining:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]"
-    assert words_of([("w.err", bar + TRACEBACK)]).line == "ValueError: bad shard"
+    assert evidence_of([("w.err", bar + TRACEBACK)]).line == "ValueError: bad shard"
 
 
-def test_an_error_before_the_position_in_a_line_has_been_got_over() -> None:
-    assert words_of([("w.err", b"RuntimeError: retrying; Processed 10/100 items\n")]).line is None
+def test_an_error_before_the_position_in_a_line_does_not_count() -> None:
+    assert evidence_of([("w.err", b"RuntimeError: retrying; Processed 10/100 items\n")]).line is None
 
 
 def test_an_error_before_the_last_one_is_not_the_reason() -> None:
-    found = words_of([("w.err", OOM + b"retrying with half the batch\n" * 20 + TRACEBACK)])
-    assert found.line == "ValueError: bad shard"
-    assert "cuda_oom" not in found.classes
+    evidence = evidence_of([("w.err", OOM + b"retrying with half the batch\n" * 20 + TRACEBACK)])
+    assert evidence.line == "ValueError: bad shard"
+    assert "cuda_oom" not in evidence.classes
 
 
-def test_what_an_error_has_led_to_counts_with_it() -> None:
+def test_the_class_of_an_error_includes_its_consequences() -> None:
     watchdog = (
         b"[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
         b"WorkNCCL(SeqNum=4, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600038 milliseconds before timing out.\n"
         b"terminate called after throwing an instance of 'c10::DistBackendError'\n"
         b"  what():  [Rank 0] Watchdog caught collective operation timeout\n"
     )
-    assert "nccl_timeout" in words_of([("w.err", watchdog)]).classes
+    assert "nccl_timeout" in evidence_of([("w.err", watchdog)]).classes
 
 
-def test_the_log_whose_error_has_a_class_is_the_more_telling() -> None:
-    found = words_of([("w.err", OOM), ("w.out", b"RuntimeError: worker failed\n")])
-    assert found.line is not None
-    assert "out of memory" in found.line
-    assert found.place is not None
-    assert found.place.endswith("w.err")
+def test_a_log_with_a_classified_error_is_preferred() -> None:
+    evidence = evidence_of([("w.err", OOM), ("w.out", b"RuntimeError: worker failed\n")])
+    assert evidence.line is not None
+    assert "out of memory" in evidence.line
+    assert evidence.place is not None
+    assert evidence.place.endswith("w.err")
 
 
-def test_nothing_said_is_no_evidence() -> None:
-    found = words_of([("w.out", b""), ("w.err", b"all good\n")])
-    assert (found.classes, found.line, found.place) == ((), None, None)
+def test_logs_without_errors_give_no_evidence() -> None:
+    evidence = evidence_of([("w.out", b""), ("w.err", b"all good\n")])
+    assert (evidence.classes, evidence.line, evidence.place) == ((), None, None)
 
 
 ECC = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
@@ -92,5 +92,5 @@ XID = b"[123456.7] NVRM: Xid (PCI:0000:3b:00): %d, pid=4242, name=python3\n"
         (XID % 79 + PROGRESS, "app_error"),
     ],
 )
-def test_a_device_is_at_fault_where_the_last_error_says_so(text: bytes, reason: str) -> None:
-    assert find_exit_reason(ExitEvidence(code=1, log=words_of([("w.err", text)]))).reason == reason
+def test_a_gpu_fault_is_found_only_if_it_is_the_last_error(text: bytes, reason: str) -> None:
+    assert find_exit_reason(ExitEvidence(code=1, log=evidence_of([("w.err", text)]))).reason == reason

@@ -1,4 +1,4 @@
-"""Memory of the job on this node: which cgroup it is, what is said of it, and OOM kills that are never forgotten."""
+"""Memory of the job on this node: its cgroup, the published values, and OOM kills that stay counted."""
 
 import json
 import os
@@ -42,7 +42,7 @@ SLURM_V2 = "/system.slice/slurmstepd.scope"
 
 
 class Node:
-    """A node with a run directory, the sidecar in its own cgroup, and workers by their records."""
+    """A node with a run directory, a sidecar in its own cgroup, and workers with start records."""
 
     def __init__(self, root: Path, version: int, own: str, **manifest: Any) -> None:
         self.version = version
@@ -68,19 +68,19 @@ class Node:
             (self.machine.v2 if self.version == 2 else self.machine.v1)(path, **facts)  # type: ignore[arg-type]
 
     def remove(self, path: str) -> None:
-        """Remove a cgroup of v1; what is still open has nothing more to tell."""
+        """Remove a v1 cgroup; its open files become empty."""
         folder = self.machine.root / f"sys/fs/cgroup/memory{path}"
         for file in folder.iterdir():
             file.write_text("", encoding="ascii")
         shutil.rmtree(folder)
 
     def start(self, task: Task, pid: int, cgroup: str, restart: int = 0, **record: Any) -> None:
-        """A worker that runs in this cgroup, and its start record."""
+        """Start a worker in this cgroup, with its start record."""
         self.machine.process(pid, self.lines(cgroup), start_ticks=pid * 10)
         self.write(task, "start", restart, pid=pid, start_ticks=pid * 10, **record)
 
     def end(self, task: Task, pid: int, restart: int = 0, **record: Any) -> None:
-        """Its end, and its exit record."""
+        """End a worker, with its exit record."""
         shutil.rmtree(self.machine.root / f"proc/{pid}", ignore_errors=True)
         self.write(task, "exit", restart, pid=pid, **record)
 
@@ -88,16 +88,16 @@ class Node:
         stem = run_files.record_name(task.worker, task.rank, 0, restart)
         run_files.write_json(self.folder / f"{stem}.{kind}.json", record)
 
-    def look(self) -> MemorySnapshot:
+    def read(self) -> MemorySnapshot:
         return self.collector.read()
 
     def path(self) -> str | None:
-        """Path of the job's cgroup as the next look finds it."""
-        cgroup = self.look().cgroup
+        """Path of the cgroup of the job, from a new read."""
+        cgroup = self.read().cgroup
         return None if cgroup is None else cgroup.path
 
 
-def test_before_a_worker_is_known_it_is_the_sidecars_own_cgroup(tmp_path: Path) -> None:
+def test_the_cgroup_of_the_sidecar_is_used_before_a_worker_is_known(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, f"{SLURM_V2}/job_7/step_0/user/task_0")
     node.cgroups(f"{SLURM_V2}/job_7/step_0/user/task_0")
     assert node.path() == f"{SLURM_V2}/job_7/step_0/user/task_0"
@@ -112,23 +112,23 @@ def test_before_a_worker_is_known_it_is_the_sidecars_own_cgroup(tmp_path: Path) 
         (2, f"{SLURM_V2}/s4H7XK2M9QZ1", "/step_{}/user/task_special"),
     ],
 )
-def test_under_slurm_it_is_that_of_the_job(tmp_path: Path, version: int, job: str, step: str) -> None:
+def test_the_cgroup_of_a_slurm_job_contains_its_steps(tmp_path: Path, version: int, job: str, step: str) -> None:
     node = Node(tmp_path, version, job + step.format(0))
     node.cgroups(job, *(job + step.format(number) for number in range(3)), limit=700 * MIB)
     node.cgroups(job, used=300 * MIB, limit=800 * MIB)
     node.start(TASKS[0], 11, job + step.format(1))
     node.start(TASKS[1], 12, job + step.format(2))
-    snapshot = node.look()
+    snapshot = node.read()
     assert snapshot.cgroup is not None
     assert snapshot.cgroup.path == job
     assert snapshot.facts is not None
     assert (snapshot.facts.used_bytes, snapshot.facts.limit_bytes) == (300 * MIB, 800 * MIB)
     node.end(TASKS[0], 11)
     node.end(TASKS[1], 12)
-    assert node.path() == job  # also when all of them have ended
+    assert node.path() == job  # also after all workers have ended
 
 
-def test_on_one_machine_it_is_the_one_of_all(tmp_path: Path) -> None:
+def test_the_common_cgroup_of_sidecar_and_workers_is_used(tmp_path: Path) -> None:
     session = "/user.slice/user-1000.slice/session-3.scope"
     node = Node(tmp_path, 2, session)
     node.cgroups("/user.slice", session)
@@ -137,7 +137,7 @@ def test_on_one_machine_it_is_the_one_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_nothing_is_said_of_a_whole_machine(tmp_path: Path, version: int) -> None:
+def test_the_root_cgroup_gives_no_values(tmp_path: Path, version: int) -> None:
     node = Node(tmp_path, version, "/a")
     node.cgroups("/a", "/b", oom_kills=3)
     if version == 1:
@@ -145,9 +145,9 @@ def test_nothing_is_said_of_a_whole_machine(tmp_path: Path, version: int) -> Non
         node.machine.write("sys/fs/cgroup/memory/release_agent", "")
     else:
         node.machine.v2_without_memory("")
-    assert node.look().facts is not None
+    assert node.read().facts is not None
     node.start(TASKS[0], 11, "/b")
-    snapshot = node.look()
+    snapshot = node.read()
     assert (snapshot.facts, snapshot.oom_kills) == (None, None)
     assert page_of(node.collector, snapshot) == ""
     status = NodeStatus()
@@ -156,29 +156,29 @@ def test_nothing_is_said_of_a_whole_machine(tmp_path: Path, version: int) -> Non
     assert status.memory["used_bytes"] is None
 
 
-def test_a_machine_without_cgroups_says_nothing_and_fails_nowhere(tmp_path: Path) -> None:
+def test_a_machine_without_cgroups_gives_no_values_and_no_error(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/a")
     shutil.rmtree(tmp_path / "proc")
-    snapshot = node.look()
+    snapshot = node.read()
     assert (snapshot.cgroup, snapshot.facts, snapshot.oom_kills) == (None, None, None)
     assert page_of(node.collector, snapshot) == ""
     node.collector.describe(snapshot, NodeStatus())
 
 
-def test_workers_whose_pids_mean_nothing_here_are_passed_over(tmp_path: Path) -> None:
+def test_workers_in_another_pid_namespace_are_skipped(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job/step_0")
     node.machine.write("proc/self/ns/pid", "")
     node.cgroups("/job", "/job/step_0", "/job/step_1", "/other")
     here = (tmp_path / "proc/self/ns/pid").stat().st_ino
     node.collector = MemoryCollector(node.context)
     node.start(TASKS[0], 11, "/other", pid_namespace=here + 1)
-    node.start(TASKS[2], 13, "/other")  # of another node
+    node.start(TASKS[2], 13, "/other")  # on another node
     assert node.path() == "/job/step_0"
     node.start(TASKS[1], 12, "/job/step_1", pid_namespace=here)
     assert node.path() == "/job"
 
 
-def test_a_pid_that_belongs_to_another_process_by_now_is_passed_over(tmp_path: Path) -> None:
+def test_a_worker_with_a_reused_pid_is_skipped(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job/step_0")
     node.cgroups("/job/step_0", "/other")
     node.start(TASKS[0], 11, "/other")
@@ -187,7 +187,7 @@ def test_a_pid_that_belongs_to_another_process_by_now_is_passed_over(tmp_path: P
 
 
 @pytest.mark.parametrize("broken", ["proc", "pid"])
-def test_a_worker_without_facts_costs_nothing(tmp_path: Path, broken: str) -> None:
+def test_incomplete_records_are_ignored(tmp_path: Path, broken: str) -> None:
     node = Node(tmp_path, 2, "/job/step_0")
     node.cgroups("/job/step_0")
     node.write(TASKS[0], "start", 0, pid=11 if broken == "proc" else None)
@@ -195,94 +195,94 @@ def test_a_worker_without_facts_costs_nothing(tmp_path: Path, broken: str) -> No
     assert node.path() == "/job/step_0"
 
 
-def test_attached_to_a_job_of_others_its_workers_alone_say_where_it_is(tmp_path: Path) -> None:
+def test_only_the_workers_give_the_cgroup_of_an_attached_job(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/session", attached=True)
     node.cgroups("/session", oom_kills=9)
     node.cgroups("/job", "/job/step_1", "/job/step_2", oom_kills=1)
-    assert node.look().facts is None
+    assert node.read().facts is None
     node.start(TASKS[0], 11, "/job/step_1")
     node.start(TASKS[1], 12, "/job/step_2")
-    snapshot = node.look()
+    snapshot = node.read()
     assert snapshot.cgroup is not None
     assert snapshot.cgroup.path == "/job"
     assert snapshot.oom_kills == 2
 
 
-def test_v2_counts_the_kills_of_all_cgroups_below(tmp_path: Path) -> None:
+def test_v2_counts_the_kills_of_all_child_cgroups(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job/step_0")
     node.cgroups("/job", oom_kills=4)
     node.cgroups("/job/step_0", "/job/step_1", oom_kills=2)
     node.start(TASKS[0], 11, "/job/step_1")
-    assert node.look().oom_kills == 4
+    assert node.read().oom_kills == 4
 
 
-def test_kills_never_fall(tmp_path: Path) -> None:
+def test_the_count_of_kills_never_falls(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job")
     node.cgroups("/job", oom_kills=4)
-    assert node.look().oom_kills == 4
+    assert node.read().oom_kills == 4
     node.cgroups("/job", oom_kills=0)
-    assert node.look().oom_kills == 4
+    assert node.read().oom_kills == 4
 
 
-def test_v1_counts_the_kills_of_each_worker_also_when_its_cgroup_is_gone(tmp_path: Path) -> None:
+def test_v1_keeps_counting_the_kills_of_removed_cgroups(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/job/step_0")
     node.cgroups("/job", "/job/step_0", "/job/step_1", "/job/step_2")
     node.start(TASKS[0], 11, "/job/step_1")
     node.start(TASKS[1], 12, "/job/step_2")
-    assert node.look().oom_kills == 0
+    assert node.read().oom_kills == 0
     node.cgroups("/job/step_1", oom_kills=1)
     node.cgroups("/job/step_0", oom_kills=1)
-    assert node.look().oom_kills == 2
+    assert node.read().oom_kills == 2
     node.remove("/job/step_1")
-    assert node.look().oom_kills == 2
-    # the cgroup of the last is removed as it is killed, and only its wrapper has seen it
+    assert node.read().oom_kills == 2
+    # the cgroup of the last worker is removed when it is killed; only its wrapper has seen the kill
     node.end(TASKS[1], 12, oom_kills=1)
     node.remove("/job/step_2")
-    assert node.look().oom_kills == 3
-    assert node.look().oom_kills == 3
+    assert node.read().oom_kills == 3
+    assert node.read().oom_kills == 3
 
 
-def test_a_kill_that_kernel_and_wrapper_tell_counts_once(tmp_path: Path) -> None:
+def test_a_kill_reported_by_kernel_and_wrapper_counts_once(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/job/step_0")
     node.cgroups("/job", "/job/step_0", "/job/step_1")
     node.start(TASKS[0], 11, "/job/step_1")
-    node.look()
+    node.read()
     node.cgroups("/job/step_1", oom_kills=1)
     node.end(TASKS[0], 11, oom_kills=1)
-    assert node.look().oom_kills == 1
+    assert node.read().oom_kills == 1
     node.cgroups("/job/step_2")
-    node.start(TASKS[0], 14, "/job/step_2", restart=1)  # started again, in a cgroup of its own
-    node.look()
+    node.start(TASKS[0], 14, "/job/step_2", restart=1)  # restarted in its own cgroup
+    node.read()
     node.end(TASKS[0], 14, restart=1, oom_kills=1)
-    assert node.look().oom_kills == 2
+    assert node.read().oom_kills == 2
 
 
-def test_one_kill_in_a_cgroup_of_all_counts_once_although_each_wrapper_tells(tmp_path: Path) -> None:
+def test_a_kill_in_a_shared_cgroup_counts_once_for_several_wrappers(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/session")
     node.cgroups("/session", oom_kills=0)
     node.start(TASKS[0], 11, "/session")
-    node.look()
+    node.read()
     node.start(TASKS[1], 12, "/session")
     node.cgroups("/session", oom_kills=1)
     node.end(TASKS[0], 11, oom_kills=1)
-    node.end(TASKS[1], 12, oom_kills=1)  # over before it was ever seen
-    assert node.look().oom_kills == 1
+    node.end(TASKS[1], 12, oom_kills=1)  # ended before the first read
+    assert node.read().oom_kills == 1
 
 
-def test_a_worker_of_slurm_that_was_never_seen_alive_counts_by_its_record(tmp_path: Path) -> None:
+def test_kills_of_a_worker_that_was_never_read_are_counted_by_its_record(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/job/step_0")
     node.cgroups("/job", "/job/step_0", "/job/step_1")
     node.start(TASKS[0], 11, "/job/step_1")
     node.end(TASKS[1], 12, oom_kills=1)
     node.write(TASKS[1], "start", 0, pid=12)
-    assert node.look().oom_kills == 1
+    assert node.read().oom_kills == 1
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_page_says_what_is_known(tmp_path: Path, version: int) -> None:
+def test_the_page_has_the_memory_of_the_cgroup(tmp_path: Path, version: int) -> None:
     node = Node(tmp_path, version, "/job")
     node.cgroups("/job", used=100 * MIB, limit=128 * MIB, oom_kills=2)
-    page = page_of(node.collector, node.look())
+    page = page_of(node.collector, node.read())
     expected = {USED: 100, LIMIT: 128, PEAK: 200, WORKING_SET: 70}
     assert {family: samples_of(page, family)[""] / MIB for family in expected} == expected
     assert samples_of(page, OOM_KILLS) == {"": 2}
@@ -290,19 +290,19 @@ def test_the_page_says_what_is_known(tmp_path: Path, version: int) -> None:
     assert samples_of(page, PRESSURE) == pressure
 
 
-def test_without_a_limit_there_is_no_sample_of_one(tmp_path: Path) -> None:
+def test_a_cgroup_without_a_limit_has_no_limit_sample(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job")
     node.cgroups("/job")
-    page = page_of(node.collector, node.look())
+    page = page_of(node.collector, node.read())
     assert samples_of(page, LIMIT) == {}
     assert samples_of(page, USED) == {"": 100 * MIB}
 
 
-def test_the_status_has_the_same_facts_and_is_json(tmp_path: Path) -> None:
+def test_the_status_has_the_memory_of_the_cgroup_as_json(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job")
     node.cgroups("/job", limit=128 * MIB, oom_kills=2)
     status = NodeStatus()
-    node.collector.describe(node.look(), status)
+    node.collector.describe(node.read(), status)
     assert json.loads(json.dumps(status.memory)) == {
         "cgroup": "/job",
         "version": 2,
@@ -320,9 +320,7 @@ def test_the_status_has_the_same_facts_and_is_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("check", "interval"), [(1.0, 2.0), (5.0, 5.0), (60.0, 5.0)])
-def test_it_looks_as_often_as_the_job_asks_between_two_and_five_seconds(
-    tmp_path: Path, check: float, interval: float
-) -> None:
+def test_the_read_interval_is_between_two_and_five_seconds(tmp_path: Path, check: float, interval: float) -> None:
     assert Node(tmp_path, 2, "/job", check_interval_s=check).collector.interval_s == interval
 
 
@@ -333,7 +331,7 @@ def real_context(run_dir: Path, *tasks: Task, proc: str = "/proc") -> CollectorC
     return CollectorContext(make_manifest(run_dir, *tasks), make_identity(node=NODE, start=None), FakeClock(), proc)
 
 
-def test_a_real_worker_that_is_killed_for_its_memory_stays_counted(tmp_path: Path, wrappers: Wrappers) -> None:
+def test_a_real_oom_kill_stays_counted(tmp_path: Path, wrappers: Wrappers) -> None:
     task, go = make_task(), tmp_path / "go"
     program = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nbytearray(b'x' * (1 << 27))"
     with real_cgroup("worker") as real:
@@ -363,7 +361,7 @@ def test_a_real_worker_that_is_killed_for_its_memory_stays_counted(tmp_path: Pat
             assert status.memory["oom_victims"][pid] == after.oom_victims[pid]
 
 
-def test_this_process_has_a_cgroup_or_the_whole_machine() -> None:
+def test_this_process_has_a_cgroup_or_is_in_the_root() -> None:
     snapshot = MemoryCollector(real_context(Path("/nonexistent"))).read()
     if snapshot.facts is not None:
         assert snapshot.facts.used_bytes > MIB

@@ -1,4 +1,4 @@
-"""What Slurm says about the end of a job, in the lines of its daemons and of srun."""
+"""Lines of Slurm daemons and of srun about the end of a job."""
 
 from datetime import datetime
 
@@ -17,7 +17,7 @@ AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "notice"),
     [
         (f"{AT} ***", SlurmEndNotice("cancelled", "Slurm: cancelled")),
         (f"{AT} DUE TO TIME LIMIT ***", SlurmEndNotice("time_limit", "Slurm: the time limit was reached")),
@@ -36,8 +36,8 @@ AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-
         ("", SlurmEndNotice()),
     ],
 )
-def test_the_line_of_the_batch_step_says_why(line: str, words: SlurmEndNotice) -> None:
-    assert parse_slurm_end_notice(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == words
+def test_the_line_of_the_batch_step_gives_the_reason(line: str, notice: SlurmEndNotice) -> None:
+    assert parse_slurm_end_notice(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == notice
 
 
 def test_srun_names_the_nodes_that_have_failed() -> None:
@@ -50,12 +50,12 @@ def test_srun_names_the_nodes_that_have_failed() -> None:
     )
 
 
-def test_the_last_of_several_counts() -> None:
+def test_the_last_of_several_notices_counts() -> None:
     assert parse_slurm_end_notice(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
 
 
 def job_text(start: str, end: str, preempted: str) -> str:
-    """Some of what `scontrol show job` prints."""
+    """Part of the output of `scontrol show job`."""
     return f"   RunTime=00:01:00\n   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
 
 
@@ -74,7 +74,7 @@ NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-2
     ],
     ids=["in its grace time", "not preempted", "suspended, and resumed", "before a requeue", "requeued", "old Slurm"],
 )
-def test_a_preemption_with_a_grace_time_says_when_it_ends(text: str, end: str | None) -> None:
+def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str | None) -> None:
     assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
 
 
@@ -89,5 +89,5 @@ def test_a_preemption_with_a_grace_time_says_when_it_ends(text: str, end: str | 
     ],
     ids=["running", "cancelled", "being ended", "ended", "requeued, and running"],
 )
-def test_a_job_that_is_ended_for_its_time_limit_is_known(text: str, timed_out: bool) -> None:
+def test_a_job_ended_at_its_time_limit_is_recognized(text: str, timed_out: bool) -> None:
     assert has_timed_out(text) is timed_out

@@ -1,4 +1,4 @@
-/* What each function does first and last: the lock, the present scenario, and what the scenario holds against it. */
+/* Start and end of each function: the lock, the current scenario and its faults. */
 
 #include "fake.h"
 
@@ -12,11 +12,11 @@
 #include <unistd.h>
 
 enum { POLL_MS = 10, MOST_HANDLES = 1024 };
-/* A file that changed so recently may change again without another time of change: it is read again. */
+/* A file that changed so recently may change again with the same modification time, so it is read again. */
 static const double SETTLED_S = 0.05;
 
 static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER; /* held through whole calls, where a scenario says so */
+static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER; /* held during whole calls with a global lock */
 
 struct scenario *scenario;
 int users;
@@ -54,7 +54,7 @@ static char *read_file(const char *path, struct stat *found) {
     return text;
 }
 
-/* Takes the scenario as it is now; the old one stays when there is no file. */
+/* Loads the current scenario. Without a file, the old one stays. */
 static void refresh(void) {
     char place[4096];
     const char *path = setting("FAKENVML_SCENARIO", place, sizeof place);
@@ -98,7 +98,7 @@ static int is_visible(const struct unit *unit) {
     return 0;
 }
 
-/* Finds what a handle stands for in the present scenario. */
+/* Finds the unit of a handle in the current scenario. */
 static int resolve(struct visit *visit) {
     struct handle *handle = visit->handle;
     visit->unit = NULL;
@@ -128,7 +128,7 @@ static int is_slow(const struct fault *fault) { return fault->slow_ms > 0; }
 static int has_code(const struct fault *fault) { return fault->has_code; }
 static int has_race(const struct fault *fault) { return fault->race > 0; }
 
-/* Waits without the lock; what the visit is about may have changed then. */
+/* Waits without the lock. The unit of the visit may have changed afterwards. */
 void pause_ms(struct visit *visit, int ms, int keep_driver) {
     struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
     pthread_mutex_unlock(&state_lock);
@@ -180,7 +180,7 @@ int leave(struct visit *visit, int code) {
     return code;
 }
 
-/* Whether the list is longer again than the buffer that was made for it, as often as the scenario says. */
+/* Whether the buffer is too small, which happens as often as the scenario says. */
 int race(struct visit *visit) {
     struct fault *fault = fault_of(visit, has_race);
     return fault ? fault->race-- : 0;

@@ -1,5 +1,5 @@
-/* Keeps a text file in memory with a line for each function: its name, calls, and nanoseconds of CPU time in them.
- * Where FAKENVML_CALLS names a folder; the file is named by the process. */
+/* Maps a text file with a line for each function: its name, calls, and nanoseconds of CPU time.
+ * FAKENVML_CALLS is its directory. Its name is the pid. */
 
 #include "fake.h"
 
@@ -48,7 +48,7 @@ static char *line_of(const char *name) {
     return memcpy(page + lines++ * LINE, text, LINE);
 }
 
-/* Adds in the text itself, from the last digit on. */
+/* Adds to the decimal text in place, from the last digit. */
 static void add(char *last, unsigned long long what) {
     while (what) {
         unsigned long long digit = (*last == ' ' ? 0 : (unsigned long long)(*last - '0')) + what % 10;

@@ -1,4 +1,4 @@
-/* Fields, violations, memory faults, and the counters of links. */
+/* Fields, violations, memory faults and link counters. */
 
 #include "fake.h"
 
@@ -93,7 +93,7 @@ NVML nvmlDeviceGetRemappedRows(struct handle *handle, unsigned *corrected, unsig
     LEAVE(SUCCESS);
 }
 
-/* Addresses mean nothing: only how many there are. */
+/* Only the number of addresses matters. */
 static int retired(const struct visit *visit, unsigned cause, unsigned *count, unsigned long long *addresses,
                    unsigned long long *times) {
     unsigned pages, room = *count;
@@ -124,7 +124,7 @@ NVML nvmlDeviceGetRetiredPages_v2(struct handle *handle, unsigned cause, unsigne
 NVML nvmlDeviceGetPcieThroughput(struct handle *handle, unsigned counter, unsigned *kib_per_s) {
     ENTER(handle);
     if (counter > 1) LEAVE(INVALID_ARGUMENT);
-    pause_ms(&visit, PCIE_MS, 1); /* the driver counts for that long */
+    pause_ms(&visit, PCIE_MS, 1); /* the driver measures for this time */
     if (visit.code != GO_ON) LEAVE(visit.code);
     LEAVE(get_u32(visit.unit, (enum value_name)(V_pcie_tx_kib_s + counter), kib_per_s));
 }

@@ -1,4 +1,4 @@
-/* The library itself, which GPUs there are, and their plain values. */
+/* The library itself, the list of GPUs, and their plain values. */
 
 #include "fake.h"
 
@@ -76,7 +76,7 @@ NVML nvmlDeviceGetCount_v2(unsigned *count) {
 
 static const struct unit *visible(unsigned i) { return &scenario->units[scenario->visible[i]]; }
 
-/* Gives the handle away where nothing stands against a call about it. */
+/* Returns the handle unless the scenario makes the call fail. */
 static int give(struct visit *visit, const struct unit *unit, struct handle **handle) {
     if (!unit || !handle) return leave(visit, handle ? NOT_FOUND : INVALID_ARGUMENT);
     struct handle *found = handle_of(unit);
@@ -167,7 +167,7 @@ NVML nvmlDeviceGetPciInfo_v3(struct handle *handle, struct pci_info *info) {
     LEAVE(SUCCESS);
 }
 
-/* Processes that come and go by themselves take memory and time on top of what the scenario says. */
+/* Processes with a file add memory and time to the values of the scenario. */
 static unsigned long long processes_memory(const struct unit *unit) {
     struct process *found;
     unsigned long long sum = 0;
@@ -195,7 +195,7 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-/* The first version counts what the driver keeps for itself as used. */
+/* The first version counts reserved memory as used. */
 static int memory_of(const struct unit *unit, struct memory_v2 *memory) {
     int code = get_u64(unit, V_memory_total, &memory->total);
     if (code == SUCCESS) code = get_u64(unit, V_memory_used, &memory->used);
@@ -282,7 +282,7 @@ NVML nvmlDeviceGetCudaComputeCapability(struct handle *handle, int *major, int *
     LEAVE(code);
 }
 
-/* Functions that give one number. */
+/* Functions that return one number. */
 #define GIVES(function, type, get, value)                                                                              \
     NVML function(struct handle *handle, type *to) {                                                                   \
         ENTER(handle);                                                                                                 \

@@ -1,4 +1,4 @@
-/* Events: each of the scenario is told once to each set, if its GPU was registered before it was written. */
+/* Events: each is returned once to each set that registered its GPU before the event was written. */
 
 #include "fake.h"
 
@@ -10,12 +10,12 @@ enum { POLL_MS = 10 };
 struct registration {
     struct handle *handle;
     unsigned long long types;
-    long long told; /* the last sequence number */
+    long long last; /* the last returned sequence number */
 };
 
 struct event_set {
     struct event_set *next;
-    int freed; /* kept, so that use after it is noticed */
+    int freed; /* kept to detect use after free */
     struct registration registrations[MAX_GPUS];
     unsigned count;
 };
@@ -54,11 +54,11 @@ NVML nvmlDeviceRegisterEvents(struct handle *handle, unsigned long long types, s
     struct registration *made = &set->registrations[set->count++];
     *made = (struct registration){handle, types, 0};
     for (size_t i = 0; i < scenario->event_count; i++)
-        if (scenario->events[i].sequence > made->told) made->told = scenario->events[i].sequence;
+        if (scenario->events[i].sequence > made->last) made->last = scenario->events[i].sequence;
     LEAVE(SUCCESS);
 }
 
-/* The oldest event that the set has not been told. */
+/* The oldest event that the set has not returned. */
 static const struct event *next_event(const struct event_set *set, struct registration **of) {
     const struct event *next = NULL;
     for (size_t i = 0; i < scenario->event_count; i++) {
@@ -66,7 +66,7 @@ static const struct event *next_event(const struct event_set *set, struct regist
         for (unsigned j = 0; j < set->count; j++) {
             const struct registration *registration = &set->registrations[j];
             if (strcmp(event->uuid, registration->handle->uuid) || !(event->type & registration->types)) continue;
-            if (event->sequence <= registration->told || (next && next->sequence <= event->sequence)) continue;
+            if (event->sequence <= registration->last || (next && next->sequence <= event->sequence)) continue;
             next = event;
             *of = (struct registration *)registration;
         }
@@ -88,7 +88,7 @@ static int wait_for_event(struct visit *visit, struct event_set *set, struct eve
         struct registration *of = NULL;
         const struct event *event = next_event(set, &of);
         if (event) {
-            of->told = event->sequence;
+            of->last = event->sequence;
             data->handle = of->handle;
             data->type = event->type;
             data->data = event->data;

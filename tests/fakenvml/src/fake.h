@@ -1,5 +1,5 @@
-/* A stand-in for NVIDIA's driver library that tells what a scenario file says. Only what is needed is declared here,
- * with the layouts that the Python binding uses. */
+/* A fake of the NVIDIA driver library with values from a scenario file. Declares only what is needed,
+ * with the layouts of the Python binding. */
 
 #ifndef FAKE_H
 #define FAKE_H
@@ -20,19 +20,19 @@ enum {
     MEMORY_ERROR = 20,
     VERSION_MISMATCH = 25,
     UNKNOWN = 999,
-    GO_ON = -1, /* not of the driver: nothing stands against the call */
+    GO_ON = -1, /* not a driver code: the call may proceed */
 };
 
 enum { UUID_SIZE = 96, MAX_GPUS = 64, ALL = -1 };
 
-/* A number that may change with time: base + fraction + rate * seconds since the scenario's start. */
+/* A number that may change with time: base + fraction + rate * seconds since the start of the scenario. */
 struct number {
     int known;
     long long base;
     double fraction, rate;
 };
 
-/* Names of plain values, as the scenario writes them; one that is not written is not supported. */
+/* Names of plain values in the scenario. A missing value is not supported. */
 #define VALUES(X)                                                                                                      \
     X(minor) X(pci_device_id) X(memory_total) X(memory_used) X(memory_reserved) X(bar1_total) X(bar1_used)             \
     X(utilization) X(memory_utilization) X(temperature_c) X(clock_graphics_mhz) X(clock_sm_mhz) X(clock_memory_mhz)    \
@@ -52,13 +52,13 @@ enum value_name {
     VALUE_COUNT
 };
 
-/* Numbers that the driver knows by an id: a field, a GPM metric, a performance policy, a link. */
+/* Numbers with an id: fields, GPM metrics, performance policies, links. */
 enum kind { FIELD, GPM, VIOLATION, NVLINK_STATE, NVLINK_ERROR };
 
 struct keyed {
     enum kind kind;
     unsigned id;
-    long long scope; /* ALL: whatever is asked */
+    long long scope; /* ALL: any scope */
     int type;        /* of a field: nvmlValueType_t */
     int code;        /* returned instead of the number when not 0 */
     struct number number;
@@ -72,17 +72,17 @@ struct process {
     unsigned long long memory; /* all bits set: not available */
     unsigned sm, memory_util;
     unsigned gpu_instance, compute_instance;
-    double age; /* of a sample that is told whatever is asked for; 0 for ordinary ones */
+    double age; /* of a sample that is always returned; 0 for ordinary ones */
 };
 
 /* One GPU, or one MIG instance of it. */
 struct unit {
     char uuid[UUID_SIZE], name[UUID_SIZE];
     unsigned domain, bus, device;
-    int parent; /* of an instance: where its GPU is among the units; -1 of a GPU */
+    int parent; /* index of the GPU of an instance among the units; -1 for a GPU */
     unsigned slot;
-    long partition; /* handles of instances from before it changed are stale */
-    int state;      /* 0, or what every call about it returns */
+    long partition; /* a change makes earlier instance handles stale */
+    int state;      /* 0, or the result of every call about it */
     struct number values[VALUE_COUNT];
     struct keyed *keyed;
     size_t keyed_count;
@@ -90,7 +90,7 @@ struct unit {
     size_t process_count, sample_count;
 };
 
-/* What a function does for one GPU ("*": for all, and where no GPU is asked about). */
+/* Behaviour of a function for one GPU ("*": for all, and for calls without a GPU). */
 struct fault {
     char function[64], uuid[UUID_SIZE];
     int has_code, code, slow_ms, hang, race;
@@ -109,7 +109,7 @@ struct scenario {
     double start, sample_period;
     struct unit *units;
     size_t unit_count;
-    int visible[MAX_GPUS]; /* places of GPUs among the units, in the order in which they are numbered */
+    int visible[MAX_GPUS]; /* indices of visible GPUs among the units, in the order of their numbers */
     unsigned visible_count;
     struct fault *faults;
     size_t fault_count;
@@ -126,7 +126,7 @@ double exactly_now_of(const struct number *number, double seconds);
 const struct keyed *find_keyed(const struct unit *unit, enum kind kind, unsigned id, unsigned scope);
 int find_unit(const struct scenario *scenario, const char *uuid);
 
-/* What each call does first and last: call.c */
+/* Start and end of each call: call.c */
 struct handle {
     char uuid[UUID_SIZE];
     int mig;
@@ -137,7 +137,7 @@ struct call;
 struct visit {
     struct call *call;
     struct handle *handle;
-    struct unit *unit; /* what the call is about, or NULL; gone after pause() */
+    struct unit *unit; /* the unit of the call, or NULL; invalid after pause() */
     int code, has_driver;
     unsigned long long began;
 };
@@ -148,11 +148,11 @@ struct call {
     int counted; /* for which file */
 };
 
-extern struct scenario *scenario; /* the present one, while a visit lasts */
+extern struct scenario *scenario; /* the current scenario during a visit */
 extern int users;                 /* nvmlInit calls without their nvmlShutdown */
 
 struct visit enter(struct call *call, const char *name);
-int about(struct visit *visit, struct handle *handle); /* GO_ON, or what to return */
+int about(struct visit *visit, struct handle *handle); /* GO_ON, or the result */
 void pause_ms(struct visit *visit, int ms, int keep_driver);
 int leave(struct visit *visit, int code);
 struct handle *handle_of(const struct unit *unit);
@@ -161,7 +161,7 @@ double seconds_of_scenario(void);
 unsigned long long epoch_us(void);
 int put_text(char *buffer, unsigned length, const char *text);
 
-/* Functions that no GPU is asked about, and those about one. */
+/* Functions without a GPU, and functions about one. */
 #define ENTER_ANY()                                                                                                    \
     static struct call self;                                                                                           \
     struct visit visit = enter(&self, __func__);                                                                       \
@@ -180,7 +180,7 @@ int put_text(char *buffer, unsigned length, const char *text);
 int get_u32(const struct unit *unit, enum value_name name, unsigned *to);
 int get_u64(const struct unit *unit, enum value_name name, unsigned long long *to);
 
-/* How often each function was called, for tests: count.c */
+/* Number of calls of each function, for tests: count.c */
 void open_counts(void);
 void count_call(struct call *call);
 void count_time(const struct call *call, unsigned long long ns);

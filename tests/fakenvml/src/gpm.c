@@ -8,7 +8,7 @@
 enum { METRIC_IDS = 512, LEAST_US = 100000 };
 
 struct gpm_sample {
-    char uuid[UUID_SIZE]; /* empty before anything was sampled */
+    char uuid[UUID_SIZE]; /* empty before the first sample */
     unsigned long long time_us;
     int known[METRIC_IDS];
     double values[METRIC_IDS];
@@ -88,7 +88,7 @@ NVML nvmlGpmMigSampleGet(struct handle *handle, unsigned gpu_instance, struct gp
     LEAVE(INVALID_ARGUMENT);
 }
 
-/* The mean of both ends: right for what changes evenly. */
+/* The mean of both samples, which is exact for linear changes. */
 NVML nvmlGpmMetricsGet(struct gpm_get *get) {
     ENTER_ANY();
     if (get->version != 1) LEAVE(VERSION_MISMATCH);

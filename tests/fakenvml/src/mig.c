@@ -1,4 +1,4 @@
-/* GPUs that are divided into instances. */
+/* GPUs with MIG instances. */
 
 #include "fake.h"
 

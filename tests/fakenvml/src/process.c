@@ -1,4 +1,4 @@
-/* Processes on a GPU: those of the scenario, and living ones that have a file in the folder FAKENVML_PROCESSES. */
+/* Processes on a GPU: those of the scenario, and running ones with a file in the directory FAKENVML_PROCESSES. */
 
 #include "fake.h"
 
@@ -19,7 +19,7 @@ static void append(struct process **list, size_t *count, struct process process)
 
 void free_processes(struct process *list) { free(list); }
 
-/* Lines of a file named by its process: UUID, bytes, percent of the time of the GPU's multiprocessors. */
+/* Lines of the file of a process: UUID, bytes, percentage of multiprocessor time. */
 static void read_lines(const char *path, unsigned pid, const char *uuid, struct process **list, size_t *count) {
     FILE *file = fopen(path, "re");
     if (!file) return;
@@ -32,7 +32,7 @@ static void read_lines(const char *path, unsigned pid, const char *uuid, struct 
     fclose(file);
 }
 
-/* One that has ended but was not waited for is on no GPU any more. */
+/* A zombie is no longer on a GPU. */
 static int lives(long pid) {
     char path[64], text[512];
     if (kill((pid_t)pid, 0) && errno == ESRCH) return 0;
@@ -64,7 +64,7 @@ size_t folder_processes_of(const struct unit *unit, struct process **found) {
     return count;
 }
 
-/* All on one unit; of a divided GPU those of its instances too. */
+/* All processes of a unit. For a MIG GPU, also those of its instances. */
 static size_t everything_on(const struct unit *unit, struct process **found) {
     size_t count = folder_processes_of(unit, found);
     for (size_t i = 0; i < unit->process_count; i++) append(found, &count, unit->processes[i]);
@@ -92,7 +92,7 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-/* What functions without a version number in their name give: whoever expects the longer one reads garbage. */
+/* The record of functions without a version suffix. A caller that expects the longer record reads garbage. */
 struct process_info_v1 {
     unsigned pid;
     unsigned long long memory;
@@ -134,7 +134,7 @@ RUNNING(nvmlDeviceGetMPSComputeRunningProcesses, MPS, 1)
 RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, 2)
 RUNNING(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, 3)
 
-/* One sample of each process that was busy, if the driver took one after that time; and those that are stale. */
+/* One sample of each busy process, if taken after the given time, and all stale samples. */
 static size_t samples_since(const struct unit *unit, unsigned long long since, struct process **found,
                             unsigned long long *time) {
     double period = scenario->sample_period, now = (double)epoch_us() / 1e6;
@@ -163,7 +163,7 @@ NVML nvmlDeviceGetProcessUtilization(struct handle *handle, struct sample *sampl
                                      unsigned long long since) {
     ENTER(handle);
     if (!count) LEAVE(INVALID_ARGUMENT);
-    if (!visit.unit->values[V_utilization].known) LEAVE(NOT_SUPPORTED); /* of MIG */
+    if (!visit.unit->values[V_utilization].known) LEAVE(NOT_SUPPORTED); /* MIG instances have none */
     struct process *found;
     unsigned long long time;
     unsigned all = (unsigned)samples_since(visit.unit, since, &found, &time), room = samples ? *count : 0;

@@ -1,4 +1,4 @@
-/* Reads the text of a scenario: one fact a line, those of a GPU after its own line. */
+/* Parses a scenario: one value per line, those of a GPU after the line of the GPU. */
 
 #include "fake.h"
 
@@ -62,7 +62,7 @@ static long long integer(char **rest) { return strtoll(word(rest), NULL, 10); }
 
 static void keep(char *to, size_t size, const char *text) { snprintf(to, size, "%s", text); }
 
-/* Whole numbers keep all their bits; what a double would round is not passed through one. */
+/* Integers keep all bits: they do not pass through a double. */
 static struct number number(char **rest) {
     struct number number = {.known = 1};
     const char *text = word(rest);
@@ -148,7 +148,7 @@ static int global_line(struct scenario *scenario, const char *key, char *rest) {
     return 0;
 }
 
-/* Numbers of GPUs as Slurm lists them, "0,2-3"; those that do not exist are left out. */
+/* GPU numbers in Slurm notation, "0,2-3". Missing GPUs are skipped. */
 static void show_only(struct scenario *scenario, const char *list) {
     int all[MAX_GPUS];
     unsigned count = scenario->visible_count;
@@ -165,7 +165,7 @@ static void show_only(struct scenario *scenario, const char *list) {
     }
 }
 
-/* Leaves those whose device file in this folder may be opened, as the driver does: a device cgroup answers EPERM. */
+/* Keeps GPUs whose device file can be opened, like the driver: a device cgroup answers EPERM. */
 static void show_permitted(struct scenario *scenario, const char *folder) {
     unsigned kept = 0;
     for (unsigned i = 0; i < scenario->visible_count; i++) {
@@ -178,7 +178,7 @@ static void show_permitted(struct scenario *scenario, const char *folder) {
     scenario->visible_count = kept;
 }
 
-/* A variable with %h in it replaced by the host's name, for hosts that share all files. NULL when it is not set. */
+/* A variable with %h replaced by the host name, for hosts that share all files. NULL if unset. */
 const char *setting(const char *name, char *text, size_t size) {
     const char *value = getenv(name), *mark = value ? strstr(value, "%h") : NULL;
     if (!mark) return value;

@@ -1,4 +1,4 @@
-"""A picture of a dashboard with the data of a running Prometheus; no Grafana is needed.
+"""Draws a dashboard with the data of a running Prometheus, without Grafana.
 
 python tests/grafana/preview/shot.py grafana/dashboards/gpujob-job.json http://127.0.0.1:9090 out.png \
     --range 900 --var cluster=c1 --var job_id=42
@@ -28,7 +28,7 @@ LINE = 38  # pixels from one grid line to the next, as in preview.jsx
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def page_height(dashboard: Path) -> int:
@@ -43,7 +43,7 @@ def chromium(url: str, profile: str, *arguments: str) -> str:
     command = [
         program,
         "--headless",
-        "--no-sandbox",  # it only opens our own page; inside a container there is no other way
+        "--no-sandbox",  # it only opens our own page; containers allow no sandbox
         "--disable-gpu",
         "--no-first-run",
         "--disable-background-networking",

@@ -1,4 +1,4 @@
-"""Jobs as they would be started from a folder, for the tests of what is checked before."""
+"""Planned jobs for the tests of preflight checks."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from launcher.planner.planner import make_plan
 ENVIRON = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": "/home/ana"}
 
 
-def subject_of(
+def planned_job(
     folder: Path,
     *,
     local: bool = True,
@@ -22,7 +22,7 @@ def subject_of(
     environ: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> PlannedJob:
-    """A job of one worker that does nothing, with other values for the keys given."""
+    """A planned job with one worker, with these keys of the job file."""
     job = JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **spec})
     site = ClusterSpec.model_validate(cluster or {})
     plan = make_plan(
@@ -38,6 +38,6 @@ def subject_of(
     return PlannedJob(job, site, plan, local, {**ENVIRON, **(environ or {})})
 
 
-def told(items: Iterable[CheckFinding], status: str = "") -> list[tuple[str, str, str]]:
-    """Code, status and place of each item, or of those with one status."""
-    return [(item.code, item.status, item.place) for item in items if status in ("", item.status)]
+def summaries(findings: Iterable[CheckFinding], status: str = "") -> list[tuple[str, str, str]]:
+    """Code, status and place of each finding, or of those with one status."""
+    return [(finding.code, finding.status, finding.place) for finding in findings if status in ("", finding.status)]

@@ -1,4 +1,4 @@
-"""The whole list: its text, its object, and that one thing wrong does not hide another."""
+"""The checklist as text and JSON, and that one problem does not hide another."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from launcher.check.site_facts import GIB
 from launcher.cli.partial_check import load_partial_job
 from launcher.errors import ConfigError, ConfigErrors
 from launcher.planner.planned_job import read_planned_job
-from tests.launcher.check.planned_jobs import subject_of
+from tests.launcher.check.planned_jobs import planned_job
 from tests.launcher.conftest import Golden
 from tests.support.fake_slurm import BIN, FakeSlurm
 from tests.support.launcher import gpujob
@@ -59,7 +59,7 @@ BAD: dict[str, Any] = {
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job in it, on a machine of which all that differs is held fixed."""
+    """A folder with a job, on a machine whose facts are fixed."""
     FakeSlurm(tmp_path / "slurm")
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "slurm"))
@@ -83,23 +83,23 @@ def text_of(sections: tuple[checklist.ChecklistSection, ...], folder: Path) -> s
     return text.replace(os.path.dirname(PYTHON), "BIN")
 
 
-def test_a_good_job_has_a_list_of_what_is_in_order(site: Path, golden: Golden) -> None:
-    sections = make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD))
+def test_the_checklist_of_a_good_job_has_no_findings(site: Path, golden: Golden) -> None:
+    sections = make_checklist(planned_job(site, local=False, environ={"DATA": "/d"}, **GOOD))
     assert not checklist_findings(sections)
     golden("launcher/check-good.txt", text_of(sections, site))
 
 
-def test_a_bad_job_is_told_all_that_is_wrong_at_once(site: Path, golden: Golden) -> None:
+def test_the_checklist_of_a_bad_job_has_all_problems(site: Path, golden: Golden) -> None:
     (site / "out").mkdir()
     (site / "out/part_1").write_text("old")
     (site / "in/table.csv").write_text("a,b\n1\n")
     (site / "in/part_0.jsonl").write_text("")
     urls = {"target_dir": "/no/such/targets", "prometheus_url": "http://127.0.0.1:9"}
-    sections = make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, cluster=urls, **BAD))
+    sections = make_checklist(planned_job(site, local=False, environ={"DATA": "/d"}, cluster=urls, **BAD))
     golden("launcher/check-bad.txt", text_of(sections, site))
 
 
-def test_a_file_that_cannot_be_used_is_all_that_is_told(golden: Golden) -> None:
+def test_only_errors_of_unusable_files_are_listed(golden: Golden) -> None:
     errors = [
         ConfigError("gpujob.yaml", ["partitions: unknown key"]),
         ConfigError("job.yaml", ["name: is missing", "x"]),
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_used_is_all_that_is_told(golden: Golden) -> None:
     assert [item.place for item in checklist_findings(sections)] == ["gpujob.yaml", "job.yaml", "job.yaml"]
 
 
-TWELVE = """\
+THIRTEEN_MISTAKES = """\
 name: embed
 workdir: 7
 resources: {nodes: 1, gpus_per_node: 8, memory_per_node: lots}
@@ -125,11 +125,11 @@ monitoring: {stall_timeout: -5}
 """
 
 
-def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_section(
+def test_thirteen_mistakes_are_all_listed_in_their_sections(
     site: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mistakes of form do not hide those that only this machine can tell."""
-    (site / "job.yaml").write_text(TWELVE)
+    """Format errors do not hide problems that only checks on the machine find."""
+    (site / "job.yaml").write_text(THIRTEEN_MISTAKES)
     (site / "gpujob.yaml").write_text("models: {dsr1: /models/DSR1}\n")
     monkeypatch.chdir(site)
     monkeypatch.setenv("VIRTUAL_ENV", "/venv")
@@ -142,7 +142,7 @@ def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_secti
 
 
 @pytest.mark.parametrize(
-    ("text", "taken"),
+    ("text", "removed"),
     [
         ("name: j\nworkers: [{command: x}]\nmonitoring: {linger: -1}\n", {"monitoring.linger"}),
         ("name: 7\nworkers: [{command: x, gpsu: 1}]\n", {"name", "workers[0].gpsu"}),
@@ -172,13 +172,13 @@ def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_secti
         ),
     ],
 )
-def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
-    text: str, taken: set[str] | None, site: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_keys_are_removed_and_the_rest_is_checked(
+    text: str, removed: set[str] | None, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "job.yaml").write_text(text)
     monkeypatch.chdir(site)
     rest = load_partial_job("job.yaml", local=True)
-    assert (None if rest is None else rest[1]) == taken
+    assert (None if rest is None else rest[1]) == removed
 
 
 @pytest.mark.parametrize(
@@ -191,25 +191,25 @@ def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
         ("progress: {sample: 'Processed 1/2 items', patterns: {lr: '('}}\n", "progress.sample", "sample"),
     ],
 )
-def test_what_has_a_mistake_is_not_said_to_be_in_order(
+def test_a_key_with_a_mistake_has_no_ok_finding(
     text: str, place: str, code: str, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(site)
-    least = "name: j\n" + ("" if "workers" in text else "workers: [{command: 'true'}]\n")
+    minimal = "name: j\n" + ("" if "workers" in text else "workers: [{command: 'true'}]\n")
 
-    def fine(file: str) -> list[tuple[str, str]]:
+    def ok_findings(file: str) -> list[tuple[str, str]]:
         (site / "job.yaml").write_text(file)
         rest = load_partial_job("job.yaml", local=True)
         sections = checklist_of_broken_job([ConfigError("job.yaml", ["x"])], rest)
         return [(item.code, item.place) for entry in sections for item in entry.items if item.status == "ok"]
 
-    right = "progress: {sample: 'Processed 1/2 items'}\n"
-    assert (code, place) in fine(f"name: j\nworkers: [{{command: 'true'}}]\n{right}")
-    assert (code, place) not in fine(least + text)
+    valid = "progress: {sample: 'Processed 1/2 items'}\n"
+    assert (code, place) in ok_findings(f"name: j\nworkers: [{{command: 'true'}}]\n{valid}")
+    assert (code, place) not in ok_findings(minimal + text)
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "text"),
     [
         ("10", "10 minutes"),
         ("1", "1 minute"),
@@ -219,27 +219,27 @@ def test_what_has_a_mistake_is_not_said_to_be_in_order(
         ("2-12:00", "2-12:00"),
     ],
 )
-def test_a_time_limit_is_told_with_its_unit(limit: str, told: str, site: Path) -> None:
-    sections = make_checklist(subject_of(site, local=False, slurm={"time_limit": limit}))
-    fine = [item for entry in sections for item in entry.items if item.status == "ok"]
-    assert [item.message for item in fine if item.place == "slurm.time_limit"] == [told]
+def test_a_time_limit_is_listed_with_its_unit(limit: str, text: str, site: Path) -> None:
+    sections = make_checklist(planned_job(site, local=False, slurm={"time_limit": limit}))
+    ok_findings = [item for entry in sections for item in entry.items if item.status == "ok"]
+    assert [item.message for item in ok_findings if item.place == "slurm.time_limit"] == [text]
 
 
 @pytest.mark.parametrize("option", ["--local", "--json"])
-def test_a_role_without_a_command_is_told(option: str, site: Path) -> None:
+def test_a_role_without_a_command_is_reported(option: str, site: Path) -> None:
     (site / "job.yaml").write_text("name: j\nresources: {gpus_per_node: 4, agg_workers: 1}\n")
     done = gpujob("check", "job.yaml", option, cwd=site)
     assert (done.returncode, done.stderr) == (2, "")
-    assert "agg has no command; give it one, or name a backend that has" in done.stdout
+    assert "agg has no command; give it one, or use a backend that has one" in done.stdout
 
 
-def test_workers_that_do_not_fit_hide_nothing_else(site: Path) -> None:
+def test_workers_that_do_not_fit_do_not_hide_other_problems(site: Path) -> None:
     resources, worker = "{nodes: 1, gpus_per_node: 4}", "{count: 8, gpus: 1, command: no-such-program}"
     (site / "job.yaml").write_text(f"name: j\nresources: {resources}\nworkers: [{worker}]\n")
     done = gpujob("check", "job.yaml", "--local", cwd=site)
     assert "has mistakes" not in done.stdout
-    for words in ("and the job has 1; set nodes: 2", '"no-such-program" is not a program', "6 Monitoring"):
-        assert words in done.stdout
+    for text in ("and the job has 1; set nodes: 2", '"no-such-program" is not a program', "6 Monitoring"):
+        assert text in done.stdout
 
 
 def test_a_mistake_of_the_cluster_file_does_not_hide_the_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,39 +273,39 @@ def test_workers_that_do_not_fit_have_a_code(spec: str, code: str, site: Path) -
     assert not body["ok"]
 
 
-@pytest.mark.parametrize(("serves", "status"), [(True, "not checked"), (False, "warning")])
-def test_a_job_that_only_serves_may_write_nothing(serves: bool, status: str, site: Path) -> None:
+@pytest.mark.parametrize(("serves_only", "status"), [(True, "not checked"), (False, "warning")])
+def test_a_job_that_only_serves_needs_no_output_pattern(serves_only: bool, status: str, site: Path) -> None:
     spec: dict[str, Any] = {
         "patterns": {"output": None, "checkpoints": None},
         "slurm": {"requeue": {"preempted": True}},
     }
-    if serves:
+    if serves_only:
         spec |= {
             "workers": [{"role": "agg", "command": "engine --port {http_port}"}],
             "backend": {"type": "sglang"},
             "model": {"path": "hf:a/b"},
             "benchmark": {"type": "custom", "command": "bench"},
         }
-    items = [item for entry in make_checklist(subject_of(site, local=False, **spec)) for item in entry.items]
+    items = [item for entry in make_checklist(planned_job(site, local=False, **spec)) for item in entry.items]
     (output,) = [item for item in items if item.place == "patterns.output"]
     assert (output.code, output.status) == ("no-output-pattern", status)
     codes = ("no-checkpoints", "requeue-no-checkpoints")
-    assert [item.code for item in items if item.code in codes] == ([] if serves else list(codes))
+    assert [item.code for item in items if item.code in codes] == ([] if serves_only else list(codes))
 
 
-def test_services_need_no_gpus(site: Path) -> None:
+def test_services_are_not_counted_among_gpu_workers(site: Path) -> None:
     serving: dict[str, Any] = {
         "resources": {"gpus_per_node": 1, "agg_workers": 2},
         "frontend": {"type": "sglang-router"},
     }
     spec: dict[str, Any] = {**serving, "backend": {"type": "sglang"}, "model": {"path": "hf:a/b"}, "workers": []}
-    (job,) = (entry for entry in make_checklist(subject_of(site, local=False, **spec)) if entry.name == "Job")
+    (job,) = (entry for entry in make_checklist(planned_job(site, local=False, **spec)) if entry.name == "Job")
     assert "no-gpu" not in [item.code for item in job.items]
     assert "2 GPUs for 2 worker tasks" in [item.message for item in job.items]
 
 
-def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
-    sections = make_checklist(subject_of(site, local=False, **BAD))
+def test_the_json_has_the_findings_and_all_sections(site: Path) -> None:
+    sections = make_checklist(planned_job(site, local=False, **BAD))
     body = json.loads(json.dumps(checklist_to_json(sections)))
     assert (body["schema"], body["ok"]) == (1, False)
     assert [section["name"] for section in body["sections"]] == list(checklist.SECTION_NAMES)
@@ -315,12 +315,12 @@ def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
     assert [(item["code"], item["status"], item["place"], item["message"]) for item in wrong] == [
         (found["code"], found["level"], found["place"], found["message"]) for found in body["findings"]
     ]
-    good = checklist_to_json(make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD)))
+    good = checklist_to_json(make_checklist(planned_job(site, local=False, environ={"DATA": "/d"}, **GOOD)))
     assert (good["ok"], good["findings"]) == (True, [])
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "held"),
+    ("command", "env", "buffered"),
     [
         ("python3 train.py", {}, True),
         ("python3 train.py -u", {}, True),
@@ -336,12 +336,12 @@ def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
         (["bash", "-c", "./train"], {}, False),
     ],
 )
-def test_python_that_holds_back_its_output_is_doubtful(
-    command: str | list[str], env: dict[str, str], held: bool, site: Path
+def test_python_with_buffered_output_is_a_warning(
+    command: str | list[str], env: dict[str, str], buffered: bool, site: Path
 ) -> None:
     (job,) = (
         section
-        for section in make_checklist(subject_of(site, env=env, workers=[{"command": command}]))
+        for section in make_checklist(planned_job(site, env=env, workers=[{"command": command}]))
         if section.name == "Job"
     )
-    assert ("buffered" in [item.code for item in job.items]) is held
+    assert ("buffered" in [item.code for item in job.items]) is buffered

@@ -1,4 +1,4 @@
-"""What models, containers, secrets and options of Slurm meet on this machine before every start."""
+"""Preflight checks of models, containers, secrets and Slurm options."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from launcher.check.job_checks import (
     check_slurm,
 )
 from launcher.check.preflight import check_commands, check_plan
-from tests.launcher.check.planned_jobs import subject_of, told
+from tests.launcher.check.planned_jobs import planned_job, summaries
 
 SERVING: dict[str, Any] = {
     "backend": {"type": "sglang"},
@@ -28,26 +28,26 @@ SERVING: dict[str, Any] = {
 }
 
 
-SITE_CURE = "with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all"
+SITE_FIX = "with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
 
 
 @pytest.mark.parametrize(
-    ("cluster", "cure"),
+    ("cluster", "fix"),
     [
-        ({}, f"or `slurm: {{exclusive: true}}` for nodes of its own; {SITE_CURE}"),
-        ({"cpus_per_node": 96}, SITE_CURE),
-        ({"gpus_per_node": 16, "cpus_per_node": 96}, "its share of a node is 48, so say how many the job may have, or"),
+        ({}, f"or `slurm: {{exclusive: true}}` for exclusive nodes; {SITE_FIX}"),
+        ({"cpus_per_node": 96}, SITE_FIX),
+        ({"gpus_per_node": 16, "cpus_per_node": 96}, "its share of a node is 48, so set how many the job may use, or"),
     ],
 )
-def test_engines_with_a_cpu_for_each_gpu_are_told_of_more(cluster: dict[str, Any], cure: str, tmp_path: Path) -> None:
-    subject = subject_of(tmp_path, local=False, cluster=cluster, **SERVING | {"model": {"path": "hf:a/b"}})
-    (item,) = check_cpus(subject)
+def test_engines_with_one_cpu_per_gpu_are_a_warning(cluster: dict[str, Any], fix: str, tmp_path: Path) -> None:
+    job = planned_job(tmp_path, local=False, cluster=cluster, **SERVING | {"model": {"path": "hf:a/b"}})
+    (item,) = check_cpus(job)
     assert (item.code, item.status, item.place) == ("few-cpus", "warning", "resources.cpus_per_node")
     begin = (
-        "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; sglang can use several for each GPU: "
+        "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; sglang can use several for each GPU; "
     )
     assert item.message.startswith(begin)
-    assert cure in item.message
+    assert fix in item.message
 
 
 @pytest.mark.parametrize(
@@ -60,41 +60,41 @@ def test_engines_with_a_cpu_for_each_gpu_are_told_of_more(cluster: dict[str, Any
         ({}, {}, True),
     ],
 )
-def test_who_has_said_how_many_cpus_is_told_nothing(
+def test_no_cpu_warning_for_explicit_cpus_or_other_programs(
     over: dict[str, Any], cluster: dict[str, Any], local: bool, tmp_path: Path
 ) -> None:
     job = SERVING | {"model": {"path": "hf:a/b"}} | over
-    assert check_cpus(subject_of(tmp_path, local=local, cluster=cluster, **job)) == []
+    assert check_cpus(planned_job(tmp_path, local=local, cluster=cluster, **job)) == []
 
 
-def test_engines_on_whole_nodes_have_all_their_cpus(tmp_path: Path) -> None:
+def test_engines_on_whole_nodes_have_all_cpus(tmp_path: Path) -> None:
     job, cluster = SERVING | {"model": {"path": "hf:a/b"}}, {"gpus_per_node": 8, "cpus_per_node": 96}
-    (item,) = check_cpus(subject_of(tmp_path, local=False, cluster=cluster, **job))
+    (item,) = check_cpus(planned_job(tmp_path, local=False, cluster=cluster, **job))
     assert (item.status, item.message) == ("ok", "96 CPUs, all of a node")
 
 
 @pytest.mark.parametrize(
-    ("path", "expected", "words"),
+    ("path", "expected", "message"),
     [
-        ("dsr1", ("model", "ok"), '"dsr1" is FOLDER/DSR1, which is there'),
-        ("DSR1", ("model", "ok"), '"DSR1" is there'),
-        ("hf:org/name", ("model", "not checked"), "hf:org/name is fetched by the engine"),
-        ("hub", ("model", "not checked"), "hf:a/b is fetched by the engine"),
+        ("dsr1", ("model", "ok"), '"dsr1" is FOLDER/DSR1, which exists'),
+        ("DSR1", ("model", "ok"), '"DSR1" exists'),
+        ("hf:org/name", ("model", "not checked"), "the engine downloads hf:org/name when it starts"),
+        ("hub", ("model", "not checked"), "the engine downloads hf:a/b when it starts"),
         ("dsr2", ("no-model-alias", "error"), 'did you mean "dsr1"? (known: dsr1, gone, hub)'),
         ("gone", ("no-model", "error"), '"gone" is /no/such/model, which does not exist'),
         ("/no/model", ("no-model", "error"), '"/no/model" does not exist'),
         ("./file", ("no-model", "error"), '"./file" is not a directory'),
     ],
 )
-def test_a_model_is_an_alias_a_directory_or_fetched(
-    path: str, expected: tuple[str, str], words: str, tmp_path: Path
+def test_a_model_is_an_alias_a_directory_or_a_download(
+    path: str, expected: tuple[str, str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "DSR1").mkdir()
     (tmp_path / "file").write_text("")
     models = {"dsr1": str(tmp_path / "DSR1"), "gone": "/no/such/model", "hub": "hf:a/b"}
-    (item,) = check_model(subject_of(tmp_path, cluster={"models": models}, model={"path": path}))
+    (item,) = check_model(planned_job(tmp_path, cluster={"models": models}, model={"path": path}))
     assert (item.code, item.status, item.place) == (*expected, "model.path")
-    assert words.replace("FOLDER", str(tmp_path)) in item.message
+    assert message.replace("FOLDER", str(tmp_path)) in item.message
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_model_is_an_alias_a_directory_or_fetched(
         ("docker://ubuntu", ("image", "not checked")),
     ],
 )
-def test_an_image_is_an_alias_a_file_or_fetched(image: str, expected: tuple[str, str], tmp_path: Path) -> None:
+def test_an_image_is_an_alias_a_file_or_a_download(image: str, expected: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "here.sif").write_text("")
     images = {"sgl": str(tmp_path / "here.sif"), "gone": "/no/image.sqsh"}
-    subject = subject_of(tmp_path, local=False, cluster={"containers": images}, container={"image": image})
-    assert [(item.code, item.status) for item in check_container(subject)] == [expected]
+    job = planned_job(tmp_path, local=False, cluster={"containers": images}, container={"image": image})
+    assert [(item.code, item.status) for item in check_container(job)] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -126,21 +126,21 @@ def test_an_image_is_an_alias_a_file_or_fetched(image: str, expected: tuple[str,
         ("enroot", False, [("no-runtime", "warning", "container.runtime")]),
     ],
 )
-def test_a_runtime_must_be_there(
+def test_a_container_runtime_must_exist(
     runtime: str, local: bool, expected: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
-    subject = subject_of(
+    job = planned_job(
         tmp_path, local=local, environ={"PATH": "/nowhere"}, container={"image": "a:1", "runtime": runtime}
     )
-    assert told(check_container(subject))[1:] == expected
+    assert summaries(check_container(job))[1:] == expected
 
 
-def test_mounts_that_are_missing_or_twice_are_told_by_the_file_that_names_them(tmp_path: Path) -> None:
-    asked = {"image": "a:1", "mounts": ["{job_dir}:/x", "/no/such:/y", f"{tmp_path}:/x"]}
+def test_missing_and_duplicate_mounts_name_their_key(tmp_path: Path) -> None:
+    container = {"image": "a:1", "mounts": ["{job_dir}:/x", "/no/such:/y", f"{tmp_path}:/x"]}
     cluster = {"mounts": ["/nor/this:/z"]}
     for local, status in ((True, "error"), (False, "warning")):
-        items = check_container(subject_of(tmp_path, local=local, cluster=cluster, container=asked))
-        assert [entry for entry in told(items) if "mount" in entry[0]] == [
+        items = check_container(planned_job(tmp_path, local=local, cluster=cluster, container=container))
+        assert [entry for entry in summaries(items) if "mount" in entry[0]] == [
             ("no-mount", status, "mounts"),
             ("no-mount", status, "container.mounts"),
             ("mount-twice", "warning", "container.mounts"),
@@ -148,41 +148,45 @@ def test_mounts_that_are_missing_or_twice_are_told_by_the_file_that_names_them(t
 
 
 @pytest.mark.parametrize(("name", "runtime"), [("a:b", "pyxis"), ("a,b", "apptainer"), ("a b", "enroot")])
-def test_a_folder_that_no_mount_can_name_is_told(name: str, runtime: str, tmp_path: Path) -> None:
+def test_a_job_directory_that_cannot_be_mounted_is_an_error(name: str, runtime: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    items = check_container(subject_of(folder, local=False, container={"image": "a:1", "runtime": runtime}))
-    assert ("mount-path", "error", "container.mounts") in told(items)
+    items = check_container(planned_job(folder, local=False, container={"image": "a:1", "runtime": runtime}))
+    assert ("mount-path", "error", "container.mounts") in summaries(items)
 
 
-def test_programs_of_a_container_are_not_looked_for_outside(tmp_path: Path) -> None:
+def test_programs_of_a_container_are_not_searched_on_the_host(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"container": {"image": "a:1"}, "workers": [{"command": "only-in-the-image"}]}
-    assert told(check_commands(subject_of(tmp_path, **spec))) == [
+    assert summaries(check_commands(planned_job(tmp_path, **spec))) == [
         ("program", "not checked", "workers (worker).command")
     ]
 
 
-def test_a_setup_script_must_be_there_and_is_not_for_this_machine(tmp_path: Path) -> None:
+def test_a_setup_script_must_exist_and_is_not_used_locally(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("")
     for script, code in (("env.sh", "setup-script"), ("none.sh", "no-setup-script")):
-        items = check_setup(subject_of(tmp_path, local=False, setup={"script": script}))
+        items = check_setup(planned_job(tmp_path, local=False, setup={"script": script}))
         assert [item.code for item in items] == [code]
-    assert told(check_setup(subject_of(tmp_path, setup={"modules": ["a"]}))) == [("setup-local", "warning", "setup")]
-    assert told(check_setup(subject_of(tmp_path, setup={"script": "none.sh"}))) == [("setup-local", "warning", "setup")]
-    assert check_setup(subject_of(tmp_path)) == []
+    assert summaries(check_setup(planned_job(tmp_path, setup={"modules": ["a"]}))) == [
+        ("setup-local", "warning", "setup")
+    ]
+    assert summaries(check_setup(planned_job(tmp_path, setup={"script": "none.sh"}))) == [
+        ("setup-local", "warning", "setup")
+    ]
+    assert check_setup(planned_job(tmp_path)) == []
 
 
-@pytest.mark.parametrize(("local", "cure"), [(True, "or load its module in this shell"), (False, "`setup.modules`")])
-def test_a_runtime_that_is_not_here_has_a_cure_that_helps(local: bool, cure: str, tmp_path: Path) -> None:
-    asked = {"image": "a:1", "runtime": "apptainer"}
-    items = check_container(subject_of(tmp_path, local=local, environ={"PATH": "/nowhere"}, container=asked))
+@pytest.mark.parametrize(("local", "fix"), [(True, "or load its module in this shell"), (False, "`setup.modules`")])
+def test_the_fix_for_a_missing_runtime_depends_on_local_or_slurm(local: bool, fix: str, tmp_path: Path) -> None:
+    container = {"image": "a:1", "runtime": "apptainer"}
+    items = check_container(planned_job(tmp_path, local=local, environ={"PATH": "/nowhere"}, container=container))
     (item,) = (item for item in items if item.code == "no-runtime")
-    assert cure in item.message
+    assert fix in item.message
 
 
 def test_secrets_must_be_set(tmp_path: Path) -> None:
-    items = check_secrets(subject_of(tmp_path, environ={"A": "a"}, secrets=["A", "B"]))
-    assert told(items) == [("secret", "ok", "secrets"), ("no-secret", "error", "secrets")]
+    items = check_secrets(planned_job(tmp_path, environ={"A": "a"}, secrets=["A", "B"]))
+    assert summaries(items) == [("secret", "ok", "secrets"), ("no-secret", "error", "secrets")]
 
 
 @pytest.mark.parametrize(
@@ -202,11 +206,11 @@ def test_secrets_must_be_set(tmp_path: Path) -> None:
         ({"setup": {"preamble": "export HF_TOKEN=$(cat ~/t)"}}, {}, None),
     ],
 )
-def test_a_value_that_looks_like_a_secret_should_be_named_instead(
+def test_a_value_that_looks_like_a_secret_is_a_warning(
     spec: dict[str, Any], cluster: dict[str, Any], place: str | None, tmp_path: Path
 ) -> None:
-    items = check_secrets(subject_of(tmp_path, cluster=cluster, **spec))
-    assert told(items) == ([("secret-value", "warning", place)] if place else [])
+    items = check_secrets(planned_job(tmp_path, cluster=cluster, **spec))
+    assert summaries(items) == ([("secret-value", "warning", place)] if place else [])
     assert all("hf_abc" not in item.message for item in items)
 
 
@@ -221,77 +225,77 @@ def test_a_value_that_looks_like_a_secret_should_be_named_instead(
         ({"segment": 2}, [("segment", "warning", "slurm.segment")]),
     ],
 )
-def test_what_slurm_is_asked_for_makes_sense_together(
+def test_slurm_options_must_be_consistent(
     slurm: dict[str, Any], expected: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
-    subject = subject_of(tmp_path, local=False, slurm=slurm, patterns={"checkpoints": None})
-    assert told(check_slurm(subject)) == expected
+    job = planned_job(tmp_path, local=False, slurm=slurm, patterns={"checkpoints": None})
+    assert summaries(check_slurm(job)) == expected
 
 
-def test_readiness_is_given_up_before_the_time_limit(tmp_path: Path) -> None:
+def test_the_readiness_timeout_must_be_below_the_time_limit(tmp_path: Path) -> None:
     serving = {**SERVING, "model": {"path": "hf:a/b"}, "frontend": {"type": "sglang-router"}}
     for timeout, codes in ((600.0, ["readiness-timeout"]), (60.0, [])):
         spec = {**serving, "slurm": {"time_limit": "00:10:00"}, "readiness": {"timeout": timeout}}
-        assert [item.code for item in check_readiness(subject_of(tmp_path, local=False, **spec))] == codes
-        assert check_readiness(subject_of(tmp_path, **spec)) == []
+        assert [item.code for item in check_readiness(planned_job(tmp_path, local=False, **spec))] == codes
+        assert check_readiness(planned_job(tmp_path, **spec)) == []
 
 
-def test_a_job_of_one_side_alone_is_doubtful(tmp_path: Path) -> None:
+def test_only_prefill_workers_are_a_warning(tmp_path: Path) -> None:
     workers = [{"role": "prefill", "command": "true"}]
     for roles, codes in (
         (workers, ["topology-aggregated-style"]),
         ([*workers, {"role": "decode", "command": "true"}], []),
         ([{"role": "agg", "command": "true"}], []),
     ):
-        assert [item.code for item in check_roles(subject_of(tmp_path, workers=roles))] == codes
+        assert [item.code for item in check_roles(planned_job(tmp_path, workers=roles))] == codes
 
 
-def test_a_benchmark_needs_somebody_to_ask(tmp_path: Path) -> None:
+def test_a_benchmark_needs_a_front_end(tmp_path: Path) -> None:
     for benchmark, expected in (
         ({"type": "custom", "command": "true"}, [("no-frontend", "warning", "benchmark.type")]),
         ({"type": "manual"}, []),
     ):
-        assert told(check_benchmark(subject_of(tmp_path, benchmark=benchmark))) == expected
+        assert summaries(check_benchmark(planned_job(tmp_path, benchmark=benchmark))) == expected
 
 
 @pytest.mark.parametrize("kind", ["router", "sa-bench", "custom"])
-def test_the_only_worker_of_vllm_is_somebody_to_ask(kind: str, tmp_path: Path) -> None:
+def test_a_benchmark_may_use_the_only_vllm_worker(kind: str, tmp_path: Path) -> None:
     sizes = {"isl": 1, "osl": 1, "concurrencies": [1]} if kind != "custom" else {}
     spec = {**SERVING, "backend": {"type": "vllm"}, "model": {"path": "hf:a/b"}, "frontend": {"type": "vllm"}}
     benchmark = {"type": kind, "command": "bench", **sizes}
-    assert check_benchmark(subject_of(tmp_path, local=False, benchmark=benchmark, **spec)) == []
+    assert check_benchmark(planned_job(tmp_path, local=False, benchmark=benchmark, **spec)) == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "per_node", "worker", "words"),
+    ("kind", "per_node", "worker", "message"),
     [
-        ("torchrun", 8, {"count": 2, "gpus": 8}, "over both nodes write count: 1, gpus: 16"),
-        ("accelerate", 8, {"count": 3, "gpus": 8}, "over all 3 nodes write count: 1, gpus: 24"),
-        ("deepspeed", 8, {"count": 2, "gpus": 4}, "of all write count: 1, gpus: 8"),
-        ("mpi", 8, {"count": 3, "gpus": 4}, "over both nodes write count: 1"),
+        ("torchrun", 8, {"count": 2, "gpus": 8}, " over both nodes write count: 1, gpus: 16"),
+        ("accelerate", 8, {"count": 3, "gpus": 8}, " over all 3 nodes write count: 1, gpus: 24"),
+        ("deepspeed", 8, {"count": 2, "gpus": 4}, " write count: 1, gpus: 8"),
+        ("mpi", 8, {"count": 3, "gpus": 4}, " over both nodes write count: 1"),
         ("torchrun", 8, {"count": 1, "gpus": 16}, None),
         ("command", 8, {"count": 2, "gpus": 8}, None),
     ],
 )
-def test_several_workers_of_a_group_are_separate_trainings(
-    kind: str, per_node: int, worker: dict[str, int], words: str | None, tmp_path: Path
+def test_several_training_workers_are_separate_trainings(
+    kind: str, per_node: int, worker: dict[str, int], message: str | None, tmp_path: Path
 ) -> None:
     spec: dict[str, Any] = {"backend": {"type": kind}, "resources": {"gpus_per_node": per_node}}
-    items = check_groups(subject_of(tmp_path, local=False, workers=[{"command": "x.py", **worker}], **spec))
-    assert told(items) == ([("separate-workers", "warning", "workers (worker).count")] if words else [])
+    items = check_groups(planned_job(tmp_path, local=False, workers=[{"command": "x.py", **worker}], **spec))
+    assert summaries(items) == ([("separate-workers", "warning", "workers (worker).count")] if message else [])
     count = worker["count"]
     for item in items:
-        assert item.message == f"{count} workers of {kind} are {count} separate trainings; for one {words}"
+        assert item.message == f"{count} workers of {kind} are {count} separate trainings; for a single one{message}"
 
 
-def test_aliases_that_are_none_are_told_apart(tmp_path: Path) -> None:
+def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) -> None:
     cluster = {"models": {"dsr1": "/m"}, "containers": {"sgl": "/i.sqsh"}}
     for model, image, codes in (("dsr", "sgll", {"no-model-alias", "no-image-alias"}), ("dsr1", "sgl", set())):
         spec: dict[str, Any] = {"model": {"path": model}, "container": {"image": image}}
-        assert {item.code for item in check_aliases(subject_of(tmp_path, cluster=cluster, **spec))} == codes
+        assert {item.code for item in check_aliases(planned_job(tmp_path, cluster=cluster, **spec))} == codes
 
 
-def test_every_start_looks_at_all_of_it(tmp_path: Path) -> None:
+def test_every_start_runs_these_checks(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"model": {"path": "/no/model"}, "secrets": ["NOT_SET"], "setup": {"script": "none.sh"}}
-    codes = {item.code for item in check_plan(subject_of(tmp_path, local=False, **spec)) if item.status == "error"}
+    codes = {item.code for item in check_plan(planned_job(tmp_path, local=False, **spec)) if item.status == "error"}
     assert {"no-model", "no-secret", "no-setup-script"} <= codes

@@ -1,4 +1,4 @@
-"""What a plan meets on this machine before every start."""
+"""Preflight checks of a plan on this machine."""
 
 import os
 import shutil
@@ -20,21 +20,21 @@ from launcher.check.preflight import (
     check_variables,
 )
 from launcher.check.unknown_placeholders import check_placeholders
-from tests.launcher.check.planned_jobs import subject_of, told
+from tests.launcher.check.planned_jobs import planned_job, summaries
 
 
-def worker(command: str | list[str], **more: Any) -> dict[str, Any]:
-    return {"workers": [{"command": command, **more}]}
+def worker(command: str | list[str], **over: Any) -> dict[str, Any]:
+    return {"workers": [{"command": command, **over}]}
 
 
-def test_a_job_that_is_in_order_has_nothing_to_be_told(tmp_path: Path) -> None:
-    items = check_plan(subject_of(tmp_path))
-    assert not told(items, "error")
-    assert not told(items, "warning")
+def test_a_good_job_has_no_warnings_and_errors(tmp_path: Path) -> None:
+    items = check_plan(planned_job(tmp_path))
+    assert not summaries(items, "error")
+    assert not summaries(items, "warning")
     assert not list(tmp_path.iterdir())
 
 
-def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_path: Path) -> None:
+def test_missing_programs_and_scripts_are_reported_once_per_role(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "here.py").write_text("")
     roles = {
@@ -46,7 +46,7 @@ def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_p
         "f": "python3 -m mod",
     }
     workers = [{"role": role, "count": 3, "command": command} for role, command in roles.items()]
-    assert told(check_commands(subject_of(tmp_path, workers=workers))) == [
+    assert summaries(check_commands(planned_job(tmp_path, workers=workers))) == [
         ("no-program", "error", "workers (a).command"),
         ("no-script", "error", "workers (b).command"),
         ("no-program", "error", "workers (c).command"),
@@ -57,111 +57,111 @@ def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_p
 
 
 def engines(folder: Path, **over: Any) -> dict[str, Any]:
-    """A job of two SGLang workers behind its router, whose words come from us; their packages are in ``folder``."""
+    """A job with two SGLang workers and its router. Python finds their packages in ``folder``."""
     serving = {"resources": {"gpus_per_node": 2, "agg_workers": 2}, "frontend": {"type": "sglang-router"}}
     return {**SERVED, **serving, "env": {"PYTHONPATH": str(folder)}, **over}
 
 
-def test_engines_whose_package_python_does_not_find_are_told_once(tmp_path: Path) -> None:
+def test_missing_engine_packages_are_reported_once(tmp_path: Path) -> None:
     python = shutil.which("python3", path=os.path.dirname(sys.executable))
     (router, engine) = (f"{python} does not find {name}" for name in ("sglang_router", "sglang"))
-    cure = "activate the environment that has it"
-    here = check_modules(subject_of(tmp_path, **engines(tmp_path)))
+    fix = "activate the environment that has it"
+    here = check_modules(planned_job(tmp_path, **engines(tmp_path)))
     assert [(item.code, item.status, item.place, item.message) for item in here] == [
-        ("no-module", "error", "backend.type", f"{engine}; {cure}, or install it"),
-        ("no-module", "error", "frontend.type", f"{router}; {cure}, or install it"),
+        ("no-module", "error", "backend.type", f"{engine}; {fix}, or install it"),
+        ("no-module", "error", "frontend.type", f"{router}; {fix}, or install it"),
     ]
-    away = check_modules(subject_of(tmp_path, local=False, **engines(tmp_path)))
+    away = check_modules(planned_job(tmp_path, local=False, **engines(tmp_path)))
     assert [(item.status, item.message) for item in away] == [
-        ("warning", f"{engine} here; unless the nodes have it, {cure}"),
-        ("warning", f"{router} here; unless the nodes have it, {cure}"),
+        ("warning", f"{engine} here; unless the nodes have it, {fix}"),
+        ("warning", f"{router} here; unless the nodes have it, {fix}"),
     ]
-    codes = [item.code for item in check_plan(subject_of(tmp_path, **engines(tmp_path)))]
+    codes = [item.code for item in check_plan(planned_job(tmp_path, **engines(tmp_path)))]
     assert codes.count("no-module") == 2
-    assert "no-module" not in [i.code for i in check_plan(subject_of(tmp_path, local=False, **engines(tmp_path)))]
+    assert "no-module" not in [i.code for i in check_plan(planned_job(tmp_path, local=False, **engines(tmp_path)))]
 
 
-def test_packages_of_engines_are_found_and_not_imported(tmp_path: Path) -> None:
+def test_engine_packages_are_found_without_import(tmp_path: Path) -> None:
     for name in ("sglang", "sglang_router"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").write_text("raise SystemExit('it must not be run')")
-    items = check_modules(subject_of(tmp_path, **engines(tmp_path / "site")))
-    assert told(items) == [("module", "ok", "backend.type"), ("module", "ok", "frontend.type")]
+    items = check_modules(planned_job(tmp_path, **engines(tmp_path / "site")))
+    assert summaries(items) == [("module", "ok", "backend.type"), ("module", "ok", "frontend.type")]
     assert items[0].message.endswith("/python3 finds sglang")
 
 
-def test_a_module_of_the_job_file_is_looked_for_with_the_flags_of_its_python(tmp_path: Path) -> None:
+def test_a_module_is_searched_with_the_python_flags_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/__init__.py").write_text("")
     commands = ["python3 -u -m mine.sub --x", "python3 -I -m mine.sub", "python3 x.py -m mine", "python3 -c x -m mine"]
     workers = [{"role": role, "command": command} for role, command in zip("abcd", commands, strict=True)]
-    assert told(check_modules(subject_of(tmp_path, workers=workers))) == [
+    assert summaries(check_modules(planned_job(tmp_path, workers=workers))) == [
         ("module", "ok", "workers (a).command"),
-        ("no-module", "error", "workers (b).command"),  # -I: not those of the working directory
+        ("no-module", "error", "workers (b).command"),  # -I ignores the working directory
     ]
 
 
-def test_a_python_that_does_not_answer_is_no_proof(tmp_path: Path) -> None:
+def test_a_broken_python_leaves_modules_unchecked(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\necho broken >&2; exit 3\n")
     (tmp_path / "python").chmod(0o755)
-    (item,) = check_modules(subject_of(tmp_path, **worker("./python -m mine")))
+    (item,) = check_modules(planned_job(tmp_path, **worker("./python -m mine")))
     assert (item.code, item.status) == ("module", "not checked")
     assert item.message.endswith("/python ended with 3: broken")
-    assert check_modules(subject_of(tmp_path, **worker("no-such-python -m mine"))) == []
+    assert check_modules(planned_job(tmp_path, **worker("no-such-python -m mine"))) == []
 
 
-def a_package(folder: Path, name: str = "mine") -> None:
+def make_package(folder: Path, name: str = "mine") -> None:
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text("")
 
 
-def test_modules_and_programs_are_looked_for_where_the_variables_of_the_job_file_say(tmp_path: Path) -> None:
-    a_package(tmp_path / "src" / "worker")
+def test_modules_and_programs_are_searched_in_paths_of_the_job_file(tmp_path: Path) -> None:
+    make_package(tmp_path / "src" / "worker")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tool").write_text("#!/bin/sh\n")
     (tmp_path / "bin/tool").chmod(0o755)
     path = f"{{job_dir}}/bin:{os.path.dirname(sys.executable)}"
     env = {"PYTHONPATH": "{job_dir}/src/{role}", "PATH": path}
-    subject = subject_of(tmp_path, **worker("python3 -m mine.sub", env=env))
-    (item,) = check_modules(subject)
+    job = planned_job(tmp_path, **worker("python3 -m mine.sub", env=env))
+    (item,) = check_modules(job)
     assert (item.status, item.message.endswith("/python3 finds mine")) == ("ok", True)
-    assert told(check_commands(subject_of(tmp_path, **worker("tool", env=env)))) == [
+    assert summaries(check_commands(planned_job(tmp_path, **worker("tool", env=env)))) == [
         ("program", "ok", "workers (worker).command")
     ]
-    (item,) = check_modules(subject_of(tmp_path, **worker("python3 -m mine", env=env, role="other")))
+    (item,) = check_modules(planned_job(tmp_path, **worker("python3 -m mine", env=env, role="other")))
     assert (item.code, item.status) == ("no-module", "error")
 
 
 @pytest.mark.parametrize("place", ["{run_dir}/src", "/site/{job_id}", "{output_dir}", "{log_dir}:{job_dir}/none"])
-def test_what_may_be_where_only_the_run_knows_is_not_missing(place: str, tmp_path: Path) -> None:
-    of_run = "a path of `env` that only the run knows"
-    subject = subject_of(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": place}))
-    (item,) = check_modules(subject)
-    assert (item.code, item.status, item.message) == ("module", "not checked", f"mine may be in {of_run}")
-    subject = subject_of(tmp_path, **worker("tool --fast", env={"PATH": place}))
-    (item,) = check_commands(subject)
-    assert (item.status, item.message) == ("not checked", f'"tool" is looked for in {of_run}')
+def test_modules_in_paths_known_at_run_time_are_not_checked(place: str, tmp_path: Path) -> None:
+    reason = "a path in `env` that is known only at run time"
+    job = planned_job(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": place}))
+    (item,) = check_modules(job)
+    assert (item.code, item.status, item.message) == ("module", "not checked", f"mine may be in {reason}")
+    job = planned_job(tmp_path, **worker("tool --fast", env={"PATH": place}))
+    (item,) = check_commands(job)
+    assert (item.status, item.message) == ("not checked", f'"tool" is searched for in {reason}')
     elsewhere = worker("python3 -m mine", env={"OUT": place})
-    assert [item.status for item in check_modules(subject_of(tmp_path, **elsewhere))] == ["error"]
-    a_package(tmp_path / "work")
-    assert [item.status for item in check_modules(subject_of(tmp_path / "work", **elsewhere))] == ["ok"]
+    assert [item.status for item in check_modules(planned_job(tmp_path, **elsewhere))] == ["error"]
+    make_package(tmp_path / "work")
+    assert [item.status for item in check_modules(planned_job(tmp_path / "work", **elsewhere))] == ["ok"]
     there = worker("python3 -m mine", env={"PYTHONPATH": place})
-    assert [item.status for item in check_modules(subject_of(tmp_path / "work", **there))] == ["ok"]
+    assert [item.status for item in check_modules(planned_job(tmp_path / "work", **there))] == ["ok"]
 
 
-def test_an_output_directory_of_the_job_file_is_known_before(tmp_path: Path) -> None:
+def test_modules_in_a_fixed_output_directory_are_checked(tmp_path: Path) -> None:
     spec = {**worker("python3 -m mine", env={"PYTHONPATH": "{output_dir}"}), "paths": {"output_dir": str(tmp_path)}}
-    assert told(check_modules(subject_of(tmp_path / "elsewhere", **spec)), "error") == []
+    assert summaries(check_modules(planned_job(tmp_path / "elsewhere", **spec)), "error") == []
     (tmp_path / "work").mkdir()
-    (item,) = check_modules(subject_of(tmp_path / "work", **spec))
+    (item,) = check_modules(planned_job(tmp_path / "work", **spec))
     assert (item.code, item.status) == ("no-module", "error")
 
 
-def test_what_start_up_files_of_python_print_is_no_module(tmp_path: Path) -> None:
-    a_package(tmp_path)
+def test_output_of_python_start_up_files_is_ignored(tmp_path: Path) -> None:
+    make_package(tmp_path)
     (tmp_path / "sitecustomize.py").write_text("print('site 2 of 3: mine loaded', end='')\n")
     workers = [{"role": role, "command": f"python3 -m {name}"} for role, name in (("a", "mine"), ("b", "other"))]
-    found = check_modules(subject_of(tmp_path, workers=workers, env={"PYTHONPATH": str(tmp_path)}))
+    found = check_modules(planned_job(tmp_path, workers=workers, env={"PYTHONPATH": str(tmp_path)}))
     assert [(item.status, item.message.partition("/python3 ")[2]) for item in found] == [
         ("ok", "finds mine"),
         ("error", "does not find other; activate the environment that has it, or install it"),
@@ -169,9 +169,9 @@ def test_what_start_up_files_of_python_print_is_no_module(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["import sys\nsys.stdout = None\n", "import os\nos._exit(0)\n"])
-def test_a_python_that_does_not_say_what_it_finds_is_no_proof(text: str, tmp_path: Path) -> None:
+def test_modules_are_not_checked_when_python_prints_no_result(text: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(text)
-    (item,) = check_modules(subject_of(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": str(tmp_path)})))
+    (item,) = check_modules(planned_job(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": str(tmp_path)})))
     assert (item.code, item.status) == ("module", "not checked")
 
 
@@ -179,65 +179,63 @@ def test_a_python_that_does_not_say_what_it_finds_is_no_proof(text: str, tmp_pat
     "command",
     ["bash -lc 'python3 -m mine'", "conda run -n x python3 -m mine", "env PYTHONPATH=x python3 -m mine", "uv run mine"],
 )
-def test_what_prepares_the_environment_of_a_python_is_not_guessed(command: str, tmp_path: Path) -> None:
-    assert check_modules(subject_of(tmp_path, **worker(command))) == []
-    of_a_shell = {"command": "python3 -m mine", "shell": True}
-    assert check_modules(subject_of(tmp_path, workers=[of_a_shell])) == []
+def test_modules_are_not_checked_behind_shells_and_environment_wrappers(command: str, tmp_path: Path) -> None:
+    assert check_modules(planned_job(tmp_path, **worker(command))) == []
+    shell_worker = {"command": "python3 -m mine", "shell": True}
+    assert check_modules(planned_job(tmp_path, workers=[shell_worker])) == []
 
 
 @pytest.mark.parametrize("kind", ["custom", "sa-bench", "router"])
 @pytest.mark.parametrize(
-    ("command", "code", "words"),
+    ("command", "code", "text"),
     [
         ("python3 nobench.py", "no-script", '"nobench.py" does not exist in '),
         ("no-such-bench --fast", "no-program", '"no-such-bench" is not a program on this machine'),
         ("./file", "no-program", '"./file" is not a program on this machine'),
-        ("python3 -u here.py", "program", '"python3" and "here.py" are there'),
-        ("python3 {job_dir}/here.py", "program", '/here.py" are there'),
+        ("python3 -u here.py", "program", '"python3" and "here.py" exist'),
+        ("python3 {job_dir}/here.py", "program", '/here.py" exist'),
     ],
 )
-def test_a_benchmark_is_looked_for_behind_the_shell_that_starts_it(
-    kind: str, command: str, code: str, words: str, tmp_path: Path
-) -> None:
+def test_the_program_of_a_benchmark_is_checked(kind: str, command: str, code: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "here.py").write_text("")
     benchmark = {"type": kind, "command": command, "isl": 128, "osl": 8, "concurrencies": "1x4"}
-    subject = subject_of(tmp_path, **{**SERVED, "benchmark": benchmark})
-    (item,) = [item for item in check_commands(subject) if item.place == "benchmark.command"]
+    job = planned_job(tmp_path, **{**SERVED, "benchmark": benchmark})
+    (item,) = [item for item in check_commands(job) if item.place == "benchmark.command"]
     assert (item.code, item.status) == (code, "ok" if code == "program" else "error")
-    assert words in item.message
-    assert (item in check_plan(subject)) is True
+    assert text in item.message
+    assert (item in check_plan(job)) is True
 
 
-def test_a_benchmark_that_its_kind_brings_is_looked_for_under_its_type(tmp_path: Path) -> None:
+def test_the_program_of_a_built_in_benchmark_is_checked(tmp_path: Path) -> None:
     benchmark = {"type": "router", "isl": 128, "osl": 8, "concurrencies": [1]}
-    subject = subject_of(tmp_path, environ={"PATH": "/nowhere"}, **{**SERVED, "benchmark": benchmark})
-    items = [item for item in check_commands(subject) if item.place == "benchmark.type"]
+    job = planned_job(tmp_path, environ={"PATH": "/nowhere"}, **{**SERVED, "benchmark": benchmark})
+    items = [item for item in check_commands(job) if item.place == "benchmark.type"]
     assert [(item.code, item.message) for item in items] == [
         ("no-program", 'router needs "aiperf" on PATH; activate the environment that has it')
     ]
 
 
-def test_a_variable_in_the_words_of_a_wrapped_benchmark_is_not_expanded(tmp_path: Path) -> None:
+def test_a_variable_in_the_command_of_a_benchmark_is_not_expanded(tmp_path: Path) -> None:
     benchmark = {"type": "sa-bench", "command": "b $DATA", "isl": 128, "osl": 8, "concurrencies": [1]}
-    items = check_variables(subject_of(tmp_path, **{**SERVED, "benchmark": benchmark}))
-    assert told(items, "warning") == [("not-expanded", "warning", "benchmark.command")]
+    items = check_variables(planned_job(tmp_path, **{**SERVED, "benchmark": benchmark}))
+    assert summaries(items, "warning") == [("not-expanded", "warning", "benchmark.command")]
 
 
-def test_a_program_is_looked_for_where_the_worker_would(tmp_path: Path) -> None:
+def test_a_program_is_searched_on_the_path_of_the_worker(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("#!/bin/sh\n")
     (tmp_path / "mine").chmod(0o755)
-    assert told(check_commands(subject_of(tmp_path, **worker("mine"))), "error")
-    assert not told(check_commands(subject_of(tmp_path, **worker("mine", env={"PATH": str(tmp_path)}))), "error")
-    assert not told(check_commands(subject_of(tmp_path, environ={"PATH": str(tmp_path)}, **worker("mine"))), "error")
+    assert summaries(check_commands(planned_job(tmp_path, **worker("mine"))), "error")
+    assert not summaries(check_commands(planned_job(tmp_path, **worker("mine", env={"PATH": str(tmp_path)}))), "error")
+    assert not summaries(
+        check_commands(planned_job(tmp_path, environ={"PATH": str(tmp_path)}, **worker("mine"))), "error"
+    )
 
 
-def test_what_only_the_nodes_have_is_no_error_at_the_login_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_missing_on_the_login_node_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    items = check_commands(subject_of(tmp_path, local=False, **worker("no-such-program")))
-    assert told(items) == [("no-slurm", "error", "sbatch"), ("no-program", "warning", "workers (worker).command")]
+    items = check_commands(planned_job(tmp_path, local=False, **worker("no-such-program")))
+    assert summaries(items) == [("no-slurm", "error", "sbatch"), ("no-program", "warning", "workers (worker).command")]
 
 
 @pytest.mark.parametrize(
@@ -249,11 +247,11 @@ def test_what_only_the_nodes_have_is_no_error_at_the_login_node(
         ({}, {"DATA": "/d"}, "ok"),
     ],
 )
-def test_a_variable_that_is_required_must_be_set(
+def test_a_required_variable_must_be_set(
     environ: dict[str, str], env: dict[str, str], status: str, tmp_path: Path
 ) -> None:
-    subject = subject_of(tmp_path, environ=environ, env=env, environment={"required": ["DATA"]})
-    assert [item.status for item in check_variables(subject)] == [status]
+    job = planned_job(tmp_path, environ=environ, env=env, environment={"required": ["DATA"]})
+    assert [item.status for item in check_variables(job)] == [status]
 
 
 @pytest.mark.parametrize(
@@ -264,14 +262,16 @@ def test_a_variable_that_is_required_must_be_set(
         ("echo 5$ a$", None),
     ],
 )
-def test_a_variable_in_words_is_not_expanded(command: str, warned: str | None, tmp_path: Path) -> None:
-    items = check_variables(subject_of(tmp_path, environ={"DATA": "/d"}, **worker(command)))
+def test_a_variable_in_a_command_without_a_shell_is_not_expanded(
+    command: str, warned: str | None, tmp_path: Path
+) -> None:
+    items = check_variables(planned_job(tmp_path, environ={"DATA": "/d"}, **worker(command)))
     assert [item.status for item in items] == (["warning"] if warned else [])
     assert all(warned is not None and item.message.startswith(warned) for item in items)
 
 
 @pytest.mark.parametrize(
-    ("over", "place", "cure"),
+    ("over", "place", "fix"),
     [
         (worker("x $DATA"), "workers (worker).command", "`shell: true`"),
         ({"backend": {"type": "sglang", "args": {"x": "$DATA"}}}, "workers (agg).command", "write its value"),
@@ -279,14 +279,14 @@ def test_a_variable_in_words_is_not_expanded(command: str, warned: str | None, t
         ({"frontend": {"type": "custom", "command": "x $DATA"}}, "frontend.command", "the command [bash, -c, TEXT]"),
     ],
 )
-def test_the_way_to_a_variable_is_one_that_its_command_has(
-    over: dict[str, Any], place: str, cure: str, tmp_path: Path
+def test_the_suggested_fix_for_a_variable_fits_its_command(
+    over: dict[str, Any], place: str, fix: str, tmp_path: Path
 ) -> None:
     serving = {"backend": {"type": "sglang"}, "model": {"path": "/m"}, "workers": []}
     serving |= {"resources": {"gpus_per_node": 1, "agg_workers": 1}}
-    subject = subject_of(tmp_path, environ={"DATA": "/d"}, **({} if "workers" in over else serving) | over)
-    message = f"$DATA is not expanded, since no shell is involved; use a placeholder, or {cure}"
-    assert [(item.place, item.message) for item in check_variables(subject) if item.status == "warning"] == [
+    job = planned_job(tmp_path, environ={"DATA": "/d"}, **({} if "workers" in over else serving) | over)
+    message = f"$DATA is not expanded, since no shell is involved; use a placeholder, or {fix}"
+    assert [(item.place, item.message) for item in check_variables(job) if item.status == "warning"] == [
         (place, message)
     ]
 
@@ -301,74 +301,74 @@ def test_the_way_to_a_variable_is_one_that_its_command_has(
         ("cat $HOME $RANK ${GPUJOB_RUN_DIR} $SLURM_JOB_ID $$ $? $1 \\$DATA", []),
     ],
 )
-def test_a_variable_of_a_shell_text_must_come_from_somewhere(text: str, unset: list[str], tmp_path: Path) -> None:
-    items = check_variables(subject_of(tmp_path, workers=[{"command": text, "shell": True}]))
+def test_a_variable_of_a_shell_command_should_be_set(text: str, unset: list[str], tmp_path: Path) -> None:
+    items = check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}]))
     assert [item.message.partition(" ")[0] for item in items] == unset
     assert all(item.status == "warning" for item in items)
 
 
-def test_gpus_are_counted_against_those_of_this_machine(tmp_path: Path) -> None:
+def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) -> None:
     gpus = {"resources": {"gpus_per_node": 4}, **worker("true", gpus=4)}
-    assert told(check_gpus_here(subject_of(tmp_path))) == [("gpus", "ok", "resources.gpus_per_node")]
+    assert summaries(check_gpus_here(planned_job(tmp_path))) == [("gpus", "ok", "resources.gpus_per_node")]
     for known, code in ((0, "few-gpus"), (3, "few-gpus"), (4, "gpus")):
-        assert [item.code for item in check_gpus_here(subject_of(tmp_path, **gpus), known)] == [code]
-    assert [item.status for item in check_gpus_here(subject_of(tmp_path, local=False, **gpus))] == ["not checked"]
+        assert [item.code for item in check_gpus_here(planned_job(tmp_path, **gpus), known)] == [code]
+    assert [item.status for item in check_gpus_here(planned_job(tmp_path, local=False, **gpus))] == ["not checked"]
 
 
-def test_directories_are_there_or_can_be_made(tmp_path: Path, locked: Path) -> None:
+def test_directories_must_exist_or_be_creatable(tmp_path: Path, locked: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "out").mkdir()
     paths = {"output_dir": "file/out", "checkpoint_dir": str(locked / "ckpt"), "log_dir": "out"}
-    items = check_directories(subject_of(tmp_path, paths=paths))
-    assert told(items) == [
+    items = check_directories(planned_job(tmp_path, paths=paths))
+    assert summaries(items) == [
         ("writable", "ok", "logs_dir"),
         ("not-writable", "error", "paths.output_dir"),
         ("not-writable", "error", "paths.checkpoint_dir"),
         ("writable", "ok", "paths.log_dir"),
     ]
     assert items[1].message == f'"{tmp_path}/file" is not a directory; choose another one'
-    assert items[2].message.startswith(f'no permission to write to "{locked}", so "{locked}/ckpt" cannot be made; ')
-    assert told(check_directories(subject_of(tmp_path, workdir="none")), "error") == [
+    assert items[2].message.startswith(f'no permission to write to "{locked}", so "{locked}/ckpt" cannot be created; ')
+    assert summaries(check_directories(planned_job(tmp_path, workdir="none")), "error") == [
         ("no-workdir", "error", "workdir")
     ]
 
 
-def test_a_backslash_is_nothing_that_slurm_can_write_to(tmp_path: Path) -> None:
+def test_slurm_cannot_write_to_a_path_with_a_backslash(tmp_path: Path) -> None:
     for local, errors in ((True, []), (False, [("backslash", "error", "logs_dir")])):
-        subject = subject_of(tmp_path, local=local, cluster={"logs_dir": str(tmp_path / "a\\b")})
-        assert told(check_directories(subject), "error") == errors
+        job = planned_job(tmp_path, local=local, cluster={"logs_dir": str(tmp_path / "a\\b")})
+        assert summaries(check_directories(job), "error") == errors
 
 
-def test_output_of_an_earlier_job_is_doubtful_unless_it_is_gone_on_with(tmp_path: Path) -> None:
+def test_existing_output_is_a_warning_unless_the_job_resumes(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     out: dict[str, Any] = {"paths": {"output_dir": "out"}}
-    assert check_output_files(subject_of(tmp_path))[0].message == "a fresh run directory"
-    assert not told(check_output_files(subject_of(tmp_path, **out)), "warning")
+    assert check_output_files(planned_job(tmp_path))[0].message == "a fresh run directory"
+    assert not summaries(check_output_files(planned_job(tmp_path, **out)), "warning")
     (tmp_path / "out/output_worker_0.json").write_text("{}")
-    (item,) = check_output_files(subject_of(tmp_path, **out))
+    (item,) = check_output_files(planned_job(tmp_path, **out))
     assert (item.code, item.status) == ("output-exists", "warning")
-    assert "already holds 1 file like output_worker_0.json" in item.message
-    (item,) = check_output_files(subject_of(tmp_path, resume=True, **out))
-    assert (item.status, item.message) == ("ok", f'1 file in "{tmp_path}/out" to go on with (resume: true)')
+    assert "already contains 1 file like output_worker_0.json" in item.message
+    (item,) = check_output_files(planned_job(tmp_path, resume=True, **out))
+    assert (item.status, item.message) == ("ok", f'the job continues from 1 file in "{tmp_path}/out" (resume: true)')
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])
-def test_measurements_of_an_earlier_job_are_no_output_of_it(tmp_path: Path, pattern: str) -> None:
+def test_gpu_metrics_of_an_earlier_job_are_not_output(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/gpu_metrics.csv").write_text("time\n")
     (tmp_path / "out/gpu_metrics_cn02.csv.1").write_text("time\n")
     out: dict[str, Any] = {"paths": {"output_dir": "out"}, "patterns": {"output": pattern}}
-    ours = {**out, "monitoring": {"gpu_metrics": True}}
-    assert not told(check_output_files(subject_of(tmp_path, **ours)), "warning")
-    (item,) = check_output_files(subject_of(tmp_path, **out))
+    with_gpu_metrics = {**out, "monitoring": {"gpu_metrics": True}}
+    assert not summaries(check_output_files(planned_job(tmp_path, **with_gpu_metrics)), "warning")
+    (item,) = check_output_files(planned_job(tmp_path, **out))
     assert "like gpu_metrics.csv" in item.message
     (tmp_path / "out/results.csv").write_text("1\n")
-    (item,) = check_output_files(subject_of(tmp_path, **ours))
-    assert "already holds 1 file like results.csv" in item.message
+    (item,) = check_output_files(planned_job(tmp_path, **with_gpu_metrics))
+    assert "already contains 1 file like results.csv" in item.message
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("word", "suggestion"),
     [
         ("{rnk}", "{rank}"),
         ("a/{Rank}", "{rank}"),
@@ -382,15 +382,15 @@ def test_measurements_of_an_earlier_job_are_no_output_of_it(tmp_path: Path, patt
         ('{"a": 1}', None),
     ],
 )
-def test_a_word_that_is_nearly_a_placeholder_is_refused(word: str, meant: str | None, tmp_path: Path) -> None:
+def test_a_misspelled_placeholder_is_an_error(word: str, suggestion: str | None, tmp_path: Path) -> None:
     for spec, place in (
         (worker(["echo", word]), "workers (worker).command"),
         (worker("true", env={"A": word}), "workers (worker).env.A"),
         ({"inputs": [word]}, "inputs[0]"),
     ):
-        items = check_placeholders(subject_of(tmp_path, **spec))
-        assert told(items) == ([("placeholder", "error", place)] if meant else [])
-        assert all(f'did you mean "{meant}"?' in item.message for item in items)
+        items = check_placeholders(planned_job(tmp_path, **spec))
+        assert summaries(items) == ([("placeholder", "error", place)] if suggestion else [])
+        assert all(f'did you mean "{suggestion}"?' in item.message for item in items)
 
 
 SERVED: dict[str, Any] = {
@@ -403,17 +403,17 @@ SERVED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("more", "place", "words"),
+    ("over", "place", "text"),
     [
-        (worker("echo {host_1}"), "workers (worker).command", "no node of the job, which has {host_0}"),
-        (worker("a {public_port}"), "workers (worker).command", "no port of this process; it can name {etcd_port}"),
+        (worker("echo {host_1}"), "workers (worker).command", "not a node of the job, which has {host_0}"),
+        (worker("a {public_port}"), "workers (worker).command", "not a port of this process; it can use {etcd_port}"),
         (worker("a {http_portt}"), "workers (worker).command", 'did you mean "{http_port}"?'),
-        (worker("a", env={"B": "{x_port}"}), "workers (worker).env.B", "it can name "),
+        (worker("a", env={"B": "{x_port}"}), "workers (worker).env.B", "it can use "),
         ({"env": {"B": "{rnk}"}}, "env.B", 'did you mean "{rank}"?'),
         (
             {**SERVED, "frontend": {"type": "custom", "command": "f {http_port} {internal_port}"}},
             "frontend.command",
-            "{internal_port} is no port of this process",
+            "{internal_port} is not a port of this process",
         ),
         (
             {**SERVED, "benchmark": {"type": "custom", "command": "b {http_port}"}},
@@ -423,7 +423,7 @@ SERVED: dict[str, Any] = {
         (
             {**SERVED, "backend": {"type": "sglang", "args": {"x": "{host_9}"}}},
             "backend.args.x",
-            "no node of the job",
+            "not a node of the job",
         ),
         (
             {**SERVED, "backend": {"type": "sglang", "agg": {"config": {"x": ["{http_port}"]}}}},
@@ -433,30 +433,30 @@ SERVED: dict[str, Any] = {
         (
             {"container": {"image": "i:1", "mounts": ["/a:/b", "/{jobdir}:/c"]}},
             "container.mounts[1]",
-            'did you mean "{job_dir}"?; for braces that stay write {{jobdir}}',
+            'did you mean "{job_dir}"?; to keep the braces write {{jobdir}}',
         ),
     ],
 )
-def test_a_placeholder_that_nothing_fills_is_refused_wherever_it_stands(
-    more: dict[str, Any], place: str, words: str, tmp_path: Path
+def test_an_unknown_placeholder_is_an_error_everywhere(
+    over: dict[str, Any], place: str, text: str, tmp_path: Path
 ) -> None:
-    items = check_placeholders(subject_of(tmp_path, local=False, **more))
-    assert told(items) == [("placeholder", "error", place)]
-    assert words in items[0].message
+    items = check_placeholders(planned_job(tmp_path, local=False, **over))
+    assert summaries(items) == [("placeholder", "error", place)]
+    assert text in items[0].message
 
 
-def test_what_is_filled_or_no_placeholder_is_left_alone(tmp_path: Path) -> None:
-    words = (
+def test_known_placeholders_and_other_braces_are_accepted(tmp_path: Path) -> None:
+    text = (
         "{host_0} {port_6100} {head} {http_port} {nixl_port} {{rnk}} {{host_9}} ${rnk} '{print $1}' '{\"a\": 1}' {lr}"
     )
     config = {"x": "{host_0} {port_1} {run_dir}", "y": {"{z}": 1}}
-    spec = {**SERVED, "workers": [{"role": "agg", "command": f"serve {words}"}]}
+    spec = {**SERVED, "workers": [{"role": "agg", "command": f"serve {text}"}]}
     spec["backend"] = {"type": "sglang", "config": config}
-    assert check_placeholders(subject_of(tmp_path, local=False, env={"A": "{http_port}"}, **spec)) == []
+    assert check_placeholders(planned_job(tmp_path, local=False, env={"A": "{http_port}"}, **spec)) == []
 
 
 @pytest.mark.parametrize(
-    ("more", "place", "message"),
+    ("over", "place", "message"),
     [
         (
             {"workers": [{"gpus": 1, "command": "x.py"}], "backend": {"type": "torchrun"}},
@@ -480,16 +480,16 @@ def test_what_is_filled_or_no_placeholder_is_left_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_program_that_the_backend_brings_is_told_as_its(
-    more: dict[str, Any], place: str, message: str, tmp_path: Path
+def test_a_missing_program_of_a_backend_names_the_backend_key(
+    over: dict[str, Any], place: str, message: str, tmp_path: Path
 ) -> None:
-    spec = {"resources": {"gpus_per_node": 8}, **more}
-    items = check_commands(subject_of(tmp_path, environ={"PATH": "/nowhere"}, **spec))
+    spec = {"resources": {"gpus_per_node": 8}, **over}
+    items = check_commands(planned_job(tmp_path, environ={"PATH": "/nowhere"}, **spec))
     assert (place, message) in [(item.place, item.message) for item in items]
 
 
 @pytest.mark.parametrize(
-    ("progress", "told_of"),
+    ("progress", "expected"),
     [
         ({}, ("sample", "not checked")),
         ({"patterns": {"items": r"(\d+) done"}}, ("sample", "not checked")),
@@ -503,59 +503,59 @@ def test_a_program_that_the_backend_brings_is_told_as_its(
         ({"sample": "x" * 5000}, ("no-position", "error")),
     ],
 )
-def test_a_sample_of_the_log_must_hold_a_position(
-    progress: dict[str, Any], told_of: tuple[str, str], tmp_path: Path
+def test_a_log_sample_must_contain_a_position(
+    progress: dict[str, Any], expected: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "log.txt").write_text("starting\nProcessed 3/9 items\n")
-    (item,) = check_sample(subject_of(tmp_path, progress=progress))
-    assert (item.code, item.status) == told_of
+    (item,) = check_sample(planned_job(tmp_path, progress=progress))
+    assert (item.code, item.status) == expected
 
 
-def test_a_sample_is_read_by_the_pack_of_the_job(tmp_path: Path) -> None:
+def test_a_log_sample_is_read_with_the_pack_of_the_job(tmp_path: Path) -> None:
     bar = "Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]"
-    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar}))
+    (item,) = check_sample(planned_job(tmp_path, progress={"sample": bar}))
     assert (item.status, item.message) == ("ok", "position 10 of 100 found by the pack tqdm")
-    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar, "pack": "tqdm"}))
+    (item,) = check_sample(planned_job(tmp_path, progress={"sample": bar, "pack": "tqdm"}))
     assert (item.status, item.message) == ("ok", "position 10 of 100 found")
-    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar, "pack": "generic"}))
+    (item,) = check_sample(planned_job(tmp_path, progress={"sample": bar, "pack": "generic"}))
     assert item.code == "no-position"
-    (item,) = check_sample(subject_of(tmp_path, progress={"pack": "tqdm"}))
-    assert item.message.startswith("the patterns of the pack tqdm without a sample")
+    (item,) = check_sample(planned_job(tmp_path, progress={"pack": "tqdm"}))
+    assert item.message.startswith("the patterns of the pack tqdm, without a sample")
 
 
-def test_own_patterns_that_find_nothing_in_the_sample_are_doubtful(tmp_path: Path) -> None:
+def test_own_patterns_without_a_match_in_the_sample_are_a_warning(tmp_path: Path) -> None:
     progress = {"sample": "Processed 1/2 items, lr=0.5", "patterns": {"lr": r"lr=([\d.]+)", "gnorm": r"gnorm=(\d+)"}}
-    items = check_sample(subject_of(tmp_path, progress=progress))
-    assert told(items) == [
+    items = check_sample(planned_job(tmp_path, progress=progress))
+    assert summaries(items) == [
         ("sample", "ok", "progress.sample"),
         ("no-match", "warning", "progress.patterns.gnorm"),
     ]
     assert items[0].message == "position 1 of 2 found"
 
 
-def test_an_own_position_beside_another_one_is_doubtful_and_a_resume_is_not(tmp_path: Path) -> None:
+def test_an_own_position_pattern_without_a_match_is_a_warning(tmp_path: Path) -> None:
     progress = {"sample": "Processed 1/2 items", "patterns": {"step": r"at (\d+) of (\d+)", "resume": r"from (\d+)"}}
-    items = check_sample(subject_of(tmp_path, progress=progress))
-    assert told(items, "warning") == [("no-match", "warning", "progress.patterns.step")]
+    items = check_sample(planned_job(tmp_path, progress=progress))
+    assert summaries(items, "warning") == [("no-match", "warning", "progress.patterns.step")]
 
 
-def test_the_directory_of_targets_must_be_one_to_write_to(tmp_path: Path) -> None:
+def test_the_target_directory_must_be_writable(tmp_path: Path) -> None:
     for directory, status in ((None, "not checked"), (str(tmp_path), "ok"), ("/no/such", "warning")):
-        (item,) = check_target_directory(subject_of(tmp_path, cluster={"target_dir": directory}))
+        (item,) = check_target_directory(planned_job(tmp_path, cluster={"target_dir": directory}))
         assert item.status == status
 
 
-def test_the_checks_of_every_start_ask_nobody_and_start_nothing(
+def test_the_checks_of_every_start_use_no_network_and_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `submit` and `run` look at must not wait for a network or a program."""
+    """The checks of `submit` and `run` must not wait for a network or a program."""
 
-    def forbidden(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("this takes time")
 
-    monkeypatch.setattr("subprocess.Popen", forbidden)
-    monkeypatch.setattr("socket.socket", forbidden)
+    monkeypatch.setattr("subprocess.Popen", fail)
+    monkeypatch.setattr("socket.socket", fail)
     urls = {"prometheus_url": "http://127.0.0.1:9", "alertmanager_url": "http://127.0.0.1:9"}
-    subject = subject_of(tmp_path, local=False, cluster=urls, environment={"packages": ["os"]})
-    assert check_plan(subject)
+    job = planned_job(tmp_path, local=False, cluster=urls, environment={"packages": ["os"]})
+    assert check_plan(job)
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What the machine, the cluster and the site's servers are asked before a launch."""
+"""Preflight checks of the machine, the cluster and the servers of the site."""
 
 import socket
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from exporter.files.disks.space_reader import SpaceFacts
-from exporter.gpus import inventory_reader as nvml
+from exporter.gpus import inventory_reader
 from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu, read_gpu_inventory
 from launcher.check import python_modules, site_facts
 from launcher.check.site_facts import (
@@ -30,7 +30,7 @@ from launcher.check.site_facts import (
     memory_bytes,
     parse_partitions,
 )
-from tests.launcher.check.planned_jobs import subject_of, told
+from tests.launcher.check.planned_jobs import planned_job, summaries
 from tests.support.fake_slurm import BIN, FakeSlurm
 
 TWO_GPUS = GpuInventory(
@@ -43,25 +43,25 @@ PYTHON: dict[str, Any] = {"workers": [{"command": [sys.executable, "-c", "pass"]
 
 
 @pytest.mark.parametrize(
-    ("command", "environ", "status", "words"),
+    ("command", "environ", "status", "expected"),
     [
         ("python3 x.py", {"PATH": "/usr/bin:/bin"}, "warning", 'and "python3" is /usr/bin/python3; '),
-        ("python3 x.py", {"PATH": "/nowhere"}, "warning", '"python3" is not here'),
+        ("python3 x.py", {"PATH": "/nowhere"}, "warning", '"python3" is not found here'),
         ("python3 x.py", {"VIRTUAL_ENV": "/venv"}, "ok", "/venv is active"),
         ("python3.11 x.py", {"CONDA_PREFIX": "/conda/a"}, "ok", "/conda/a is active"),
-        ("/venv/bin/python x.py", {}, "ok", "/venv/bin/python is named"),
+        ("/venv/bin/python x.py", {}, "ok", "/venv/bin/python is given by its path"),
         ("torchrun x.py", {}, "not checked", '"torchrun" is not Python'),
     ],
 )
-def test_python_is_that_of_an_environment(
-    command: str, environ: dict[str, str], status: str, words: str, tmp_path: Path
+def test_python_should_belong_to_an_environment(
+    command: str, environ: dict[str, str], status: str, expected: str, tmp_path: Path
 ) -> None:
-    (item,) = check_interpreter(subject_of(tmp_path, environ=environ, workers=[{"command": command}]))
+    (item,) = check_interpreter(planned_job(tmp_path, environ=environ, workers=[{"command": command}]))
     assert item.status == status
-    assert words in item.message
+    assert expected in item.message
 
 
-def test_an_interpreter_in_a_virtual_environment_needs_none_that_is_active(tmp_path: Path) -> None:
+def test_an_interpreter_in_a_virtual_environment_needs_no_active_one(tmp_path: Path) -> None:
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/python3").symlink_to(sys.executable)
     (tmp_path / "alone/bin").mkdir(parents=True)
@@ -72,55 +72,55 @@ def test_an_interpreter_in_a_virtual_environment_needs_none_that_is_active(tmp_p
         ("venv", [("interpreter", "ok", f"workers ({role}).command") for role in ("a", "b")]),
         ("alone", [("no-environment", "warning", "workers (a).command")]),
     ):
-        subject = subject_of(tmp_path, environ={"PATH": str(tmp_path / name / "bin")}, workers=roles)
-        assert told(check_interpreter(subject)) == expected
+        job = planned_job(tmp_path, environ={"PATH": str(tmp_path / name / "bin")}, workers=roles)
+        assert summaries(check_interpreter(job)) == expected
 
 
 @pytest.mark.parametrize(("local", "status"), [(True, "error"), (False, "warning")])
-def test_modules_that_the_interpreter_does_not_find_are_told(local: bool, status: str, tmp_path: Path) -> None:
+def test_modules_that_the_interpreter_does_not_find_are_reported(local: bool, status: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('it must not be run')")
     names = ["json", "no_such_module", "os.path", "json.no_such_module", "no_such.module"]
-    subject = subject_of(tmp_path, local=local, environment={"packages": names}, **PYTHON)
-    (item,) = check_packages(subject)
+    job = planned_job(tmp_path, local=local, environment={"packages": names}, **PYTHON)
+    (item,) = check_packages(job)
     assert (item.code, item.status) == ("no-package", status)
     assert item.message.startswith(
         f"{sys.executable} does not find no_such_module, json.no_such_module, no_such.module;"
     )
-    subject = subject_of(tmp_path, environment={"packages": ["json", "mine"]}, env={"PYTHONPATH": "."}, **PYTHON)
-    (item,) = check_packages(subject)
+    job = planned_job(tmp_path, environment={"packages": ["json", "mine"]}, env={"PYTHONPATH": "."}, **PYTHON)
+    (item,) = check_packages(job)
     assert (item.status, item.message) == ("ok", f"{sys.executable} finds json, mine")
 
 
-def test_modules_are_not_checked_where_no_python_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: dict[str, Any] = {"environment": {"packages": ["json"]}}
-    assert [item.status for item in check_packages(subject_of(tmp_path, **PYTHON))] == ["not checked"]
-    assert [item.status for item in check_packages(subject_of(tmp_path, **wanted))] == ["not checked"]
+def test_modules_are_not_checked_without_an_answer_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec: dict[str, Any] = {"environment": {"packages": ["json"]}}
+    assert [item.status for item in check_packages(planned_job(tmp_path, **PYTHON))] == ["not checked"]
+    assert [item.status for item in check_packages(planned_job(tmp_path, **spec))] == ["not checked"]
     monkeypatch.setattr(python_modules, "FIND_TIMEOUT_S", 0.2)
-    for program, words in (
+    for program, expected in (
         ("exec sleep 60", "did not answer in 0.2 s"),
         ("echo broken >&2; exit 3", "ended with 3: broken"),
     ):
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{program}\n")
         path.chmod(0o755)
-        (item,) = check_packages(subject_of(tmp_path, workers=[{"command": "./python x.py"}], **wanted))
+        (item,) = check_packages(planned_job(tmp_path, workers=[{"command": "./python x.py"}], **spec))
         assert item.status == "not checked"
-        assert words in item.message
+        assert expected in item.message
 
 
-def test_the_driver_says_which_cuda_it_supports() -> None:
+def test_the_driver_finding_has_the_supported_cuda_version() -> None:
     (item,) = check_driver(TWO_GPUS)
     assert (item.status, item.message.partition(";")[0]) == ("ok", "driver 550.54.15 supports CUDA 12.4 and older")
     assert [item.status for item in check_driver("NVML: not here")] == ["not checked"]
 
 
 class FakeNvml(types.ModuleType):
-    """The calls of NVML that are used, on a machine with one GPU."""
+    """The NVML calls that we use, for a machine with one GPU."""
 
     class NVMLError(Exception):
         pass
 
-    class NVMLError_NotSupported(NVMLError):  # noqa: N801 - its name there
+    class NVMLError_NotSupported(NVMLError):  # noqa: N801 - the name in pynvml
         pass
 
     def __init__(self, fails: str = "") -> None:
@@ -165,17 +165,17 @@ class FakeNvml(types.ModuleType):
         ("nvmlDeviceGetMemoryInfo", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 0, 0),))),
     ],
 )
-def test_gpus_are_those_of_the_driver(fails: str, found: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_inventory_comes_from_the_driver(fails: str, found: object, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml(fails)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert read_gpu_inventory() == found
     assert fake.open == 0
 
 
-def test_no_library_is_no_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_inventory_without_the_nvml_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert str(read_gpu_inventory()).startswith("nvidia-ml-py is not installed")
-    assert "pynvml" not in vars(nvml)
+    assert "pynvml" not in vars(inventory_reader)
 
 
 @pytest.mark.gpu
@@ -190,36 +190,38 @@ def test_a_real_gpu_has_memory() -> None:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_somebody_uses_is_doubtful(tmp_path: Path) -> None:
-    def look(gpus: int, inventory: GpuInventory | str = TWO_GPUS, *, local: bool = True) -> list[tuple[str, str, str]]:
+def test_a_gpu_in_use_is_a_warning(tmp_path: Path) -> None:
+    def check(gpus: int, inventory: GpuInventory | str = TWO_GPUS, *, local: bool = True) -> list[tuple[str, str, str]]:
         spec: dict[str, Any] = {"resources": {"gpus_per_node": gpus}, "workers": [{"command": "true", "gpus": gpus}]}
-        return told(check_gpu_memory(subject_of(tmp_path, local=local, **spec), inventory))
+        return summaries(check_gpu_memory(planned_job(tmp_path, local=local, **spec), inventory))
 
-    assert look(0) == []
-    assert look(1) == [("gpu-memory", "ok", "GPU memory")]
-    assert look(2) == [("gpu-busy", "warning", "GPU memory")]
-    assert look(2, "NVML: none") == look(2, local=False) == [("gpu-memory", "not checked", "GPU memory")]
+    assert check(0) == []
+    assert check(1) == [("gpu-memory", "ok", "GPU memory")]
+    assert check(2) == [("gpu-busy", "warning", "GPU memory")]
+    assert check(2, "NVML: none") == check(2, local=False) == [("gpu-memory", "not checked", "GPU memory")]
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [(None, None), ("512", 512 << 20), ("8K", 8 << 10), ("8M", 8 << 20), ("64G", 64 << 30), ("2T", 2 << 40)],
 )
-def test_memory_is_written_as_slurm_does(text: str | None, size: int | None) -> None:
+def test_memory_sizes_have_the_units_of_slurm(text: str | None, size: int | None) -> None:
     assert memory_bytes(text) == size
 
 
 @pytest.mark.parametrize(
     ("asked", "nodes", "status"), [(None, 1, "ok"), ("3G", 1, "ok"), ("5G", 1, "warning"), ("3G", 2, "warning")]
 )
-def test_memory_is_compared_with_what_is_available(asked: str | None, nodes: int, status: str, tmp_path: Path) -> None:
+def test_requested_memory_is_compared_with_available_memory(
+    asked: str | None, nodes: int, status: str, tmp_path: Path
+) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:    {4 << 20} kB\n")
     resources = {"nodes": nodes, "memory_per_node": asked}
-    assert [item.status for item in check_memory(subject_of(tmp_path, resources=resources), meminfo)] == [status]
-    slurm = subject_of(tmp_path, local=False, resources=resources)
+    assert [item.status for item in check_memory(planned_job(tmp_path, resources=resources), meminfo)] == [status]
+    slurm = planned_job(tmp_path, local=False, resources=resources)
     assert [item.status for item in check_memory(slurm, meminfo)] == ["not checked"]
-    assert [item.status for item in check_memory(subject_of(tmp_path), tmp_path / "none")] == ["not checked"]
+    assert [item.status for item in check_memory(planned_job(tmp_path), tmp_path / "none")] == ["not checked"]
 
 
 @pytest.mark.parametrize(
@@ -230,8 +232,8 @@ def test_a_fifth_of_a_disk_or_a_terabyte_is_enough(
     available: int, size: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_facts, "read_space", lambda _: SpaceFacts(available, size))
-    subject = subject_of(tmp_path, paths={"output_dir": "out"})
-    assert told(check_disk(subject.plan)) == [("disk" if status == "ok" else "disk-low", status, "logs_dir")]
+    job = planned_job(tmp_path, paths={"output_dir": "out"})
+    assert summaries(check_disk(job.plan)) == [("disk" if status == "ok" else "disk-low", status, "logs_dir")]
 
 
 SINFO = """\
@@ -275,22 +277,22 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         ({"partition": "gpu,none"}, {"gpus_per_node": 8}, [("partition", "ok", "slurm.partition")]),
     ],
 )
-def test_a_job_is_held_against_its_partition(
+def test_a_job_is_checked_against_its_partition(
     slurm_keys: dict[str, str],
     resources: dict[str, int],
     expected: list[tuple[str, str, str]],
     slurm: FakeSlurm,
     tmp_path: Path,
 ) -> None:
-    subject = subject_of(tmp_path, local=False, slurm=slurm_keys, resources=resources)
-    assert told(check_partition(subject)) == expected
+    job = planned_job(tmp_path, local=False, slurm=slurm_keys, resources=resources)
+    assert summaries(check_partition(job)) == expected
     (call,) = slurm.calls("sinfo")
     assert "SINFO_FORMAT" not in call["env"]
 
 
 def test_a_cluster_without_a_default_partition_needs_one(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.say("sinfo", "out", "gpu|up|infinite|8|gpu:8\n")
-    (item,) = check_partition(subject_of(tmp_path, local=False))
+    (item,) = check_partition(planned_job(tmp_path, local=False))
     assert (item.status, item.message) == ("error", "there is no default partition; use one of gpu")
 
 
@@ -299,39 +301,39 @@ sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
 sinfo: error: fetch_config: DNS SRV lookup failed
 sinfo: error: _establish_config_source: failed to fetch config
 sinfo: fatal: Could not establish a configuration source
-"""  # what Slurm 22.05 and later say without a slurm.conf
+"""  # printed by Slurm 22.05 and later without a slurm.conf
 
 
-def test_slurm_that_does_not_answer_is_not_checked(
+def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = subject_of(tmp_path, local=False)
+    job = planned_job(tmp_path, local=False)
     monkeypatch.setattr(site_facts, "SLURM_TIMEOUT_S", 0.3)
     slurm.say("sinfo", "sleep", 30)
-    assert told(check_partition(subject)) == [("partition", "not checked", "slurm.partition")]
+    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
     slurm.say("sinfo", "sleep", 0)
     slurm.say("sinfo", "status", 1)
     slurm.say("sinfo", "err", "slurm_load_partitions: Unable to contact slurm controller")
-    (item,) = check_partition(subject)
+    (item,) = check_partition(job)
     assert "Unable to contact slurm controller" in item.message
     slurm.say("sinfo", "err", "x" * 1000)
-    (item,) = check_partition(subject)
+    (item,) = check_partition(job)
     assert item.message == f"sinfo exited with 1: {'x' * 179}..."
     slurm.say("sinfo", "err", NO_CLUSTER)
-    (item,) = check_partition(subject)
+    (item,) = check_partition(job)
     assert item.message == (
-        "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
+        "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
     )
     monkeypatch.setenv("PATH", "/nowhere")
-    assert told(check_partition(subject)) == [("partition", "not checked", "slurm.partition")]
-    assert check_partition(subject_of(tmp_path)) == []
+    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
+    assert check_partition(planned_job(tmp_path)) == []
 
 
 # -- monitoring ----------------------------------------------------------------------------------
 
 
 class Ready(BaseHTTPRequestHandler):
-    """Answers as a Prometheus does; under ``/busy`` as one that starts, under ``/slow`` not in time."""
+    """Answers like Prometheus: ``/busy`` is not ready, ``/slow`` is too late."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/slow"):
@@ -340,19 +342,19 @@ class Ready(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{made.server_address[1]}"
-        made.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("url", "status", "words"),
+    ("url", "status", "expected"),
     [
         ("http://{server}", "ok", "http://{server} is ready"),
         ("http://{server}/", "ok", "http://{server} is ready"),
@@ -364,15 +366,15 @@ def server() -> Iterator[str]:
         ("http://no-such-host.invalid", "warning", "does not answer (no connection)"),
     ],
 )
-def test_servers_that_raise_alarms_must_be_ready(
-    url: str, status: str, words: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_monitoring_servers_must_be_ready(
+    url: str, status: str, expected: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_facts, "HTTP_TIMEOUT_S", 0.4)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     address = {"prometheus_url": url.format(server=server)}
-    first, second = check_endpoints(subject_of(tmp_path, cluster=address))
+    first, second = check_endpoints(planned_job(tmp_path, cluster=address))
     assert (first.status, second.status) == (status, "not checked")
-    assert words.format(server=server) in first.message
+    assert expected.format(server=server) in first.message
     assert "hunter2" not in first.message
 
 
@@ -388,18 +390,18 @@ def test_servers_that_raise_alarms_must_be_ready(
         ("hf:a/b", {"HF_ENDPOINT": "http://127.0.0.1:{free}"}, ("no-network", "warning")),
     ],
 )
-def test_the_hub_of_a_model_that_is_fetched_must_answer(
+def test_the_hub_of_a_downloaded_model_must_answer(
     model: str | None, environ: dict[str, str], expected: tuple[str, str], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else takes it
+        closed.bind(("127.0.0.1", 0))  # bound but not listening, so no other process uses it
         ports = {"taken": server.getsockname()[1], "free": closed.getsockname()[1]}
         spec: dict[str, Any] = {} if model is None else {"model": {"path": model}}
-        subject = subject_of(
+        job = planned_job(
             tmp_path,
             cluster={"models": {"mine": "hf:a/b"}},
             environ={name: value.format(**ports) for name, value in environ.items()},
             **spec,
         )
-        (item,) = check_network(subject)
+        (item,) = check_network(job)
     assert (item.code, item.status) == expected

@@ -1,4 +1,4 @@
-"""The commands that start no job: messages, exit statuses, JSON."""
+"""Commands that start no job: messages, exit statuses, JSON."""
 
 import json
 import os
@@ -22,24 +22,24 @@ JOB = {"name": "job", "workers": [{"command": "true"}]}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with a job file that is fine."""
+    """A working directory with a valid job file."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     return tmp_path
 
 
-def everything_in(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("name", sorted(commands.commands))
 def test_the_help_of_a_command_shows_an_example(name: str) -> None:
-    shown = CliRunner().invoke(commands, [name, "--help"])
-    assert shown.exit_code == 0
-    assert re.search(r"example: gpujob \w+", shown.output)
+    result = CliRunner().invoke(commands, [name, "--help"])
+    assert result.exit_code == 0
+    assert re.search(r"example: gpujob \w+", result.output)
     assert isinstance(commands.commands[name], click.Command)
 
 
-def test_init_writes_a_job_file_to_begin_with(tmp_path: Path) -> None:
+def test_init_writes_a_first_job_file(tmp_path: Path) -> None:
     done = gpujob("init", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "job.yaml").read_text() == TEMPLATE
@@ -52,13 +52,13 @@ def test_init_writes_a_job_file_to_begin_with(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "1 Environment"
     assert done.stdout.endswith("\njob.yaml: 4 worker tasks on 1 nodes, 0 GPUs and 5 CPUs per node: ok\n")
-    assert everything_in(tmp_path) == ["job.yaml", "train.py"]
+    assert files_in(tmp_path) == ["job.yaml", "train.py"]
 
 
-def test_init_replaces_a_file_only_when_told_to(folder: Path) -> None:
+def test_init_replaces_a_file_only_with_force(folder: Path) -> None:
     done = gpujob("init", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "gpujob: job.yaml is there already; choose another name, or --force to replace it\n"
+    assert done.stderr == "gpujob: job.yaml already exists; choose another name, or use --force to replace it\n"
     assert yaml.safe_load((folder / "job.yaml").read_text()) == JOB
     assert gpujob("init", "--force", cwd=folder).returncode == 0
     assert (folder / "job.yaml").read_text() == TEMPLATE
@@ -66,17 +66,17 @@ def test_init_replaces_a_file_only_when_told_to(folder: Path) -> None:
 
 
 def test_plan_writes_nothing(folder: Path) -> None:
-    before = everything_in(folder)
-    shown = gpujob("plan", "job.yaml", cwd=folder)
-    assert shown.returncode == 0
-    assert "#SBATCH --job-name=job" in shown.stdout
-    described = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "cn[07-08]", cwd=folder).stdout)
-    assert [process["node"] for process in described["processes"]] == ["cn07"]
+    before = files_in(folder)
+    result = gpujob("plan", "job.yaml", cwd=folder)
+    assert result.returncode == 0
+    assert "#SBATCH --job-name=job" in result.stdout
+    view = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "cn[07-08]", cwd=folder).stdout)
+    assert [process["node"] for process in view["processes"]] == ["cn07"]
     assert gpujob("plan", "job.yaml", "--local", cwd=folder).returncode == 0
-    assert everything_in(folder) == before
+    assert files_in(folder) == before
 
 
-def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: Path) -> None:
+def test_a_local_plan_has_processes_and_no_script(folder: Path) -> None:
     worker = {
         "count": 2,
         "gpus": 1,
@@ -87,18 +87,18 @@ def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: P
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     body = json.loads(gpujob("plan", "job.yaml", "--local", "--json", cwd=folder).stdout)
     assert (body["script"], body["srun"]) == (None, [])
-    shown = gpujob("plan", "job.yaml", "--local", cwd=folder)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    result = gpujob("plan", "job.yaml", "--local", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
     for word in ("sbatch_script", "#SBATCH", "srun", "hunter2"):
-        assert word not in shown.stdout.replace("sbatch_script.sh", "")
+        assert word not in result.stdout.replace("sbatch_script.sh", "")
     for process in body["processes"]:
         assert process["command"][-1] == "127.0.0.1"
-        assert f"  {' '.join(process['command'])}\n" in shown.stdout
+        assert f"  {' '.join(process['command'])}\n" in result.stdout
         port = process["ports"]["http"]
         about = f"rank {process['rank']}, on {process['node']}, GPUs {process['rank']}, http port {port}"
-        assert f"{process['worker']}: {about}\n" in shown.stdout
-        assert f"variables beside the user's own: {' '.join(process['environment'])}" in re.sub(
-            r"\n  (?=[A-Z])", " ", shown.stdout
+        assert f"{process['worker']}: {about}\n" in result.stdout
+        assert f"variables in addition to the user's own: {' '.join(process['environment'])}" in re.sub(
+            r"\n  (?=[A-Z])", " ", result.stdout
         )
         assert {"MY_TOKEN", "CUDA_VISIBLE_DEVICES"} <= set(process["environment"])
 
@@ -115,8 +115,8 @@ def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: P
         ),
         ("a[1", "--nodes: host list 'a[1': a bracket is not closed"),
         ("a,b,a", "--nodes: a is listed twice; name each node once"),
-        (" , ", "--nodes: there is no host in it; write for example cn[01-04]"),
-        ("", "--nodes: there is no host in it; write for example cn[01-04]"),
+        (" , ", "--nodes: contains no host; write for example cn[01-04]"),
+        ("", "--nodes: contains no host; write for example cn[01-04]"),
     ],
 )
 def test_plan_refuses_hosts_that_do_not_fit(nodes: str, problem: str, folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_plan_refuses_hosts_that_do_not_fit(nodes: str, problem: str, folder: Pa
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gpujob: {problem}\n")
 
 
-def test_plan_names_an_alias_that_there_is_not(folder: Path) -> None:
+def test_plan_warns_about_an_unknown_alias(folder: Path) -> None:
     (folder / "gpujob.yaml").write_text("models: {dsr1: /models/DSR1}\n")
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": {"path": "dsr2"}}))
     done = gpujob("plan", "job.yaml", cwd=folder)
@@ -134,7 +134,7 @@ def test_plan_names_an_alias_that_there_is_not(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--explain"], ["--local"]])
-def test_plan_tells_for_what_a_start_is_refused(options: list[str], folder: Path) -> None:
+def test_plan_warns_about_problems_for_which_a_start_is_refused(options: list[str], folder: Path) -> None:
     worker = {"role": "w", "command": "python3 none.py {rnak}"}
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "workers": [worker]}))
     done = gpujob("plan", "job.yaml", *options, cwd=folder)
@@ -143,19 +143,19 @@ def test_plan_tells_for_what_a_start_is_refused(options: list[str], folder: Path
     where = f"{folder}; give its path from there, or use {{job_dir}}"
     problems = [
         f'workers (w).command: "none.py" does not exist in {where}',
-        'workers (w).command: {rnak} is no placeholder; did you mean "{rank}"?; for braces that stay write {{rnak}}',
+        'workers (w).command: {rnak} is not a placeholder; did you mean "{rank}"?; to keep the braces write {{rnak}}',
     ]
     assert done.stderr.splitlines() == [f"gpujob: warning: {problem}; {refused}" for problem in problems]
     assert done.stdout
     if options == ["--json"]:
         assert json.loads(done.stdout)["job_name"] == "job"
     for command in ("submit", "run"):
-        told = gpujob(command, "job.yaml", cwd=folder)
-        assert told.returncode == 2
-        assert set(problems) <= {line.strip() for line in told.stderr.splitlines()}
+        refused_start = gpujob(command, "job.yaml", cwd=folder)
+        assert refused_start.returncode == 2
+        assert set(problems) <= {line.strip() for line in refused_start.stderr.splitlines()}
 
 
-def test_plan_tells_what_submit_alone_refuses(folder: Path) -> None:
+def test_plan_warns_about_problems_that_only_submit_refuses(folder: Path) -> None:
     slurm = {"time_limit": "00:01:00", "signal": "USR1@120"}
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "slurm": slurm}))
     done = gpujob("plan", "job.yaml", cwd=folder)
@@ -166,18 +166,18 @@ def test_plan_tells_what_submit_alone_refuses(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "plan", "submit", "run"])
-def test_a_bad_job_file_is_refused_before_anything_is_done(command: str, folder: Path) -> None:
+def test_an_invalid_job_file_is_refused_before_any_action(command: str, folder: Path) -> None:
     (folder / "job.yaml").write_text("name: 5\nwokers: []\n")
     done = gpujob(command, "job.yaml", cwd=folder)
     assert done.returncode == 2
-    told = done.stdout + done.stderr
-    assert "name: 5 is not a text" in told
-    assert 'did you mean "workers"?' in told
-    assert "Traceback" not in told
-    assert everything_in(folder) == ["job.yaml"]
+    output = done.stdout + done.stderr
+    assert "name: 5 is not a text" in output
+    assert 'did you mean "workers"?' in output
+    assert "Traceback" not in output
+    assert files_in(folder) == ["job.yaml"]
 
 
-def test_mistakes_of_both_files_are_told_at_once(folder: Path) -> None:
+def test_mistakes_of_both_files_are_reported_together(folder: Path) -> None:
     (folder / "job.yaml").write_text("name: 5\n")
     (folder / "gpujob.yaml").write_text("partitions: gpu\n")
     done = gpujob("plan", "job.yaml", cwd=folder)
@@ -186,7 +186,7 @@ def test_mistakes_of_both_files_are_told_at_once(folder: Path) -> None:
     assert "job.yaml: 2 problems" in done.stderr
 
 
-def test_what_does_not_fit_is_a_mistake_of_the_job_file(folder: Path) -> None:
+def test_workers_that_do_not_fit_are_a_mistake_of_the_job_file(folder: Path) -> None:
     job = {**JOB, "resources": {"gpus_per_node": 8}, "workers": [{"command": "true", "gpus": 12}]}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     done = gpujob("plan", "job.yaml", cwd=folder)
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_a_mistake_of_the_job_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "folder"])
-def test_a_job_file_that_is_not_there_is_told(name: str, folder: Path) -> None:
+def test_a_missing_job_file_is_reported(name: str, folder: Path) -> None:
     (folder / "folder").mkdir()
     done = gpujob("run", name, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
@@ -203,7 +203,7 @@ def test_a_job_file_that_is_not_there_is_told(name: str, folder: Path) -> None:
 
 
 def findings_of(folder: Path, job: Any, *options: str) -> dict[str, Any]:
-    """What ``check --json`` prints of a job file."""
+    """Output of ``check --json`` for a job file."""
     (folder / "job.yaml").write_text(job if isinstance(job, str) else yaml.safe_dump(job))
     done = gpujob("check", "job.yaml", "--json", *options, cwd=folder)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -211,7 +211,7 @@ def findings_of(folder: Path, job: Any, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_check_tells_all_errors_and_refuses(folder: Path) -> None:
+def test_check_reports_all_errors_and_refuses(folder: Path) -> None:
     (folder / "file").write_text("")
     job = {**JOB, "workers": [{"command": "no-such-program"}], "paths": {"output_dir": "file/out"}, "inputs": ["none"]}
     found = findings_of(folder, job, "--local")
@@ -225,18 +225,18 @@ def test_check_tells_all_errors_and_refuses(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n  ERROR   ") == 3
     assert done.stdout.endswith(": not ready\n")
-    assert everything_in(folder) == ["file", "job.yaml"]
+    assert files_in(folder) == ["file", "job.yaml"]
 
 
-def test_check_goes_through_six_sections_and_writes_nothing(folder: Path) -> None:
+def test_check_has_six_sections_and_writes_nothing(folder: Path) -> None:
     found = findings_of(folder, JOB, "--local")
     names = ["Environment", "Resources", "Input data", "Output", "Job", "Monitoring"]
     assert (found["ok"], [section["name"] for section in found["sections"]]) == (True, names)
     assert all(section["items"] for section in found["sections"])
-    assert everything_in(folder) == ["job.yaml"]
+    assert files_in(folder) == ["job.yaml"]
 
 
-def test_check_says_what_is_doubtful_and_goes_on(folder: Path) -> None:
+def test_check_reports_warnings_and_accepts_the_job(folder: Path) -> None:
     (folder / "gpujob.yaml").write_text("target_dir: /no/such/targets\n")
     job = {**JOB, "resources": {"gpus_per_node": 64}, "workers": [{"command": "true", "gpus": 64}]}
     found = findings_of(folder, job, "--local")
@@ -245,23 +245,23 @@ def test_check_says_what_is_doubtful_and_goes_on(folder: Path) -> None:
     assert levels.items() >= {"target-dir": "warning", "few-gpus": "warning"}.items()
 
 
-def test_run_refuses_errors_and_only_says_what_is_doubtful(folder: Path) -> None:
+def test_run_refuses_errors_and_only_prints_warnings(folder: Path) -> None:
     job = {**JOB, "monitoring": {"enabled": False}, "paths": {"output_dir": "out"}}
     (folder / "out").mkdir()
     (folder / "out/output_worker_0.json").write_text("{}")
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     done = gpujob("run", "job.yaml", "--quiet", cwd=folder)
     assert done.returncode in (0, 8)
-    assert done.stderr.startswith(f'gpujob: warning: paths.output_dir: "{folder}/out" already holds 1 file')
-    before = everything_in(folder)
+    assert done.stderr.startswith(f'gpujob: warning: paths.output_dir: "{folder}/out" already contains 1 file')
+    before = files_in(folder)
     (folder / "job.yaml").write_text(yaml.safe_dump({**job, "environment": {"required": ["NO_SUCH_VARIABLE"]}}))
     done = gpujob("run", "job.yaml", "--quiet", cwd=folder)
-    assert (done.returncode, everything_in(folder)) == (2, before)
+    assert (done.returncode, files_in(folder)) == (2, before)
     assert "environment.required: NO_SUCH_VARIABLE is not set for worker" in done.stderr
 
 
 @pytest.mark.parametrize("job", ["name: 5\n", "a: [", {**JOB, "name": ""}])
-def test_check_prints_an_object_for_a_bad_file_too(job: Any, folder: Path) -> None:
+def test_check_prints_json_for_an_invalid_file(job: Any, folder: Path) -> None:
     found = findings_of(folder, job)
     assert found["ok"] is False
     assert found["findings"][0]["place"] == "job.yaml"
@@ -275,15 +275,15 @@ def test_the_schema_describes_the_job_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["watch", "report", "stop"])
-def test_a_job_that_is_not_there_is_told(command: str, tmp_path: Path) -> None:
+def test_an_unknown_job_is_reported(command: str, tmp_path: Path) -> None:
     done = gpujob(command, "4459", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("gpujob: '4459' is neither a run directory nor the id of a job in ")
-    assert "give the run directory that `gpujob submit` has printed" in done.stderr
+    assert "give the run directory that `gpujob submit` printed" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])
-def test_a_manifest_that_cannot_be_used_is_told(text: str, tmp_path: Path) -> None:
+def test_an_unusable_manifest_is_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / "logs/4459_x").mkdir(parents=True)
     (tmp_path / "logs/4459_x/manifest.json").write_text(text)
     done = gpujob("watch", "4459", "--once", cwd=tmp_path)
@@ -293,33 +293,33 @@ def test_a_manifest_that_cannot_be_used_is_told(text: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["sumbit", "job.yaml"], ["run"], ["run", "job.yaml", "--quite"], ["watch", "1", "--until", "x"]]
+    "arguments", [["sumbit", "job.yaml"], ["run"], ["run", "job.yaml", "--quite"], ["watch", "1", "--until", "x"]]
 )
-def test_a_command_that_makes_no_sense_is_refused(words: list[str], folder: Path) -> None:
-    done = gpujob(*words, cwd=folder)
+def test_invalid_arguments_are_refused(arguments: list[str], folder: Path) -> None:
+    done = gpujob(*arguments, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: gpujob" in done.stderr
 
 
 @pytest.mark.parametrize("variables", [{}, {"HOME": ""}, {"HOME": "/proc"}, {"HOME": "/no/such/home"}, {"LC_ALL": "C"}])
-def test_any_home_and_locale_will_do(variables: dict[str, str], folder: Path) -> None:
+def test_any_home_and_locale_work(variables: dict[str, str], folder: Path) -> None:
     done = gpujob("check", "job.yaml", "--local", cwd=folder, env={"PATH": os.environ["PATH"], **variables})
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_hostile_folder_and_name_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_hard_folder_and_job_names_are_shown_unchanged(tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*HARD_NAMES)
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "name": "".join(HARD_NAMES)}))
-    described = json.loads(gpujob("plan", "job.yaml", "--json", cwd=folder).stdout)
-    assert described["job_name"] == "".join(HARD_NAMES)
-    assert described["run_dir"].startswith(f"{folder}/logs/")
+    view = json.loads(gpujob("plan", "job.yaml", "--json", cwd=folder).stdout)
+    assert view["job_name"] == "".join(HARD_NAMES)
+    assert view["run_dir"].startswith(f"{folder}/logs/")
     assert gpujob("plan", "job.yaml", cwd=folder).returncode == 0
     assert not list(tmp_path.rglob("pwned"))
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_folder_whose_name_is_not_unicode_is_shown(options: list[str], tmp_path: Path) -> None:
+def test_a_folder_name_that_is_not_unicode_is_accepted(options: list[str], tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -327,7 +327,7 @@ def test_a_folder_whose_name_is_not_unicode_is_shown(options: list[str], tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_removed_working_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = subprocess.run(
         ["sh", "-c", 'rmdir "$PWD"; exec "$0" plan job.yaml', str(GPUJOB)], cwd=tmp_path / "gone",
@@ -337,7 +337,7 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_causes_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", '"$0" schema | head -c 1; exit "${PIPESTATUS[0]}"', str(GPUJOB)],
         cwd=tmp_path,
@@ -350,7 +350,7 @@ def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("{", "")
 
 
-def test_folders_of_the_user_called_like_ours_are_not_imported(folder: Path) -> None:
+def test_user_packages_with_our_names_are_not_imported(folder: Path) -> None:
     for name in ("launcher", "exporter", "yaml"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise SystemExit('the wrong package')")

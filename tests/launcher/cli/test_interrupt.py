@@ -1,4 +1,4 @@
-"""Ends that are not the command's own: Ctrl-C, a reader that goes away, a full disk."""
+"""Commands that end early: Ctrl-C, a closed pipe, a full disk."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from tests.support.launcher import GPUJOB
 
 
 def python(program: str) -> "subprocess.CompletedProcess[str]":
-    """A program of ours, in an interpreter of its own."""
+    """Run a program in its own interpreter."""
     argv = [sys.executable, "-I", "-c", program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
 
@@ -28,8 +28,8 @@ def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_ctrl_c_in_a_command_is_130() -> None:
-    """click alone would say "Aborted!" and end with 1."""
+def test_ctrl_c_in_a_command_ends_with_130() -> None:
+    """click itself would print "Aborted!" and end with 1."""
     done = python(
         "import sys, launcher.cli.main\n"
         "@launcher.cli.main.commands.command('hang')\n"
@@ -41,21 +41,21 @@ def test_ctrl_c_in_a_command_is_130() -> None:
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize("words", ["schema", "--help", "plan --help"])
-def test_a_reader_that_goes_away_is_141_without_a_word(words: str) -> None:
-    script = f'{{ "$0" {words}; echo $? >&2; }} | true'
+@pytest.mark.parametrize("arguments", ["schema", "--help", "plan --help"])
+def test_a_closed_pipe_ends_with_141_without_output(arguments: str) -> None:
+    script = f'{{ "$0" {arguments}; echo $? >&2; }} | true'
     done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr in ("141\n", "0\n"), "0 where all of it fits into the pipe before its reader ends"
+    assert done.stderr in ("141\n", "0\n"), "0 if all output fits into the pipe before its reader ends"
 
 
-@pytest.mark.parametrize("words", ["schema", "--help", "--version"])
-def test_output_that_cannot_be_written_is_one_line(words: str) -> None:
-    script = f'"$0" {words} > /dev/full'
+@pytest.mark.parametrize("arguments", ["schema", "--help", "--version"])
+def test_output_that_cannot_be_written_is_reported_in_one_line(arguments: str) -> None:
+    script = f'"$0" {arguments} > /dev/full'
     done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "gpujob: cannot write: No space left on device\n")
 
 
-def test_what_is_missing_is_not_taken_for_the_working_directory() -> None:
+def test_a_missing_file_is_not_mistaken_for_the_working_directory() -> None:
     done = python(
         "import sys, launcher.cli.main\n"
         "@launcher.cli.main.commands.command('lose')\n"

@@ -1,4 +1,4 @@
-"""Names of models and images that a cluster file gives."""
+"""Aliases of models and images in the cluster file."""
 
 import os
 
@@ -26,7 +26,7 @@ CLUSTER = ClusterSpec(
         *((name, name) for name in HARD_NAMES),
     ],
 )
-def test_an_engine_gets_what_an_alias_stands_for(text: str, path: str) -> None:
+def test_a_model_alias_is_replaced_by_its_path(text: str, path: str) -> None:
     assert model_path(text, CLUSTER) == path
 
 
@@ -34,5 +34,5 @@ def test_an_engine_gets_what_an_alias_stands_for(text: str, path: str) -> None:
     ("text", "found"),
     [("sgl", "/images/sgl.sqsh"), ("own", os.path.expanduser("~/own.sif")), ("nvcr.io#a/b:1", "nvcr.io#a/b:1")],
 )
-def test_a_runtime_gets_what_an_alias_stands_for(text: str, found: str) -> None:
+def test_an_image_alias_is_replaced_by_its_image(text: str, found: str) -> None:
     assert resolve_image(text, CLUSTER) == found

@@ -1,4 +1,4 @@
-"""Job file and cluster file: what is accepted, and what each mistake is answered with."""
+"""Job file and cluster file: accepted values and the message for each mistake."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir, resol
 from tests.launcher.conftest import Golden
 from tests.support.launcher import job_spec
 
-LEAST = "name: x\nworkers: [{command: a}]\n"  # a job file without a mistake, to which others are added
+MINIMAL = "name: x\nworkers: [{command: a}]\n"  # a minimal valid job file, to which mistakes are added
 
 MISTAKES = """\
 name: 12
@@ -44,13 +44,13 @@ monitoring: {stall_timeout: soon}
 
 
 def problems_of(text: str, model: type[JobSpec] | type[ClusterSpec] = JobSpec) -> tuple[str, ...]:
-    """What is wrong with a file."""
+    """Problems of a file."""
     with pytest.raises(ConfigError) as caught:
         parse_job(text, "job.yaml") if model is JobSpec else parse_yaml_model(text, "job.yaml", model)
     return caught.value.problems
 
 
-def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golden: Golden) -> None:
+def test_all_mistakes_are_reported_with_key_value_and_fix(golden: Golden) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_job(MISTAKES, "job.yaml")
     golden("launcher/config-mistakes.txt", f"{caught.value}\n")
@@ -67,7 +67,7 @@ env: {BOTH: x, TWO: x}
 """
 
 
-def test_every_bad_entry_of_a_list_is_told() -> None:
+def test_all_invalid_entries_of_a_list_are_reported() -> None:
     starts = [
         *("container.mounts[0]: 'a'", "container.mounts[2]: 'c:d'", "container.mounts[3]: '/e:/f:zz'"),
         *("container.mounts[4]: '/g:/h,i'", "setup.modules[0]: 'x y'", "setup.modules[2]: '; rm'"),
@@ -79,14 +79,14 @@ def test_every_bad_entry_of_a_list_is_told() -> None:
     problems = problems_of(LISTS)
     assert len(problems) == len(starts)
     assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == []
-    good = "name: a\nworkers: [{command: x}]\n"
-    assert problems_of(f"{good}secrets: [BOTH, TWO]\nenv: {{BOTH: x, TWO: x}}\n") == (
-        "secrets: BOTH has a value in env; take it away there",
-        "secrets: TWO has a value in env; take it away there",
+    valid = "name: a\nworkers: [{command: x}]\n"
+    assert problems_of(f"{valid}secrets: [BOTH, TWO]\nenv: {{BOTH: x, TWO: x}}\n") == (
+        "secrets: BOTH has a value in env; remove it there",
+        "secrets: TWO has a value in env; remove it there",
     )
 
 
-def test_an_entry_that_is_no_text_hides_nothing_of_the_others() -> None:
+def test_an_entry_that_is_not_text_does_not_hide_other_mistakes() -> None:
     lists = "environment: {required: [5, A-B, OK], packages: [a b, null]}\nsecrets: [c-d, 1.5]\n"
     container = "container: {image: i, mounts: [a, 3]}\nsetup: {modules: [1, x y]}\n"
     assert {
@@ -99,17 +99,17 @@ def test_an_entry_that_is_no_text_hides_nothing_of_the_others() -> None:
     }
 
 
-def test_a_variable_with_a_bad_name_and_a_bad_value_is_told_of_both() -> None:
+def test_a_bad_name_and_a_bad_value_of_a_variable_are_both_reported() -> None:
     assert problems_of("name: a\nworkers: [{command: x}]\nenv: {A B: 1, C: x}\n") == (
         "env: 'A B' is not a name for an environment variable",
         'env.A B: 1 is not a text; write it in quotes: "1"',
     )
 
 
-def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> None:
+def test_nodes_of_a_role_without_workers_are_reported_by_key() -> None:
     assert problems_of("name: a\nresources: {gpus_per_node: 4, prefill_nodes: 1, decode_nodes: 2}\n") == (
-        "resources.prefill_workers: is missing beside prefill_nodes: 1; say how many workers run on them",
-        "resources.decode_workers: is missing beside decode_nodes: 2; say how many workers run on them",
+        "resources.prefill_workers: is missing, and prefill_nodes is 1; set how many workers run on them",
+        "resources.decode_workers: is missing, and decode_nodes is 2; set how many workers run on them",
     )
 
 
@@ -134,18 +134,21 @@ def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> Non
         ("env: {A: true}", 'env.A: true is not a text; write it in quotes: "true"'),
         ("env: {A: null}", "env.A: null is not a text; leave the key out"),
         ("env: {A=B: x}", "env: 'A=B' is not a name for an environment variable"),
-        ('env: {A: "a\\0b"}', "cannot hold a NUL character"),
+        ('env: {A: "a\\0b"}', "cannot contain a NUL character"),
         ("slurm: {time_limit: 10:00:00}", "slurm.time_limit: 36000 is a number; write the time limit in quotes"),
         ("slurm: {time_limit: soon}", "slurm.time_limit: 'soon' is not a time limit; write for example \"04:00:00\""),
-        ("slurm: {time_limit: '0'}", "slurm.time_limit: '0' is no time at all; a job with it would wait for ever"),
-        ("slurm: {directives: {nodes: 2}}", "slurm.directives: 'nodes' is given by resources.nodes; leave it out here"),
+        (
+            "slurm: {time_limit: '0'}",
+            "slurm.time_limit: '0' is a time limit of zero, with which a job would wait forever; use a longer one",
+        ),
+        ("slurm: {directives: {nodes: 2}}", "slurm.directives: 'nodes' is set by resources.nodes; leave it out here"),
         ("slurm: {directives: {--requeue: true}}", "'--requeue' is not a long option of sbatch; write it without --"),
         ("patterns: {output: a/b}", "patterns.output: 'a/b' is not a pattern of file names; directories go into"),
         (
             "progress: {patterns: {items: 'a ('}}",
             (
                 "progress.patterns.items: is not a regular expression: missing ), unterminated subpattern at position "
-                "2; to find such a character as it is, write a backslash before it\n    a (\n      ^"
+                "2; to match such a character literally, put a backslash before it\n    a (\n      ^"
             ),
         ),
         ("progress: {patterns: {loss: loss}}", "has no group for the number; put parentheses around it"),
@@ -153,23 +156,23 @@ def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> Non
         ("progress: {patterns: {a: 5}}", "progress.patterns.a: 5 is not a text"),
         (
             "progress: {patterns: {items: 'a (\\d)', items_processed: '(b)'}}",
-            'progress.patterns.items_processed: is another word for "items", which is there too; leave one of them out',
+            'progress.patterns.items_processed: means the same as "items"; remove one of them',
         ),
         ("errors: [{pattern: ok}, {pattern: '[a'}]", "errors[1].pattern: is not a regular expression: unterminated"),
         (
             "errors: [{pattern: x}, {pattern: y, name: x}]",
-            "errors[1]: the pattern 'x' is listed twice; give each a name of its own",
+            "errors[1]: the pattern 'x' is listed twice; give each its own name",
         ),
         (
             "verify: {complete_share: 99}",
-            "verify.complete_share: 99 is no share: it is above 0 and at most 1; for 99 %",
+            "verify.complete_share: 99 is not a share; use a number above 0 and at most 1; for 99 %",
         ),
-        ("verify: {complete_share: 0}", "verify.complete_share: 0 is no share: it is above 0 and at most 1"),
-        ("verify: {complete_share: .nan}", "verify.complete_share: nan is no share"),
+        ("verify: {complete_share: 0}", "verify.complete_share: 0 is not a share; use a number above 0 and at most 1"),
+        ("verify: {complete_share: .nan}", "verify.complete_share: nan is not a share"),
         ("verify: {complete_share: most}", 'verify.complete_share: "most" is not a number'),
         ("verify: {outputs: 0}", "verify.outputs: 0 must be greater than or equal to 1"),
         ("verify: {outputs: all}", 'verify.outputs: "all" is not a whole number'),
-        ("verify: {records_per_item: 0}", "0 is not above 0 and below 1e9; write null where records are not to be"),
+        ("verify: {records_per_item: 0}", "0 is not above 0 and below 1e9; write null to count no records"),
         ("verify: {checksums: 1}", "verify.checksums: 1 is not true or false"),
         ("verify: {checksum: true}", 'verify.checksum: unknown key "checksum"; did you mean "checksums"? (known: chec'),
         ("progress: {total_items: 0}", "progress.total_items: 0 must be greater than or equal to 1"),
@@ -199,8 +202,8 @@ def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> Non
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:
-    (found,) = problems_of(LEAST + added)
+def test_a_mistake_is_reported_with_its_key(added: str, problem: str) -> None:
+    (found,) = problems_of(MINIMAL + added)
     assert problem in found
 
 
@@ -213,8 +216,14 @@ def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:
         ("{command: ['']}", "workers[0].command: the command is empty"),
         ('{command: "a \'b"}', 'workers[0].command: "a \'b" cannot be split into words: No closing quotation'),
         ('{command: ["a\\0"]}', "a NUL character"),
-        ("{command: [x], shell: true}", "workers[0].command: with `shell: true` the command is one text, not a list"),
-        ("{command: x, role: 'a b'}", "workers[0].role: 'a b' is not a role; use a letter and then letters, digits,"),
+        (
+            "{command: [x], shell: true}",
+            "workers[0].command: with `shell: true` the command must be one text, not a list",
+        ),
+        (
+            "{command: x, role: 'a b'}",
+            "workers[0].role: 'a b' is not a role name; use a letter and then letters, digits,",
+        ),
         ("{command: x, role: ''}", "workers[0].role: '' is not a role"),
         ("{command: x, role: ../x}", "workers[0].role: '../x' is not a role"),
         ("{command: x, gpus: -1}", "workers[0].gpus: -1 must be greater than or equal to 0"),
@@ -223,7 +232,7 @@ def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:
         ("{command: x, restart: {maxx: 2}}", 'workers[0].restart.maxx: unknown key "maxx"; did you mean "max"?'),
     ],
 )
-def test_a_mistake_in_a_worker_is_told_with_its_place(worker: str, problem: str) -> None:
+def test_a_mistake_in_a_worker_is_reported_with_its_key(worker: str, problem: str) -> None:
     (found,) = problems_of(f"name: x\nworkers: [{worker}]\n")
     assert problem in found
 
@@ -233,16 +242,16 @@ def test_a_mistake_in_a_worker_is_told_with_its_place(worker: str, problem: str)
     [
         ("nme: x\nworkers: [{command: a}]\n", 'nme: unknown key "nme"; did you mean "name"?'),
         ("name: x\nworker: [{command: a}]\n", 'worker: unknown key "worker"; did you mean "workers"?'),
-        (LEAST + "model: {pth: /m}\n", 'model.pth: unknown key "pth"; did you mean "path"?'),
-        (LEAST + "errors: [{patern: a}]\n", 'errors[0].patern: unknown key "patern"; did you mean "pattern"?'),
+        (MINIMAL + "model: {pth: /m}\n", 'model.pth: unknown key "pth"; did you mean "path"?'),
+        (MINIMAL + "errors: [{patern: a}]\n", 'errors[0].patern: unknown key "patern"; did you mean "pattern"?'),
     ],
 )
-def test_a_misspelled_key_is_not_told_to_be_missing_too(text: str, problem: str) -> None:
+def test_a_misspelled_key_is_not_reported_as_missing_too(text: str, problem: str) -> None:
     (found,) = problems_of(text)
     assert found.startswith(problem)
 
 
-def test_a_key_that_no_other_one_stands_for_is_missing() -> None:
+def test_a_key_without_a_misspelled_variant_is_missing() -> None:
     found = problems_of("name: x\nworkers: [{qqq: x}, {comand: x, role: b}]\n")
     assert [problem.partition(" (known")[0] for problem in found] == [
         'workers[0].qqq: unknown key "qqq"',
@@ -251,8 +260,8 @@ def test_a_key_that_no_other_one_stands_for_is_missing() -> None:
     ]
 
 
-def test_all_that_is_wrong_with_one_error_is_told() -> None:
-    pattern, severity = problems_of(LEAST + "errors: [{pattern: '(', severity: bad}]\n")
+def test_all_mistakes_of_one_error_pattern_are_reported() -> None:
+    pattern, severity = problems_of(MINIMAL + "errors: [{pattern: '(', severity: bad}]\n")
     assert pattern.startswith("errors[0].pattern: is not a regular expression: missing ), unterminated subpattern")
     assert severity == 'errors[0].severity: "bad" is not one of "critical", "warning" or "info"'
 
@@ -260,13 +269,13 @@ def test_all_that_is_wrong_with_one_error_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "is empty; `gpujob init` writes one"),
-        ("# nothing\n", "is empty; `gpujob init` writes one"),
-        ("- a\n", "holds a list, not a mapping of keys to values"),
+        ("", "is empty; `gpujob init` writes a job file"),
+        ("# nothing\n", "is empty; `gpujob init` writes a job file"),
+        ("- a\n", "contains a list, not a mapping of keys to values"),
         ("name: x\nworkers: []\n", "workers: is missing"),
         ("name: ''\nworkers: [{command: a}]\n", "name: is empty"),
         ("name: x\nname: y\nworkers: [{command: a}]\n", "line 2, column 1: not YAML: the key 'name' is duplicated"),
-        (LEAST + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is duplicated"),
+        (MINIMAL + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is duplicated"),
         ("a: b: c", "line 1, column 5: not YAML: mapping values are not allowed here"),
         ("a: [", "line 1, column 5: not YAML: expected the node content, but found '<stream end>'"),
         ("\tname: x", "line 1, column 1: not YAML: found character '\\t' that cannot start any token"),
@@ -283,11 +292,11 @@ def test_all_that_is_wrong_with_one_error_is_told() -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_job_at_all_is_told_so(text: str, problem: str) -> None:
+def test_a_file_that_is_not_a_job_is_reported(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text)), problems_of(text)
 
 
-def test_a_key_that_is_there_twice_hides_no_other_mistake() -> None:
+def test_a_duplicate_key_does_not_hide_other_mistakes() -> None:
     job = "name: 5\nworkers: [{command: a, gpus: x, gpus: y}]\nenv: {A: a, A: b, A: c}\nnames: a\n"
     assert [problem.partition("; ")[0].partition(" (")[0] for problem in problems_of(job)] == [
         "line 2, column 33: not YAML: the key 'gpus' is duplicated",
@@ -297,7 +306,7 @@ def test_a_key_that_is_there_twice_hides_no_other_mistake() -> None:
         'workers[0].gpus: "y" is not a whole number',
         'names: unknown key "names"',
     ]
-    assert len(problems_of(LEAST + "name: y\n")) == 1, "a file with nothing else wrong is refused, too"
+    assert len(problems_of(MINIMAL + "name: y\n")) == 1, "a file without other mistakes is refused, too"
 
 
 @pytest.mark.parametrize(
@@ -305,20 +314,20 @@ def test_a_key_that_is_there_twice_hides_no_other_mistake() -> None:
     [
         ("? [a]\n: b\n", "key"),
         ("a: " + "[" * 2000, "nested"),
-        (LEAST + "progress: {total_items: 2001-99-99}", "2001-99-99"),
-        (LEAST + 'env: {A: !!int ""}', "int"),
-        (LEAST + "env: {A: !!bool x}", "bool"),
-        (LEAST + f"monitoring: {{check_interval: {'9' * 400}}}", "monitoring.check_interval"),
-        (LEAST + f"slurm: {{time_limit: '{'9' * 400}'}}", "slurm.time_limit"),
-        (LEAST + "errors: [{pattern: 'a{99999999999}'}]", "errors[0].pattern"),
+        (MINIMAL + "progress: {total_items: 2001-99-99}", "2001-99-99"),
+        (MINIMAL + 'env: {A: !!int ""}', "int"),
+        (MINIMAL + "env: {A: !!bool x}", "bool"),
+        (MINIMAL + f"monitoring: {{check_interval: {'9' * 400}}}", "monitoring.check_interval"),
+        (MINIMAL + f"slurm: {{time_limit: '{'9' * 400}'}}", "slurm.time_limit"),
+        (MINIMAL + "errors: [{pattern: 'a{99999999999}'}]", "errors[0].pattern"),
     ],
     ids=["list as key", "deep nesting", "no such day", "empty int", "odd bool", "huge", "huge limit", "repetition"],
 )
-def test_odd_yaml_is_a_mistake_like_any_other(text: str, place: str) -> None:
+def test_odd_yaml_is_an_ordinary_mistake(text: str, place: str) -> None:
     assert any(place in problem for problem in problems_of(text))
 
 
-_WORDS = st.sampled_from(
+_YAML_PARTS = st.sampled_from(
     [
         *("name:", "workers:", "command:", "env:", "resources:", "nodes:", "slurm:", "time_limit:", "monitoring:"),
         *("linger:", "progress:", "patterns:", "errors:", "pattern:", "restart:", "<<:", "? ", ": ", "- ", "{", "}"),
@@ -339,8 +348,8 @@ _VALUES = st.recursive(
 )
 
 
-def is_answered(text: str, model: type[JobSpec] | type[ClusterSpec]) -> bool:
-    """Whether the file is accepted, or refused with its problems; any other error is raised."""
+def is_accepted_or_refused(text: str, model: type[JobSpec] | type[ClusterSpec]) -> bool:
+    """Whether the file is accepted, or refused with problems. Any other error is raised."""
     try:
         parse_yaml_model(text, "job.yaml", model)
     except ConfigError as error:
@@ -349,23 +358,23 @@ def is_answered(text: str, model: type[JobSpec] | type[ClusterSpec]) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.text(max_size=60) | st.lists(_WORDS, max_size=30).map("".join))
+@given(st.text(max_size=60) | st.lists(_YAML_PARTS, max_size=30).map("".join))
 @example("? [a]\n: b\n")
 @example("a: " + "[" * 2000)
 @example("a: 2001-99-99")
-def test_whatever_the_text_only_a_config_error_is_raised(text: str) -> None:
-    assert is_answered(text, JobSpec)
-    assert is_answered(text, ClusterSpec)
+def test_any_text_raises_only_config_errors(text: str) -> None:
+    assert is_accepted_or_refused(text, JobSpec)
+    assert is_accepted_or_refused(text, ClusterSpec)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _VALUES))
 @example({"monitoring": {"linger": -1}})
-def test_whatever_the_values_only_a_config_error_is_raised(values: dict[str, Any]) -> None:
-    assert is_answered(yaml.safe_dump({"name": "x", "workers": [{"command": "a"}], **values}), JobSpec)
+def test_any_values_raise_only_config_errors(values: dict[str, Any]) -> None:
+    assert is_accepted_or_refused(yaml.safe_dump({"name": "x", "workers": [{"command": "a"}], **values}), JobSpec)
 
 
-def test_a_file_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin\.yaml: 1 problem\n  is not UTF-8 at byte 9$"):
         load_job(tmp_path / "latin.yaml")
@@ -375,7 +384,7 @@ def test_a_file_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
         load_job(tmp_path)
 
 
-def test_any_name_is_a_name(hard_name: str) -> None:
+def test_hard_names_are_accepted(hard_name: str) -> None:
     text = yaml.safe_dump({"name": hard_name, "workers": [{"command": [hard_name]}], "env": {"A": hard_name}})
     spec = parse_yaml_model(text, "job.yaml", JobSpec)
     assert (spec.name, spec.workers[0].command, spec.env["A"]) == (hard_name, [hard_name], hard_name)
@@ -386,7 +395,7 @@ def test_any_name_is_a_name(hard_name: str) -> None:
     [
         ("name: x\nworkers: [{command: 5}]", 'workers[0].command: 5 is not a text; write it in quotes: "5"'),
         ("name: x\nworkers: [{command: [a, 5]}]", 'workers[0].command[1]: 5 is not a text; write it in quotes: "5"'),
-        (LEAST + "slurm: {directives: {x: [1]}}", "slurm.directives.x: [1] is not a text, a whole number or true"),
+        (MINIMAL + "slurm: {directives: {x: [1]}}", "slurm.directives.x: [1] is not a text, a whole number or true"),
     ],
 )
 def test_one_mistake_is_one_problem(text: str, problem: str) -> None:
@@ -394,11 +403,11 @@ def test_one_mistake_is_one_problem(text: str, problem: str) -> None:
     assert problem in found
 
 
-def test_the_place_names_any_key() -> None:
-    assert problems_of(LEAST + "env: {int: 5}") == ('env.int: 5 is not a text; write it in quotes: "5"',)
+def test_a_problem_names_a_key_called_like_a_type() -> None:
+    assert problems_of(MINIMAL + "env: {int: 5}") == ('env.int: 5 is not a text; write it in quotes: "5"',)
 
 
-def test_a_merged_mapping_may_itself_have_merged_another() -> None:
+def test_yaml_merges_may_be_nested() -> None:
     text = """\
 name: x
 workers:
@@ -411,24 +420,24 @@ env: {<<: *b, C: "3"}
 
 
 @pytest.mark.parametrize("memory", ["64G", "512M", "1T", "2048"])
-def test_memory_is_written_as_slurm_does(memory: str) -> None:
+def test_memory_has_the_units_of_slurm(memory: str) -> None:
     assert job_spec(resources={"memory_per_node": memory}).resources.memory_per_node == memory
 
 
 @pytest.mark.parametrize("memory", ["64GB", "about 64G", "-1", "64 G"])
-def test_memory_in_other_words_is_a_mistake(memory: str) -> None:
-    (problem,) = problems_of(LEAST + f"resources: {{memory_per_node: '{memory}'}}")
+def test_memory_in_another_form_is_a_mistake(memory: str) -> None:
+    (problem,) = problems_of(MINIMAL + f"resources: {{memory_per_node: '{memory}'}}")
     assert problem.startswith("resources.memory_per_node: ")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", ":70000", "a b:9410", ""])
-def test_an_address_nobody_can_listen_on_is_a_mistake(address: str) -> None:
-    (problem,) = problems_of(LEAST + f"monitoring: {{listen_address: '{address}'}}")
+def test_an_invalid_listen_address_is_a_mistake(address: str) -> None:
+    (problem,) = problems_of(MINIMAL + f"monitoring: {{listen_address: '{address}'}}")
     assert problem.startswith("monitoring.listen_address: ")
 
 
 @pytest.mark.parametrize("pattern", [r"(\d+)/(\d+)", "größer (?P<n>x)", "[а-я]+", r"\bloss=([0-9.]+)"])
-def test_a_pattern_is_any_regular_expression(pattern: str) -> None:
+def test_a_pattern_may_be_any_regular_expression(pattern: str) -> None:
     assert job_spec(errors=[{"pattern": pattern}]).errors[0].pattern == pattern
 
 
@@ -448,8 +457,8 @@ def test_a_pattern_that_the_sidecar_cannot_use_is_a_mistake(pattern: str) -> Non
         'slurm: {account: "a\\0"}',
     ],
 )
-def test_a_text_that_no_program_can_be_given_is_a_mistake(added: str) -> None:
-    (problem,) = problems_of(LEAST + added)
+def test_a_text_that_no_program_can_receive_is_a_mistake(added: str) -> None:
+    (problem,) = problems_of(MINIMAL + added)
     assert problem.startswith(added.partition(":")[0])
 
 
@@ -467,7 +476,7 @@ monitoring: {check_interval: 5, launch_timeout: 60, stall_timeout: 300, linger: 
 """  # noqa: E501
 
 
-def test_the_example_of_the_design_is_a_job() -> None:
+def test_the_example_of_the_design_is_a_valid_job() -> None:
     spec = parse_yaml_model(EXAMPLE, "job.yaml", JobSpec)
     assert (spec.resources.nodes, spec.resources.gpus_per_node) == (4, 8)
     assert (spec.workers[0].restart.max, spec.workers[0].restart.backoff) == (2, 10.0)
@@ -500,8 +509,8 @@ def test_a_time_limit_has_the_forms_of_sbatch(text: str, seconds: float) -> None
 @pytest.mark.parametrize(
     "text", ["", "x", "1:2:3:4", "1-", "-1", "1.5", "1-1:1:1:1", "1h", "04:00:00\n", "1 00:00", "0:0"]
 )
-def test_another_form_is_no_time_limit(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a time limit|is no time at all"):
+def test_an_invalid_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time limit|is a time limit of zero"):
         parse_time_limit(text)
 
 
@@ -512,11 +521,11 @@ def test_a_time_limit_counts_days_hours_minutes_and_seconds(days: int, hours: in
         if total:
             assert parse_time_limit(text) == total
         else:
-            with pytest.raises(ValueError, match="no time at all"):
+            with pytest.raises(ValueError, match="a time limit of zero"):
                 parse_time_limit(text)
 
 
-def test_a_command_is_split_into_words_like_a_shell_does_but_without_one() -> None:
+def test_a_command_is_split_like_in_a_shell() -> None:
     job = job_spec(workers=[{"command": "python x.py --name 'a b' $HOME *.txt \"it's\""}])
     assert command_argv(job.workers[0]) == ["python", "x.py", "--name", "a b", "$HOME", "*.txt", "it's"]
     assert command_argv(job_spec(workers=[{"command": "a | b", "shell": True}]).workers[0]) == ["bash", "-c", "a | b"]
@@ -524,11 +533,11 @@ def test_a_command_is_split_into_words_like_a_shell_does_but_without_one() -> No
 
 
 @pytest.mark.parametrize("text", ["echo a # don't", "echo $'it\\'s'", "cat <<END\nit's\nEND\n"])
-def test_a_text_for_a_shell_is_left_to_the_shell(text: str) -> None:
+def test_a_shell_command_is_not_split(text: str) -> None:
     assert command_argv(job_spec(workers=[{"command": text, "shell": True}]).workers[0]) == ["bash", "-c", text]
 
 
-def test_values_of_secret_names_are_left_out_of_the_resolved_job() -> None:
+def test_values_of_secret_names_are_redacted_in_the_resolved_job() -> None:
     env = {"HF_TOKEN": "s1", "WANDB_API_KEY": "s2", "PGPASSWORD": "s3", "AWS_SECRET_ACCESS_KEY": "s4", "PATH": "/bin"}
     body = redacted_job(job_spec(env=env, workers=[{"command": "a", "env": {"client_secret": "s5", "B": "b"}}]))
     assert body["env"] == dict.fromkeys(list(env)[:4], "<redacted>") | {"PATH": "/bin"}
@@ -537,23 +546,23 @@ def test_values_of_secret_names_are_left_out_of_the_resolved_job() -> None:
 
 
 @pytest.mark.parametrize("name", ["NGC_API_KEY", "apikey", "MY_AUTH", "PRIVATE_KEY", "DB_PASSWD", "GOOGLE_CREDENTIALS"])
-def test_a_name_that_sounds_secret_is(name: str) -> None:
+def test_typical_secret_names_are_secret(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["SSH_PASSPHRASE", "ENCRYPTION_KEY", "AWS_ACCESS_KEY_ID", "SESSION_COOKIE"])
-def test_a_name_that_sounds_secret_in_another_way_is_too(name: str) -> None:
+def test_less_typical_secret_names_are_secret(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "HOME", "TOKENIZER", "OMP_NUM_THREADS", "MONKEY", "KEYBOARD", "PWD", "OLDPWD"]
 )
-def test_an_ordinary_name_is_no_secret(name: str) -> None:
+def test_ordinary_names_are_not_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
-def test_a_relative_directory_counts_from_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ana")
     work = Path("/data")
     assert resolve_directory("out", work) == "/data/out"
@@ -563,8 +572,8 @@ def test_a_relative_directory_counts_from_the_working_directory(monkeypatch: pyt
     assert resolve_directory(None, work) is None
 
 
-def test_the_home_of_a_user_who_does_not_exist_is_a_mistake() -> None:
-    (problem,) = problems_of(LEAST + "workdir: ~nobody-of-that-name/x")
+def test_the_home_of_an_unknown_user_is_a_mistake() -> None:
+    (problem,) = problems_of(MINIMAL + "workdir: ~nobody-of-that-name/x")
     assert problem.startswith("workdir: ")
 
 
@@ -581,7 +590,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_cluster_file_is_looked_for_in_order(tree: Path) -> None:
+def test_the_cluster_file_is_searched_in_order(tree: Path) -> None:
     environ, work = {"HOME": str(tree / "home")}, tree / "project/a/b"
 
     def cluster() -> str | None:
@@ -597,20 +606,20 @@ def test_the_cluster_file_is_looked_for_in_order(tree: Path) -> None:
     assert cluster() == "named"
 
 
-def test_xdg_config_home_comes_before_the_home_directory(tree: Path) -> None:
+def test_xdg_config_home_has_precedence_over_the_home_directory(tree: Path) -> None:
     (tree / "xdg/gpujob").mkdir(parents=True)
     (tree / "xdg/gpujob/config.yaml").write_text("cluster: xdg\n")
     environ = {"HOME": str(tree / "home"), "XDG_CONFIG_HOME": str(tree / "xdg")}
     assert load_cluster(environ, tree / "project").cluster == "xdg"
 
 
-def test_without_any_cluster_file_the_defaults_count(tmp_path: Path) -> None:
+def test_defaults_are_used_without_a_cluster_file(tmp_path: Path) -> None:
     assert find_cluster_file({}, tmp_path) is None
     assert find_cluster_file({"HOME": "", "GPUJOB_CONFIG": ""}, tmp_path) is None
     assert load_cluster({}, tmp_path) == ClusterSpec()
 
 
-def test_a_named_cluster_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_a_missing_named_cluster_file_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: 1 problem\n  cannot be read: No such file"):
         load_cluster({"GPUJOB_CONFIG": str(tmp_path / "none.yaml")}, tmp_path)
 
@@ -635,23 +644,23 @@ def test_a_server_of_the_site_is_named_by_a_url(address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["output", "nodes", "a b", '"x\\ntouch pwned"'])
-def test_the_cluster_file_cannot_give_what_the_launcher_gives(name: str) -> None:
+def test_the_cluster_file_cannot_set_options_of_the_launcher(name: str) -> None:
     assert problems_of(f"directives: {{{name}: x}}", ClusterSpec)
 
 
-def test_a_home_of_somebody_else_has_no_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_home_has_no_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.stat
 
-    def stat(path: Any, *words: Any, **options: Any) -> os.stat_result:
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
         if str(path).startswith("/home/ana/"):
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *words, **options)
+        return real(path, *arguments, **options)
 
     monkeypatch.setattr(os, "stat", stat)
     assert find_cluster_file({"HOME": "/home/ana"}, tmp_path) is None
 
 
-def test_a_command_on_a_running_job_needs_the_logs_directory_alone(tmp_path: Path) -> None:
+def test_the_logs_directory_is_found_in_an_otherwise_invalid_cluster_file(tmp_path: Path) -> None:
     assert find_logs_dir({}, tmp_path) == tmp_path / "logs"
     (tmp_path / "gpujob.yaml").write_text("logs_dir: runs/../all\nunknown: 1\n")
     assert find_logs_dir({}, tmp_path) == tmp_path / "all"

@@ -1,4 +1,4 @@
-"""Tasks in containers: what srun and the runtimes are told, and a wrapper that an image's interpreter can start."""
+"""Tasks in containers: arguments of srun and the runtimes, and a wrapper for the interpreter of an image."""
 
 import dataclasses
 import json
@@ -26,10 +26,10 @@ CLUSTER = {"containers": {"sgl": "/images/sglang.sqsh"}, "mounts": ["/data:/data
 PACKAGES = Path("/opt/gpujob/lib")
 
 
-def contained(cluster: dict[str, Any] | None = None, **container: Any) -> Plan:
-    asked = {"image": "sgl", "mounts": ["/data2:/data", "{job_dir}/assets:/assets:ro"], **container}
+def plan_with_container(cluster: dict[str, Any] | None = None, **container: Any) -> Plan:
+    options = {"image": "sgl", "mounts": ["/data2:/data", "{job_dir}/assets:/assets:ro"], **container}
     spec = job_spec(
-        container=asked,
+        container=options,
         resources={"gpus_per_node": 8},
         workers=[{"gpus": 8, "command": ["serve", "a b"]}, {"role": "out", "command": "x", "container": False}],
         paths={"output_dir": "/results/{odd}"},
@@ -37,29 +37,29 @@ def contained(cluster: dict[str, Any] | None = None, **container: Any) -> Plan:
     return plan_of(spec, CLUSTER if cluster is None else cluster)
 
 
-def words(plan: Plan) -> list[str]:
-    """What the wrapper of the first task starts."""
+def worker_argv(plan: Plan) -> list[str]:
+    """Arguments that the wrapper of the first task starts."""
     return container_worker_argv(plan, plan.tasks[0], facts_of(plan), ["serve", "a b"])
 
 
-def test_a_step_of_pyxis_is_in_the_container_as_a_whole(golden: Golden) -> None:
-    plan = contained()
+def test_a_pyxis_step_runs_wholly_in_the_container(golden: Golden) -> None:
+    plan = plan_with_container()
     task = plan.tasks[0]
     options = pyxis_options(plan, task, facts_of(plan), PACKAGES)
-    golden("launcher/srun-pyxis.txt", lines_of([*options, *container_wrapper_argv(plan, task), *words(plan)]))
+    golden("launcher/srun-pyxis.txt", lines_of([*options, *container_wrapper_argv(plan, task), *worker_argv(plan)]))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "enroot"])
 def test_other_runtimes_are_started_by_the_wrapper(runtime: str, golden: Golden) -> None:
-    plan = contained(runtime=runtime)
+    plan = plan_with_container(runtime=runtime)
     assert pyxis_options(plan, plan.tasks[0], facts_of(plan)) == []
     assert container_wrapper_argv(plan, plan.tasks[0]) == []
-    golden(f"launcher/{runtime}.txt", lines_of(words(plan)))
+    golden(f"launcher/{runtime}.txt", lines_of(worker_argv(plan)))
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
 def test_a_role_may_stay_outside(runtime: str) -> None:
-    plan = contained(runtime=runtime)
+    plan = plan_with_container(runtime=runtime)
     inside, outside = plan.tasks
     assert (inside.contained, outside.contained) == (True, False)
     assert pyxis_options(plan, outside, facts_of(plan)) == []
@@ -71,25 +71,27 @@ def test_without_a_container_nothing_is_contained() -> None:
     plan = plan_of()
     assert plan.container is None
     assert not plan.tasks[0].contained
-    assert words(plan) == ["serve", "a b"]
+    assert worker_argv(plan) == ["serve", "a b"]
 
 
-def test_of_two_mounts_with_one_target_that_of_the_job_counts() -> None:
-    found = container_mounts(contained(), contained().tasks[0], facts_of(contained()), PACKAGES)
+def test_a_mount_of_the_job_has_precedence_over_others_with_its_target() -> None:
+    found = container_mounts(
+        plan_with_container(), plan_with_container().tasks[0], facts_of(plan_with_container()), PACKAGES
+    )
     targets = [mount.target for mount in found]
     assert len(set(targets)) == len(targets)
     assert ContainerMount("/data2", "/data") in found
     assert ContainerMount("/scratch", "/scratch") in found
     assert ContainerMount("/home/ana/jobs/assets", "/assets", "ro") in found
-    plan = contained(mounts=["/mine:/home/ana/work/"])
+    plan = plan_with_container(mounts=["/mine:/home/ana/work/"])
     assert ContainerMount("/mine", "/home/ana/work/") in container_mounts(plan, plan.tasks[0], facts_of(plan))
     assert ContainerMount("/home/ana/work", "/home/ana/work") not in container_mounts(
         plan, plan.tasks[0], facts_of(plan)
     )
 
 
-def test_what_the_job_writes_is_mounted_where_it_is(tmp_path: Path) -> None:
-    plan = contained()
+def test_directories_of_the_job_are_mounted_at_their_own_path(tmp_path: Path) -> None:
+    plan = plan_with_container()
     sources = {
         mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if mount.source == mount.target
     }
@@ -100,7 +102,7 @@ def test_what_the_job_writes_is_mounted_where_it_is(tmp_path: Path) -> None:
         assert last == ContainerMount(str(plan.run_dir("4459")), str(plan.run_dir("4459")))
 
 
-def test_a_folder_that_another_one_brings_along_is_not_mounted_again() -> None:
+def test_a_folder_inside_another_mount_is_not_mounted_again() -> None:
     plan = plan_of(job_spec(container={"image": "i"}, paths={"output_dir": "out"}), job_dir="/home/ana/work/jobs")
     targets = [
         mount.target
@@ -110,7 +112,7 @@ def test_a_folder_that_another_one_brings_along_is_not_mounted_again() -> None:
     assert targets == ["/home/ana/work", str(plan.run_dir("4459"))]
 
 
-def test_a_model_of_the_cluster_is_mounted_to_be_read() -> None:
+def test_a_model_is_mounted_read_only() -> None:
     spec = job_spec(model={"path": "dsr1"}, container={"image": "i"})
     plan = plan_of(spec, {"models": {"dsr1": "/models/{rank} DSR1"}})
     assert ContainerMount("/models/{rank} DSR1", "/models/{rank} DSR1", "ro") in container_mounts(
@@ -120,10 +122,10 @@ def test_a_model_of_the_cluster_is_mounted_to_be_read() -> None:
     assert not [mount for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if "org/name" in mount.source]
 
 
-def test_no_value_of_a_variable_is_in_the_words_of_a_runtime() -> None:
+def test_values_of_variables_are_not_in_the_arguments_of_a_runtime() -> None:
     spec = job_spec(container={"image": "i", "runtime": "enroot"}, env={"PLAIN": "hunter2"}, secrets=["HF_TOKEN"])
     plan = plan_of(spec)
-    argv = words(plan)
+    argv = worker_argv(plan)
     passed = [argv[at + 1] for at, word in enumerate(argv) if word == "--env"]
     assert {"PLAIN", "HF_TOKEN", "RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
     assert "hunter2" not in " ".join(argv)
@@ -131,7 +133,7 @@ def test_no_value_of_a_variable_is_in_the_words_of_a_runtime() -> None:
 
 FAKE_ENROOT = """\
 #!/bin/sh
-# enroot start OPTIONS IMAGE COMMAND...: without a container, the names of what it would hand on
+# enroot start OPTIONS IMAGE COMMAND...: prints the names of variables that it would pass on
 shift
 while :; do
   case "$1" in --mount) shift 2 ;; --env) echo "$2"; shift 2 ;; *) break ;; esac
@@ -141,23 +143,25 @@ echo "image: $1"
 
 
 @pytest.mark.parametrize("step", ["", "solve_w0"])
-def test_enroot_hands_on_what_a_rank_of_mpi_needs(step: str, tmp_path: Path) -> None:
+def test_enroot_passes_mpi_variables_to_ranks_of_a_step(step: str, tmp_path: Path) -> None:
     (tmp_path / "enroot").write_text(FAKE_ENROOT)
     (tmp_path / "enroot").chmod(0o755)
-    plan = contained(runtime="enroot", image="i")
+    plan = plan_with_container(runtime="enroot", image="i")
     planned = dataclasses.replace(plan.tasks[0], step=step)
     argv = container_worker_argv(plan, planned, facts_of(plan), ["serve"])
     of_mpi = {"SLURM_PROCID": "3", "PMIX_RANK": "3", "PMI_FD": "9", "PMIX_SERVER_URI2": "a\nb c"}
     environment = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}", MINE="1", **of_mpi)
-    told = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert told[-1] == "image: i"
-    assert {"RANK", "GPUJOB_FOM_URL"} <= set(told)
-    assert set(of_mpi) & set(told) == (set(of_mpi) if step else set())
-    assert "MINE" not in told
+    passed_variables = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert passed_variables[-1] == "image: i"
+    assert {"RANK", "GPUJOB_FOM_URL"} <= set(passed_variables)
+    assert set(of_mpi) & set(passed_variables) == (set(of_mpi) if step else set())
+    assert "MINE" not in passed_variables
 
 
-def test_enroot_hands_on_that_a_job_is_resumed() -> None:
-    plan = contained(runtime="enroot")
+def test_enroot_passes_the_resume_variable() -> None:
+    plan = plan_with_container(runtime="enroot")
     facts = facts_of(plan)
     for attempt in (0, 1):
         argv = container_worker_argv(plan, plan.tasks[0], dataclasses.replace(facts, attempt=attempt), ["serve"])
@@ -166,7 +170,7 @@ def test_enroot_hands_on_that_a_job_is_resumed() -> None:
 
 FAKE_APPTAINER = """\
 #!/bin/sh
-# apptainer exec OPTIONS IMAGE COMMAND...: without a container, the command alone
+# apptainer exec OPTIONS IMAGE COMMAND...: runs the command without a container
 shift
 while :; do
   case "$1" in --bind|--pwd) shift 2 ;; --*) shift ;; *) break ;; esac
@@ -177,35 +181,35 @@ exec "$@"
 """
 
 
-def test_words_reach_a_command_in_a_container_as_they_are(hard_name: str, tmp_path: Path) -> None:
+def test_arguments_reach_a_command_in_a_container_unchanged(hard_name: str, tmp_path: Path) -> None:
     (tmp_path / "apptainer").write_text(FAKE_APPTAINER)
     (tmp_path / "apptainer").chmod(0o755)
-    plan = contained(runtime="apptainer", image=f"/x{hard_name}")
+    plan = plan_with_container(runtime="apptainer", image=f"/x{hard_name}")
     argv = container_worker_argv(plan, plan.tasks[0], facts_of(plan), ["printf", "%s", hard_name])
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, check=True, timeout=10, cwd="/")
     assert done.stdout == f"image: /x{hard_name}\n{hard_name}"
 
 
-def test_what_a_step_is_told_of_its_container_is_one_word_each(hard_name: str) -> None:
-    plan = contained(image=f"/x{hard_name}", workdir=f"/w{hard_name}", python=f"/p{hard_name}", mounts=[])
+def test_each_container_option_of_a_step_is_one_argument(hard_name: str) -> None:
+    plan = plan_with_container(image=f"/x{hard_name}", workdir=f"/w{hard_name}", python=f"/p{hard_name}", mounts=[])
     task = plan.tasks[0]
-    image, seen, home, workdir = pyxis_options(plan, task, facts_of(plan), PACKAGES)
+    image, mounts, home, workdir = pyxis_options(plan, task, facts_of(plan), PACKAGES)
     assert (image, workdir) == (f"--container-image=/x{hard_name}", f"--container-workdir=/w{hard_name}")
-    assert (seen.partition("=")[0], home) == ("--container-mounts", "--no-container-mount-home")
+    assert (mounts.partition("=")[0], home) == ("--container-mounts", "--no-container-mount-home")
     assert container_wrapper_argv(plan, task)[0] == f"/p{hard_name}"
 
 
-def test_an_interpreter_that_knows_nothing_of_us_starts_the_wrapper(tmp_path: Path) -> None:
-    """As within an image: no package of ours but those mounted, no site directory, another interpreter."""
-    plan = contained(python="/usr/bin/python3")
+def test_another_interpreter_without_our_packages_starts_the_wrapper(tmp_path: Path) -> None:
+    """As in an image: our packages only as mounts, no site directory, another interpreter."""
+    plan = plan_with_container(python="/usr/bin/python3")
     program = container_wrapper_argv(plan, plan.tasks[0])
-    here = {mount.target: mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan))}
-    seen = tmp_path / "image"
-    seen.mkdir()
+    sources_by_target = {mount.target: mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan))}
+    mounts = tmp_path / "image"
+    mounts.mkdir()
     for name in ("exporter", "launcher"):
-        (seen / name).symlink_to(here[f"{PACKAGES_IN_CONTAINER}/{name}"])
-    program = [word.replace(PACKAGES_IN_CONTAINER, str(seen)) for word in program]
+        (mounts / name).symlink_to(sources_by_target[f"{PACKAGES_IN_CONTAINER}/{name}"])
+    program = [word.replace(PACKAGES_IN_CONTAINER, str(mounts)) for word in program]
     run_dir = tmp_path / "run"
     (run_dir / "workers").mkdir(parents=True)
     options = ["--run-dir", str(run_dir), "--worker", "w_w0", "--rank", "0", "--gpus", "1"]

@@ -1,4 +1,4 @@
-"""Placeholders that name hosts and ports: in words, in the texts of shells, and in files of the run directory."""
+"""Placeholders for hosts and ports in arguments, shell commands and files of the run directory."""
 
 import dataclasses
 import subprocess
@@ -20,7 +20,7 @@ from tests.support.launcher import facts_of, job_spec, plan_of
 
 
 def plan_with(command: str, *, text: bool = False) -> Plan:
-    """One worker of two nodes."""
+    """A plan with one worker on two nodes."""
     workers = [{"role": "agg", "gpus": 8, "command": command, "shell": text}]
     return plan_of(job_spec(workers=workers, resources={"nodes": 3, "gpus_per_node": 4}))
 
@@ -30,13 +30,13 @@ def facts(plan: Plan, offset: int = 0) -> RunFacts:
     return dataclasses.replace(facts_of(plan), addresses=addresses, port_offset=offset)
 
 
-def test_what_is_known_of_one_job_or_attempt_is_not_told_of_another() -> None:
+def test_cached_values_are_not_used_for_other_jobs_or_attempts() -> None:
     one, other = plan_with("run {job_dir} {run_dir} {attempt}"), plan_of(job_spec(), job_dir="/home/eva")
     other = dataclasses.replace(other, tasks=one.tasks)
     first, again = facts_of(one), dataclasses.replace(facts_of(one), attempt=1)
-    told = [task_argv(plan, one.tasks[0], known)[1:] for plan, known in ((one, first), (other, first), (other, again))]
+    found = [task_argv(plan, one.tasks[0], known)[1:] for plan, known in ((one, first), (other, first), (other, again))]
     run_dir = str(first.run_dir)
-    assert told == [["/home/ana/jobs", run_dir, "0"], ["/home/eva", run_dir, "0"], ["/home/eva", run_dir, "1"]]
+    assert found == [["/home/ana/jobs", run_dir, "0"], ["/home/eva", run_dir, "0"], ["/home/eva", run_dir, "1"]]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_is_known_of_one_job_or_attempt_is_not_told_of_another() -> None:
         ("{host_01} {host_} {port_x} {port_-1}", "{host_01} {host_} {port_x} {port_-1}"),
         ("{head} {leader} {worker_size} {worker_nodes}", "10.0.0.1 10.0.0.1 2 2"),
         ("{http_port}", "6117"),
-        ("{nats_port}", "{nats_port}"),  # nobody has given it one
+        ("{nats_port}", "{nats_port}"),  # the task has no such port
         ("{{host_0}} {{http_port}}", "{host_0} {http_port}"),
     ],
 )
@@ -57,12 +57,12 @@ def test_hosts_and_ports(word: str, filled: str) -> None:
     assert fill_placeholders(word, placeholder_values(plan, plan.tasks[0], facts(plan, 17))) == filled
 
 
-def test_hosts_stand_in_for_addresses() -> None:
+def test_host_names_are_used_without_addresses() -> None:
     plan = plan_with("x {host_1} {leader}")
     assert task_argv(plan, plan.tasks[1], facts_of(plan)) == ["x", "cn01", "cn00"]
 
 
-def test_in_a_shell_text_hosts_and_ports_stand_themselves_and_the_rest_as_variables() -> None:
+def test_shell_commands_contain_hosts_and_ports_and_variables_for_the_rest() -> None:
     text = """curl "http://{host_1}:{http_port}/{rank}" 'a {port_80} {job_id}' {{head}} {no_port}"""
     plan = plan_with(text, text=True)
     assert task_argv(plan, plan.tasks[0], facts(plan, 17))[2] == (
@@ -71,7 +71,7 @@ def test_in_a_shell_text_hosts_and_ports_stand_themselves_and_the_rest_as_variab
 
 
 @given(st.text(max_size=20))
-def test_a_host_that_a_shell_would_act_upon_does_not_stand_in_its_text(name: str) -> None:
+def test_a_host_with_shell_syntax_is_not_inserted_into_a_shell_command(name: str) -> None:
     values = PlaceholderValues({"head": name, "rank": "0"}, RunFacts.__new__(RunFacts))
     filled = fill_shell_text("echo {head}", values.hosts_and_ports())
     if filled != "echo {head}":
@@ -79,7 +79,7 @@ def test_a_host_that_a_shell_would_act_upon_does_not_stand_in_its_text(name: str
         assert (done.stdout, done.stderr) == (f"{name}\n", "")
 
 
-def test_a_file_of_the_run_directory_is_filled_with_what_holds_for_the_whole_job() -> None:
+def test_a_template_file_gets_the_values_of_the_whole_job() -> None:
     plan = plan_with("true")
     text = "listen {port_8000};\nserver {host_2}:{port_1};\n{run_dir} {job_id} {head} {rank} {{x}} {\n"
     assert fill_template(plan, text, facts(plan, 17)) == (

@@ -29,7 +29,7 @@ VALUES = {"rank": "3", "output_dir": "/data/{rank} out", "role": "{world_size}"}
         ("--shard={rank}/{rank}", "--shard=3/3"),
         ("plain", "plain"),
         ("", ""),
-        # braces that are no placeholder stay
+        # other braces stay
         ("{unknown}", "{unknown}"),
         ("{}", "{}"),
         ("{0}", "{0}"),
@@ -40,7 +40,7 @@ VALUES = {"rank": "3", "output_dir": "/data/{rank} out", "role": "{world_size}"}
         ("${rank}", "$3"),
         ("awk '{print $1}'", "awk '{print $1}'"),
         ("x{a,b}", "x{a,b}"),
-        # a name in double braces is meant literally
+        # a name in double braces is literal
         ("{{rank}}", "{rank}"),
         ("{{rank}}={rank}", "{rank}=3"),
         ("{{unknown}}", "{unknown}"),
@@ -49,7 +49,7 @@ VALUES = {"rank": "3", "output_dir": "/data/{rank} out", "role": "{world_size}"}
         ('{"a": {"b": [1, 2]}}', '{"a": {"b": [1, 2]}}'),
         ('{"shard": {rank}}', '{"shard": 3}'),
         ('{"a":{"shard":{rank}}}', '{"a":{"shard":3}}'),
-        # a value is data: what looks like a placeholder in it is not one
+        # a value is data: placeholders in it are not replaced
         ("{output_dir}", "/data/{rank} out"),
         ("{role}{rank}", "{world_size}3"),
     ],
@@ -61,36 +61,36 @@ def test_placeholders_are_filled(word: str, filled: str) -> None:
 @given(st.text(alphabet='{}abk"\n %r', max_size=20), st.text(max_size=10))
 @example("{{a}}", "")
 @example("{a}{{a}}{a}", "{a}")
-def test_only_placeholders_change(word: str, value: str) -> None:
+def test_text_other_than_placeholders_is_unchanged(word: str, value: str) -> None:
     assert fill_placeholders(word.replace("{", "["), {"a": value}) == word.replace("{", "[")
     assert fill_placeholders(f"{word.replace('{', '[')}{{ark}}", {"ark": value}) == word.replace("{", "[") + value
 
 
-def started(worker: dict[str, Any], **over: Any) -> tuple[list[str], dict[str, str]]:
-    """The words and the variables that the only worker of a job is started with."""
+def argv_and_environment(worker: dict[str, Any], **over: Any) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of the only worker of a job."""
     plan = plan_of(job_spec(workers=[worker], **over))
     facts = facts_of(plan)
     return task_argv(plan, plan.tasks[0], facts), task_environment(plan, plan.tasks[0], facts, 0)
 
 
 def argv_of(worker: dict[str, Any], **over: Any) -> list[str]:
-    """The words that start the only worker of a job."""
-    return started(worker, **over)[0]
+    """Arguments of the only worker of a job."""
+    return argv_and_environment(worker, **over)[0]
 
 
-def test_a_value_is_one_word_whatever_is_in_it(hard_name: str) -> None:
+def test_any_value_is_one_argument(hard_name: str) -> None:
     argv = argv_of({"command": "train --out {output_dir} --x={output_dir}"}, paths={"output_dir": f"/data/{hard_name}"})
     assert argv == ["train", "--out", f"/data/{hard_name}", f"--x=/data/{hard_name}"]
 
 
-def test_a_word_of_the_command_arrives_as_it_was_written(hard_name: str) -> None:
+def test_an_argument_of_the_command_is_unchanged(hard_name: str) -> None:
     argv = argv_of({"command": ["echo", hard_name.replace("{rank}", "{{rank}}"), '{"a": {"b": 1}}']})
     assert argv == ["echo", hard_name, '{"a": {"b": 1}}']
 
 
-def shell_words(worker: dict[str, Any], directory: str, cwd: Path) -> list[str]:
-    """What a program gets as arguments from the shell text of a worker, run by the real shell."""
-    argv, variables = started(worker, paths={"output_dir": directory})
+def shell_arguments(worker: dict[str, Any], directory: str, cwd: Path) -> list[str]:
+    """Arguments that a program gets from the shell command of a worker, run by a real shell."""
+    argv, variables = argv_and_environment(worker, paths={"output_dir": directory})
     done = subprocess.run(
         argv, cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
     )
@@ -99,18 +99,18 @@ def shell_words(worker: dict[str, Any], directory: str, cwd: Path) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def test_in_shell_text_a_value_is_a_quoted_word(hard_name: str, tmp_path: Path) -> None:
+def test_a_value_in_a_shell_command_is_one_argument(hard_name: str, tmp_path: Path) -> None:
     worker = {"command": "printf '%s\\0' {output_dir} --out={output_dir} a | cat", "shell": True}
     directory = f"/data/{hard_name}"
-    assert shell_words(worker, directory, tmp_path) == [directory, f"--out={directory}", "a"]
+    assert shell_arguments(worker, directory, tmp_path) == [directory, f"--out={directory}", "a"]
 
 
-def test_a_value_between_quotes_of_shell_text_is_data_too(tmp_path: Path) -> None:
+def test_a_value_inside_shell_quotes_is_data(tmp_path: Path) -> None:
     directory = "/data/a 'b' \"c\" $(touch pwned) `touch pwned`"
     command = (
         "printf '%s\\0' \"{output_dir}/x\" '{output_dir}'\" y\" \"$(echo \"{output_dir}\")\" {{rank}} 'it'\\''s {rank}'"
     )
-    assert shell_words({"command": command, "shell": True}, directory, tmp_path) == [
+    assert shell_arguments({"command": command, "shell": True}, directory, tmp_path) == [
         f"{directory}/x",
         f"{directory} y",
         directory,
@@ -120,9 +120,9 @@ def test_a_value_between_quotes_of_shell_text_is_data_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shell", ["bash -lc", "bash -euo pipefail -c", "/bin/bash -c", "sh -c", "env A=1 sh -c"])
-def test_a_value_in_the_text_of_any_shell_is_data(shell: str, tmp_path: Path) -> None:
+def test_a_value_in_a_command_of_any_shell_is_data(shell: str, tmp_path: Path) -> None:
     worker = {"command": [*shell.split(), "printf '%s\\0' {output_dir}"]}
-    assert shell_words(worker, "/data/$(touch pwned) x", tmp_path) == ["/data/$(touch pwned) x"]
+    assert shell_arguments(worker, "/data/$(touch pwned) x", tmp_path) == ["/data/$(touch pwned) x"]
 
 
 ODD_PLACES = {
@@ -139,10 +139,10 @@ ODD_PLACES = {
 
 
 @pytest.mark.parametrize("place", ODD_PLACES)
-def test_a_value_in_odd_places_of_shell_text_is_never_code(place: str, tmp_path: Path) -> None:
+def test_a_value_anywhere_in_a_shell_command_is_never_code(place: str, tmp_path: Path) -> None:
     directory = "/data/$(touch pwned);touch pwned;`touch pwned`'\"$(touch pwned)"
     worker = {"command": ["bash", "-c", ODD_PLACES[place]]}
-    argv, variables = started(worker, paths={"output_dir": directory})
+    argv, variables = argv_and_environment(worker, paths={"output_dir": directory})
     subprocess.run(argv, cwd=tmp_path, env=clean_environment(**variables), capture_output=True, check=False, timeout=20)
     assert not (tmp_path / "pwned").exists()
 
@@ -180,7 +180,7 @@ def test_the_environment_names_the_worker_and_its_directories() -> None:
     assert all(name in expected or name.startswith("GPUJOB_") for name in environment)
 
 
-def test_the_environment_of_the_role_comes_after_that_of_the_job() -> None:
+def test_variables_of_the_role_have_precedence_over_those_of_the_job() -> None:
     spec = job_spec(
         env={"A": "job", "B": "job {rank}", "RANK": "mine"}, workers=[{"command": "x", "env": {"A": "role {worker}"}}]
     )
@@ -189,7 +189,7 @@ def test_the_environment_of_the_role_comes_after_that_of_the_job() -> None:
     assert [environment[name] for name in ("A", "B", "RANK")] == ["role worker_w0", "job 0", "mine"]
 
 
-def test_each_task_and_run_has_a_progress_file_of_its_own() -> None:
+def test_each_task_and_run_has_its_own_progress_file() -> None:
     spec = job_spec(
         resources={"nodes": 3, "gpus_per_node": 2},
         workers=[{"role": "pre", "gpus": 4, "command": "x"}, {"role": "post", "count": 2, "gpus": 1, "command": "x"}],
@@ -206,12 +206,12 @@ def test_each_task_and_run_has_a_progress_file_of_its_own() -> None:
     assert len(files) == len(plan.tasks) * len(runs)
 
 
-def test_a_progress_file_that_the_job_file_names_is_left_as_it_is() -> None:
+def test_a_progress_file_of_the_job_file_is_kept() -> None:
     plan = plan_of(job_spec(env={"GPUJOB_PROGRESS_FILE": "/scratch/{rank}.jsonl"}))
     assert task_environment(plan, plan.tasks[0], facts_of(plan), 0)["GPUJOB_PROGRESS_FILE"] == "/scratch/0.jsonl"
 
 
-def test_checkpoints_go_where_the_output_goes_unless_told_otherwise() -> None:
+def test_checkpoints_are_in_the_output_directory_by_default() -> None:
     plan = plan_of(job_spec(paths={"output_dir": "out"}))
     directories = {group.name: group.directory for group in plan.manifest.groups}
     assert directories == {"output": "/home/ana/work/out", "checkpoint": "/home/ana/work/out"}
@@ -219,11 +219,11 @@ def test_checkpoints_go_where_the_output_goes_unless_told_otherwise() -> None:
     assert {group.directory for group in plan.manifest.groups} == {"."}
 
 
-def test_the_job_file_comes_before_the_cluster_file() -> None:
+def test_the_job_file_has_precedence_over_the_cluster_file() -> None:
     cluster = {"partition": "batch", "account": "acc", "qos": "low", "time_limit": "10", "directives": {"a": 1, "b": 2}}
     plan = plan_of(job_spec(slurm={"partition": "gpu", "directives": {"b": 3}}), cluster)
-    told = {name: plan.slurm[name] for name in ("partition", "account", "qos", "time_limit", "directives")}
-    assert told == {
+    options = {name: plan.slurm[name] for name in ("partition", "account", "qos", "time_limit", "directives")}
+    assert options == {
         "partition": "gpu",
         "account": "acc",
         "qos": "low",
@@ -234,7 +234,7 @@ def test_the_job_file_comes_before_the_cluster_file() -> None:
     assert plan.manifest.partition == "gpu"
 
 
-def test_cpus_are_those_of_the_fullest_node_and_one_for_the_launcher() -> None:
+def test_cpus_are_those_of_the_fullest_node_plus_one() -> None:
     workers = [
         {"role": "a", "count": 3, "cpus": 4, "command": "x"},
         {"role": "b", "count": 1, "cpus": 2, "command": "x"},
@@ -257,30 +257,30 @@ def test_cpus_are_those_of_the_fullest_node_and_one_for_the_launcher() -> None:
         ({"gpus_per_node": 8}, {"exclusive": True}, {"gpus_per_node": 8, "cpus_per_node": 96}, 9),
     ],
 )
-def test_a_job_that_takes_all_gpus_of_its_nodes_asks_for_their_cpus(
+def test_a_job_with_all_gpus_of_its_nodes_requests_all_cpus(
     resources: dict[str, Any], slurm: dict[str, Any], cluster: dict[str, Any], cpus: int
 ) -> None:
     spec = job_spec(resources=resources, slurm=slurm, workers=[{"gpus": 8, "command": "x"}])
     assert plan_of(spec, cluster).cpus_per_node == cpus
 
 
-def test_a_job_without_gpus_takes_no_whole_node() -> None:
+def test_a_job_without_gpus_requests_no_whole_node() -> None:
     assert plan_of(job_spec(), {"gpus_per_node": 8, "cpus_per_node": 96}).cpus_per_node == 2
 
 
-def test_a_local_plan_listens_on_this_machine_alone() -> None:
+def test_a_local_plan_listens_on_loopback() -> None:
     assert plan_of(local=True).manifest.listen_address == "127.0.0.1:0"
     assert plan_of().manifest.listen_address == ":0"
     named = plan_of(job_spec(monitoring={"listen_address": ":9410"}), {"listen_address": ":9999"}, local=True)
     assert named.manifest.listen_address == ":9410"
 
 
-def test_the_sidecars_write_gpu_metrics_where_the_job_file_says_so() -> None:
+def test_the_job_file_enables_gpu_metrics() -> None:
     assert plan_of().manifest.gpu_metrics is False
     assert plan_of(job_spec(monitoring={"gpu_metrics": True})).manifest.gpu_metrics is True
 
 
-def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
+def test_patterns_of_the_job_file_get_exporter_names() -> None:
     spec = job_spec(
         progress={"patterns": {"items_processed": "a(.)", "batch_number": "b(.)", "loss": "c(.)"}},
         errors=[{"pattern": "(out of memory|OOM)", "severity": "critical"}, {"pattern": "x", "name": "mine"}],
@@ -297,7 +297,7 @@ def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
 @example("..")
 @example("/")
 @example("日本" * 50)
-def test_a_file_word_is_a_short_name_without_a_slash_or_a_leading_dot(text: str) -> None:
+def test_a_file_word_is_short_without_slash_or_leading_dot(text: str) -> None:
     word = safe_file_word(text)
     assert 1 <= len(word) <= 64
     assert not word.startswith((".", "_"))
@@ -309,7 +309,7 @@ def test_the_name_of_the_run_directory_fits_a_file_system(tmp_path: Path) -> Non
     plan.run_dir("local-01234567").mkdir(parents=True)
 
 
-def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
+def test_a_plan_survives_writing_and_reading(hard_name: str) -> None:
     spec = job_spec(
         name=hard_name,
         resources={"nodes": 2, "gpus_per_node": 4, "memory_per_node": "64G"},
@@ -330,14 +330,14 @@ def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
     )
 
 
-def test_what_is_written_of_a_task_is_all_of_it() -> None:
+def test_a_written_task_has_all_its_fields() -> None:
     plan = plan_of(
         job_spec(workers=[{"command": "true {rank}", "count": 2, "gpus": 1}], resources={"gpus_per_node": 2})
     )
     assert dump_plan(plan)["tasks"] == [dataclasses.asdict(planned) for planned in plan.tasks]
 
 
-def test_json_has_a_line_for_each_key_and_each_entry_of_a_list(hard_name: str) -> None:
+def test_json_has_one_line_per_key_and_list_entry(hard_name: str) -> None:
     body = {"schema": 1, "none": [], "tasks": [{"rank": 0, "gpus": [0, 1]}, {"rank": 1, "worker": hard_name}]}
     text = json_lines(body)
     assert json.loads(text) == body
@@ -346,7 +346,7 @@ def test_json_has_a_line_for_each_key_and_each_entry_of_a_list(hard_name: str) -
     assert text.splitlines()[-2:] == ["]", "}"]
 
 
-def test_the_files_of_a_plan_tell_no_secret_but_the_plan_itself() -> None:
+def test_only_the_plan_file_contains_secrets() -> None:
     plan = plan_of(job_spec(env={"HF_TOKEN": "hunter2", "A": "ä"}, slurm={"time_limit": "04:00:00"}))
     files = plan_files(plan, render_sbatch(plan))
     assert [name for name, text in files.items() if "hunter2" in text] == ["plan.json"]

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm, from the job file and the cluster's."""
+"""Slurm options from the job file and the cluster file."""
 
 from typing import Any
 
@@ -18,31 +18,31 @@ SERVING: dict[str, Any] = {
 }
 
 
-UNHEARD = ("NONE", "KILL", "SIGTERM", "INT", "HUP", "XCPU", "ALRM", "CONT")
+UNSUITABLE_SIGNALS = ("NONE", "KILL", "SIGTERM", "INT", "HUP", "XCPU", "ALRM", "CONT")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [("USR1@120", ("USR1", 120)), ("SIGUSR2@1", ("USR2", 1)), ("B:USR2@65535", ("USR2", 65535))],
 )
-def test_a_signal_has_a_name_and_seconds(text: str, told: tuple[str, int]) -> None:
-    assert parse_signal(text) == told
-    assert SlurmSpec.model_validate({"signal": text}).signal == f"{told[0]}@{told[1]}"
+def test_a_signal_has_a_name_and_seconds(text: str, expected: tuple[str, int]) -> None:
+    assert parse_signal(text) == expected
+    assert SlurmSpec.model_validate({"signal": text}).signal == f"{expected[0]}@{expected[1]}"
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "problem"),
     [
         ("USR1", "not a signal and its seconds"),
         ("usr1@9", "not a signal and its seconds"),
         ("USR1@65536", "not within 1 to 65535"),
         ("USR1@0", "not within 1 to 65535"),
-        *((f"{name}@9", "does not reach the workers as a warning; use USR1 or USR2") for name in UNHEARD),
+        *((f"{name}@9", "does not reach the workers as a warning; use USR1 or USR2") for name in UNSUITABLE_SIGNALS),
         ("USR1@1 --x", "not a signal and its seconds"),
     ],
 )
-def test_what_sbatch_would_refuse_as_a_signal_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_an_invalid_signal_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         parse_signal(text)
 
 
@@ -50,17 +50,17 @@ def test_what_sbatch_would_refuse_as_a_signal_is_refused(text: str, why: str) ->
     "text",
     ["afterok:1", "afterany:1:2_3:4_*", "after:7+5,afternotok:8", "afterok:1?afterany:2", "singleton", "aftercorr:5"],
 )
-def test_a_dependency_is_what_sbatch_takes(text: str) -> None:
+def test_a_dependency_of_sbatch_is_accepted(text: str) -> None:
     assert check_dependency(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "4459", "afterok", "afterok:", "afterok:x", "afterok:1,", "afterok:1 2", "a,b?c"])
-def test_what_sbatch_would_refuse_as_a_dependency_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no dependency|mixes"):
+def test_an_invalid_dependency_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a dependency|mixes"):
         check_dependency(text)
 
 
-def test_a_dependency_of_the_command_counts_instead_of_that_of_the_file() -> None:
+def test_a_dependency_of_the_command_replaces_that_of_the_job_file() -> None:
     plan = plan_of(job_spec(slurm={"dependency": "afterok:1"}))
     assert dict(job_directives(plan))["dependency"] == "afterok:1"
     plan = with_dependency(plan, "singleton")
@@ -78,12 +78,12 @@ def test_a_dependency_of_the_command_counts_instead_of_that_of_the_file() -> Non
         ({"directives": {"requeue": True}}, "requeue"),
     ],
 )
-def test_a_job_goes_back_into_the_queue_as_asked(slurm: dict[str, Any], option: str | None) -> None:
+def test_requeue_options_follow_the_job_file(slurm: dict[str, Any], option: str | None) -> None:
     names = [name for name, _ in job_directives(plan_of(job_spec(slurm=slurm))) if "requeue" in name]
     assert names == ([option] if option else [])
 
 
-def test_what_the_job_says_of_the_queue_comes_before_the_cluster_file() -> None:
+def test_requeue_of_the_job_file_has_precedence_over_the_cluster_file() -> None:
     site = {"directives": {"no-requeue": True, "nice": 5}}
     plan = plan_of(job_spec(slurm={"requeue": {"preempted": True}}), site)
     assert [name for name, _ in job_directives(plan)][-2:] == ["requeue", "nice"]
@@ -105,32 +105,38 @@ def test_what_the_job_says_of_the_queue_comes_before_the_cluster_file() -> None:
         ({"requeue": {}, "directives": {"requeue": True}}, "slurm.requeue"),
     ],
 )
-def test_an_option_that_a_key_is_for_is_refused_with_that_key(slurm: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValidationError, match=rf"is given by `?{key}"):
+def test_a_directive_with_its_own_key_is_refused(slurm: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=rf"is set by `?{key}"):
         SlurmSpec.model_validate(slurm)
 
 
-def test_a_node_of_its_own_and_blocks_of_nodes_are_asked_for_once() -> None:
+def test_exclusive_and_segment_are_requested_once() -> None:
     plan = plan_of(job_spec(slurm={"exclusive": True, "segment": 4}), {"directives": {"exclusive": "user"}})
-    asked = job_directives(plan)
-    assert [entry for entry in asked if entry[0] in ("exclusive", "segment")] == [("exclusive", None), ("segment", "4")]
+    options = job_directives(plan)
+    assert [entry for entry in options if entry[0] in ("exclusive", "segment")] == [
+        ("exclusive", None),
+        ("segment", "4"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ({"slurm": {"het": True}}, "this one has worker"),
-        ({"resources": {"gpus_per_node": 8, "prefill_workers": 1}, "workers": [SERVING["workers"][0]]}, "has not both"),
+        ({"slurm": {"het": True}}, "this job has worker"),
+        (
+            {"resources": {"gpus_per_node": 8, "prefill_workers": 1}, "workers": [SERVING["workers"][0]]},
+            "not have both",
+        ),
         (
             {
                 "resources": {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1, "nodes": 1}
                 | {"gpus_per_prefill": 4, "gpus_per_decode": 4}
             },
-            "prefill goes up to node 0 and decode begins at node 0",
+            "prefill goes up to node 0 and decode starts at node 0",
         ),
     ],
 )
-def test_a_job_that_cannot_be_two_components_is_told(spec: dict[str, Any], problem: str) -> None:
+def test_a_job_that_cannot_be_heterogeneous_is_refused(spec: dict[str, Any], problem: str) -> None:
     with pytest.raises(TopologyError, match=problem):
         plan_of(
             job_spec(
@@ -139,7 +145,7 @@ def test_a_job_that_cannot_be_two_components_is_told(spec: dict[str, Any], probl
         )
 
 
-def test_components_share_out_the_nodes() -> None:
+def test_components_of_a_heterogeneous_job_have_all_nodes() -> None:
     spec = {
         **SERVING,
         "slurm": {"het": True},
@@ -161,7 +167,7 @@ def test_components_share_out_the_nodes() -> None:
         ),
     ],
 )
-def test_a_run_directory_of_prefill_and_decode_is_called_by_their_numbers(spec: dict[str, Any], name: str) -> None:
+def test_a_run_directory_name_has_the_numbers_of_prefill_and_decode(spec: dict[str, Any], name: str) -> None:
     assert plan_of(job_spec(**spec)).run_dir_name == name
 
 
@@ -174,11 +180,11 @@ def test_a_run_directory_of_prefill_and_decode_is_called_by_their_numbers(spec: 
         ({"resources": {"agg_workers": 1}, "workers": [{"role": "agg", "command": "x"}]}, 4),
     ],
 )
-def test_gpus_of_a_node_are_those_of_the_cluster_file_where_a_job_uses_some(spec: dict[str, Any], gpus: int) -> None:
+def test_gpus_per_node_come_from_the_cluster_file_if_a_job_uses_gpus(spec: dict[str, Any], gpus: int) -> None:
     assert plan_of(job_spec(**spec), {"gpus_per_node": 4}).gpus_per_node == gpus
 
 
-def test_the_plan_of_a_job_survives_its_file() -> None:
+def test_slurm_options_survive_writing_and_reading_a_plan() -> None:
     spec = job_spec(
         **SERVING,
         slurm={"het": True, "signal": "USR1@9", "requeue": {"preempted": True}},
@@ -193,22 +199,22 @@ def test_the_plan_of_a_job_survives_its_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "$(x)", "-x", "", "a;b"])
-def test_a_module_has_the_name_of_one(name: str) -> None:
+def test_an_invalid_module_name_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="is not the name of a module"):
         SetupSpec.model_validate({"modules": [name]})
 
 
 @pytest.mark.parametrize(
-    ("mount", "why"),
+    ("mount", "problem"),
     [
         ("/a", "is not a mount"),
         (":/a", "is not a mount"),
         ("a:/b", "absolute"),
         ("/a:b", "absolute"),
         ("/a:/b:rx", "neither ro nor rw"),
-        ("/a,b:/c", "no comma"),
+        ("/a,b:/c", "must not contain a comma"),
     ],
 )
-def test_a_mount_has_two_sides(mount: str, why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+def test_an_invalid_mount_is_refused(mount: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
         ContainerSpec.model_validate({"image": "i", "mounts": [mount]})

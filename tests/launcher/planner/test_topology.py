@@ -1,4 +1,4 @@
-"""Workers onto nodes and GPUs."""
+"""Placement of workers on nodes and GPUs."""
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +12,7 @@ from launcher.planner.roles import merge_roles
 from launcher.planner.topology import place_workers
 from tests.support.launcher import job_spec
 
-Roles = list[tuple[int, int]]  # (count, GPUs of one) for each role
+Roles = list[tuple[int, int]]  # (count, GPUs per worker) for each role
 
 
 def spec_of(nodes: int, per_node: int, roles: Roles) -> JobSpec:
@@ -24,14 +24,14 @@ def spec_of(nodes: int, per_node: int, roles: Roles) -> JobSpec:
     return job_spec(resources={"nodes": nodes, "gpus_per_node": per_node}, workers=workers)
 
 
-def words_of(tasks: tuple[Task, ...]) -> str:
-    """``a0@1:0,1`` for worker 0 of role a on node 1 with its GPUs 0 and 1; ``a0.1@...`` for its second node."""
-    words = []
+def placement_text(tasks: tuple[Task, ...]) -> str:
+    """``a0@1:0,1`` is worker 0 of role a on node 1 with GPUs 0 and 1; ``a0.1@...`` is its second node."""
+    parts = []
     for task in tasks:
         share = f".{task.local_rank}" if task.local_rank else ""
         gpus = ",".join(map(str, task.gpus)) or "-"
-        words.append(f"{task.role}{task.index}{share}@{task.node_index}:{gpus}")
-    return " ".join(words)
+        parts.append(f"{task.role}{task.index}{share}@{task.node_index}:{gpus}")
+    return " ".join(parts)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def words_of(tasks: tuple[Task, ...]) -> str:
         (1, 8, [(1, 4), (1, 4)], "a0@0:0,1,2,3 b0@0:4,5,6,7"),
         (2, 4, [(1, 2), (3, 1)], "a0@0:0,1 b0@0:2 b1@0:3 b2@1:0"),
         (3, 4, [(2, 4), (1, 2), (2, 1)], "a0@0:0,1,2,3 a1@1:0,1,2,3 b0@2:0,1 c0@2:2 c1@2:3"),
-        # a worker of whole nodes after a packed one begins on a fresh node
+        # a worker of whole nodes after a packed one starts on an empty node
         (2, 4, [(1, 1), (1, 4)], "a0@0:0 b0@1:0,1,2,3"),
         (3, 2, [(1, 1), (1, 4)], "a0@0:0 b0@1:0,1 b0.1@2:0,1"),
         (2, 4, [(4, 1), (1, 4)], "a0@0:0 a1@0:1 a2@0:2 a3@0:3 b0@1:0,1,2,3"),
         (3, 4, [(1, 4), (1, 1), (1, 4)], "a0@0:0,1,2,3 b0@1:0 c0@2:0,1,2,3"),
-        # workers without GPUs are dealt out in even blocks
+        # workers without GPUs are spread in even blocks
         (1, 0, [(3, 0)], "a0@0:- a1@0:- a2@0:-"),
         (2, 0, [(4, 0)], "a0@0:- a1@0:- a2@1:- a3@1:-"),
         (3, 0, [(4, 0)], "a0@0:- a1@0:- a2@1:- a3@2:-"),
@@ -73,7 +73,7 @@ def words_of(tasks: tuple[Task, ...]) -> str:
     ],
 )
 def test_workers_are_placed(nodes: int, per_node: int, roles: Roles, expected: str) -> None:
-    assert words_of(place_workers(spec_of(nodes, per_node, roles)).tasks) == expected
+    assert placement_text(place_workers(spec_of(nodes, per_node, roles)).tasks) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_workers_are_placed(nodes: int, per_node: int, roles: Roles, expected: s
         (1, 4, [(5, 1), (3, 0)], ["need 2 nodes of 4 GPUs and the job has 1"]),
     ],
 )
-def test_what_does_not_fit_is_told_with_need_have_and_cure(
+def test_a_problem_names_required_and_available_nodes_and_a_fix(
     nodes: int, per_node: int, roles: Roles, problems: list[str]
 ) -> None:
     with pytest.raises(TopologyError) as caught:
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_told_with_need_have_and_cure(
         assert expected in found
 
 
-def test_a_job_with_the_cure_fits() -> None:
+def test_a_job_with_the_suggested_fix_fits() -> None:
     roles: Roles = [(3, 4), (5, 2), (1, 16)]
     with pytest.raises(TopologyError, match="set nodes: 5") as caught:
         place_workers(spec_of(1, 8, roles))
@@ -130,7 +130,7 @@ def test_a_job_with_the_cure_fits() -> None:
 )
 @example(nodes=1, per_node=8, roles=[(1, 4), (1, 8)])
 @example(nodes=2, per_node=4, roles=[(1, 6)])
-def test_every_plan_gives_each_gpu_once_and_ranks_in_order(nodes: int, per_node: int, roles: Roles) -> None:
+def test_every_plan_uses_each_gpu_once_and_has_ranks_in_order(nodes: int, per_node: int, roles: Roles) -> None:
     spec = spec_of(nodes, per_node, roles)
     try:
         tasks = place_workers(spec).tasks
@@ -143,10 +143,10 @@ def test_every_plan_gives_each_gpu_once_and_ranks_in_order(nodes: int, per_node:
 
 
 def check_placement(tasks: tuple[Task, ...], nodes: int, per_node: int, roles: Roles) -> None:
-    """No GPU twice and none beyond a node, every worker whole, ranks from 0 on."""
-    given_away = [(task.node_index, gpu) for task in tasks for gpu in task.gpus]
-    assert len(given_away) == len(set(given_away))
-    assert all(0 <= node < nodes and 0 <= gpu < per_node for node, gpu in given_away)
+    """No GPU twice or beyond a node, every worker complete, ranks from 0."""
+    used = [(task.node_index, gpu) for task in tasks for gpu in task.gpus]
+    assert len(used) == len(set(used))
+    assert all(0 <= node < nodes and 0 <= gpu < per_node for node, gpu in used)
     assert all(0 <= task.node_index < nodes for task in tasks)
     assert [task.rank for task in tasks] == list(range(len(tasks)))
     for index, (count, gpus) in enumerate(roles):
@@ -166,7 +166,7 @@ def test_workers_without_gpus_are_spread_evenly(nodes: int, count: int) -> None:
     assert [task.node_index for task in tasks] == sorted(task.node_index for task in tasks)
 
 
-def test_a_task_has_a_name_and_a_pair_of_logs_of_its_own() -> None:
+def test_each_task_has_its_own_name_and_logs() -> None:
     tasks = place_workers(spec_of(2, 2, [(1, 4), (2, 0)])).tasks
     assert [task.worker for task in tasks] == ["a_w0", "a_w0", "b_w0", "b_w1"]
     assert tasks[0].logs == ("{node}_a_w0{run}.out", "{node}_a_w0{run}.err")
@@ -175,10 +175,10 @@ def test_a_task_has_a_name_and_a_pair_of_logs_of_its_own() -> None:
 
 
 BAD_PLANS: dict[str, tuple[list[tuple[int, int, int, tuple[int, ...]]], str]] = {
-    "a GPU given twice": ([(0, 0, 0, (0, 1)), (1, 0, 0, (1, 2))], "GPU 1 of node 0 is given away twice"),
+    "a GPU given twice": ([(0, 0, 0, (0, 1)), (1, 0, 0, (1, 2))], "GPU 1 of node 0 is assigned twice"),
     "a GPU that is not there": (
         [(0, 0, 0, (3, 4)), (1, 0, 1, (0, 1))],
-        "GPU 4 of node 0 is given away twice or is not",
+        "GPU 4 of node 0 is assigned twice or does not",
     ),
     "a node that is not there": ([(0, 0, 0, (0, 1)), (1, 0, 2, (0, 1))], "a_w1: rank 1 on node 2 is out of place"),
     "a worker too few": ([(0, 0, 0, (0, 1))], "the workers of the plan are not those of the job"),
@@ -193,7 +193,7 @@ BAD_PLANS: dict[str, tuple[list[tuple[int, int, int, tuple[int, ...]]], str]] = 
 
 
 @pytest.mark.parametrize("kind", BAD_PLANS)
-def test_a_plan_that_breaks_a_promise_is_refused(kind: str) -> None:
+def test_a_plan_that_breaks_an_invariant_is_refused(kind: str) -> None:
     parts, problem = BAD_PLANS[kind]
     tasks = [
         Task(f"a_w{index}", "a", index, rank, local, node, gpus)
@@ -205,19 +205,19 @@ def test_a_plan_that_breaks_a_promise_is_refused(kind: str) -> None:
     topology._check_invariants(place_workers(spec).tasks, merge_roles(spec), spec.resources, range(2))
 
 
-def test_ranks_that_are_out_of_order_are_refused() -> None:
+def test_ranks_out_of_order_are_refused() -> None:
     spec = spec_of(2, 4, [(2, 2)])
     with pytest.raises(TopologyError, match="rank 1 on node 0 is out of place"):
         topology._check_invariants(place_workers(spec).tasks[::-1], merge_roles(spec), spec.resources, range(2))
 
 
-def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
+def test_huge_numbers_are_refused_without_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task_count = 0
 
     def task(*_: object) -> Task:
-        nonlocal made
-        made += 1
-        assert made < 10_000, "one task more for each node that the job does not have"
+        nonlocal task_count
+        task_count += 1
+        assert task_count < 10_000, "one task more for each node that the job does not have"
         return Task("a_w0", "a", 0, 0, 0, 0)
 
     monkeypatch.setattr(topology, "Task", task)

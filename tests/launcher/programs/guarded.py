@@ -1,4 +1,4 @@
-"""Jobs on this machine under their guard, without the command over it: small servers as workers."""
+"""Local jobs under their guard, with small servers as workers."""
 
 import contextlib
 import dataclasses
@@ -36,11 +36,11 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 server = http.server.ThreadingHTTPServer(("", port), Answer)
 print("serving on", port, flush=True)
 server.serve_forever()
-"""  # `server.py PORT [FILE]`: is ready once FILE is there, ends with code END_WITH when asked for /end
+"""  # `server.py PORT [FILE]`: ready when FILE exists; GET /end ends it with status END_WITH
 
 
 class Guarded:
-    """One job, from the start of its guard to its end. ``tasks`` is what is changed of the tasks of the plan."""
+    """One job, from the start of its guard to its end. ``tasks`` has changes of planned tasks."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Guarded:
             timestamp="20251122_041341",
             python=sys.executable,
             local=True,
-            kill_wait_s=60.0,  # nothing is killed because it is late
+            kill_wait_s=60.0,  # long enough that no slow process is killed
         )
         changed = tuple(
             dataclasses.replace(planned, **tasks.get(planned.task.worker, tasks.get(planned.task.role, {})))
@@ -97,28 +97,28 @@ class Guarded:
 
     @property
     def log(self) -> str:
-        """What the orchestrator has said."""
+        """Log of the orchestrator."""
         return (self.run_dir / "log.out").read_text()
 
     @property
     def report(self) -> dict[str, Any]:
-        """The report, empty while there is none."""
+        """The report, or an empty mapping."""
         return read_json(self.run_dir / "report.json")
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Events of these kinds so far."""
+        """Events with these names so far."""
         path = self.run_dir / "events.jsonl"
         found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [event for event in found if event["event"] in names]
 
     def await_event(self, name: str, count: int = 1) -> dict[str, Any]:
-        """The event, as soon as it has been written so often."""
+        """Wait for the `count`-th event with this name."""
 
-        def look() -> dict[str, Any] | None:
+        def find_event() -> dict[str, Any] | None:
             found = self.events(name)
             return found[count - 1] if len(found) >= count else None
 
-        return poll(look, f"event {name} ({self.log})")
+        return poll(find_event, f"event {name} ({self.log})")
 
     def await_phase(self, phase: str) -> None:
         """Wait until the job is in this phase."""
@@ -133,7 +133,7 @@ class Guarded:
         )
 
     def pid(self, worker: str, restart: int = 0, local_rank: int = 0, of: str = "pid") -> int:
-        """Pid of one run of a worker, or of its wrapper, as soon as it is there."""
+        """Wait for one run of a worker; return the pid of it or of its wrapper."""
         rank = self.planned(worker, local_rank).task.rank
         path = self.run_dir / "workers" / f"{worker}_rank{rank}_a0_r{restart}.start.json"
         return int(poll(lambda: read_json(path), f"{path.name} ({self.log})")[of])
@@ -144,18 +144,18 @@ class Guarded:
         return "".join(path.read_text() for path in self.run_dir.glob(f"*_{worker}{run}.out"))
 
     def orchestrator_pid(self) -> int:
-        """The orchestrator, as soon as it is there."""
+        """Wait for the orchestrator; return its pid."""
         return int(poll(lambda: read_json(self.run_dir / "orchestrator.json"), f"orchestrator ({self.log})")["pid"])
 
     def wait(self, timeout: float = 90.0) -> int:
-        """Status of the guard."""
+        """Exit status of the guard."""
         try:
             return self.guard.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(self.log) from error
 
     def reasons(self) -> dict[str, str]:
-        """Why the last run of each worker ended."""
+        """Exit reason of the last run of each worker."""
         return {worker["worker"]: worker["exit"]["reason"] for worker in self.report["workers"] if worker["exit"]}
 
     def left_over(self) -> dict[int, list[str]]:
@@ -169,10 +169,10 @@ def server(*words: str) -> str:
 
 
 def until(path: Path) -> str:
-    """The command of a benchmark that ends once this file is there."""
+    """The command of a benchmark that ends when this file exists."""
     return shlex.join(["sh", "-c", f"while [ ! -e {shlex.quote(str(path))} ]; do sleep 0.05; done; echo done"])
 
 
 def ready(worker: str, port: int, before: str = "benchmark", kind: str = "http") -> ReadyRule:
-    """A rule that asks one worker."""
+    """A readiness rule for one worker."""
     return ReadyRule(worker, kind, 0, port, "/health" if kind == "http" else "", before=before)

@@ -1,4 +1,4 @@
-"""Claims on ports, held by real wrappers."""
+"""Port claims of real wrappers."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given as given_by
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.contract import run_files
@@ -24,10 +24,10 @@ from tests.support.launcher import poll
 
 
 def holder(folder: Path, *ports: int) -> "subprocess.Popen[bytes]":
-    """A wrapper over a worker that never listens, and which has been started."""
+    """Start a wrapper with a worker that never listens."""
     (folder / run_files.WORKERS_DIR).mkdir(exist_ok=True)
-    words = ["--run-dir", str(folder), "--worker", "w0", "--rank", "0", "--ports", ",".join(map(str, ports))]
-    argv = [sys.executable, "-I", "-m", "launcher.programs.wrapper", *words, "--", "sleep", "60"]
+    options = ["--run-dir", str(folder), "--worker", "w0", "--rank", "0", "--ports", ",".join(map(str, ports))]
+    argv = [sys.executable, "-I", "-m", "launcher.programs.wrapper", *options, "--", "sleep", "60"]
     process = subprocess.Popen(argv, start_new_session=True)
     poll(lambda: (folder / run_files.WORKERS_DIR / "w0_rank0_a0_r0.start.json").exists(), "the worker's start")
     return process
@@ -46,8 +46,8 @@ def test_ports_of_a_worker_that_does_not_listen_yet_are_busy(tmp_path: Path) -> 
     assert {first, second}.isdisjoint(read_claimed_ports())
 
 
-def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
-    """What it leaves in the background must not keep ports of a job that is over."""
+def test_claims_end_with_the_wrapper(tmp_path: Path) -> None:
+    """Background processes of a worker must not keep the ports of a finished job."""
     port = free_port()
     process = holder(tmp_path, port)
     try:
@@ -59,7 +59,7 @@ def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_port_that_somebody_has_claimed_is_left_to_him() -> None:
+def test_a_claimed_port_is_not_claimed_again() -> None:
     port, other = free_port(), free_port()
     held = claim_ports([port])
     assert len(held) == 1
@@ -68,7 +68,7 @@ def test_a_port_that_somebody_has_claimed_is_left_to_him() -> None:
     assert port not in read_claimed_ports()
 
 
-def test_where_the_kernel_tells_nothing_nothing_is_claimed(tmp_path: Path) -> None:
+def test_no_ports_are_claimed_without_a_kernel_listing(tmp_path: Path) -> None:
     assert read_claimed_ports(listing=str(tmp_path / "missing")) == set()
     listing = tmp_path / "unix"
     listing.write_text(
@@ -80,7 +80,7 @@ def test_where_the_kernel_tells_nothing_nothing_is_claimed(tmp_path: Path) -> No
     assert read_claimed_ports((RESERVATION_PREFIX,), str(listing)) == {7200}
 
 
-def test_ports_are_reserved_all_or_none() -> None:
+def test_all_ports_are_reserved_or_none() -> None:
     first, second, third = free_port(), free_port(), free_port()
     held = try_reserve_ports([second])
     assert held
@@ -94,12 +94,12 @@ def test_ports_are_reserved_all_or_none() -> None:
     assert {first, second, third}.isdisjoint(read_claimed_ports())
 
 
-def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
-    """So that there is no moment in which nobody has it."""
+def test_a_task_may_claim_a_port_that_its_job_has_reserved() -> None:
+    """The port is claimed at all times."""
     port = free_port()
     reserved = try_reserve_ports([port])
-    given = claim_ports([port])
-    assert len(given) == 1
+    claimed = claim_ports([port])
+    assert len(claimed) == 1
     reserved = None
     assert (port in read_claimed_ports((CLAIM_PREFIX,)), port in read_claimed_ports((RESERVATION_PREFIX,))) == (
         True,
@@ -108,10 +108,14 @@ def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
     assert reserved is None
 
 
-@given_by(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
-def test_of_jobs_that_want_ports_one_always_gets_its_own_and_no_port_has_two(wanted: list[set[int]]) -> None:
-    base = 1_000_000 + 10 * os.getpid()  # no ports: the names are those of this process alone
-    held = [(ports, got) for ports in wanted if (got := try_reserve_ports(base + port for port in ports)) is not None]
+@given(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
+def test_one_of_competing_jobs_gets_its_ports_and_no_port_is_shared(wanted: list[set[int]]) -> None:
+    base = 1_000_000 + 10 * os.getpid()  # above all ports: these names belong to this process only
+    held = [
+        (ports, reservation)
+        for ports in wanted
+        if (reservation := try_reserve_ports(base + port for port in ports)) is not None
+    ]
     assert held
     assert sum(len(ports) for ports, _ in held) == len(set().union(*(ports for ports, _ in held)))
     held.clear()

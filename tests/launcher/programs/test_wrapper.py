@@ -19,9 +19,9 @@ from launcher.programs.wrapper import read_start_ticks, task_visible_devices
 from tests.realstack.waiting import readable
 from tests.support.launcher import clean_environment, poll, read_json
 
-PYTHON = [sys.executable, "-I", "-S", "-c"]  # a worker in Python that starts quickly; the program is the next word
+PYTHON = [sys.executable, "-I", "-S", "-c"]  # a Python worker that starts quickly; the program is the next argument
 GLIBC_OWN = 1 << 31 | 1 << 32
-"""Signals 32 and 33, which posix_spawn leaves ignored; glibc sets them anew where it needs them."""
+"""Signals 32 and 33, which posix_spawn leaves ignored. glibc sets them again when needed."""
 MOST_RSS_BYTES = 12 * 1024 * 1024
 
 SHOW_SIGNALS = """
@@ -38,7 +38,7 @@ while True:
 
 
 class Wrapped:
-    """The ways to start a worker under its wrapper in one run directory."""
+    """Starts workers under the wrapper in one run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -85,25 +85,25 @@ class Wrapped:
 
 @pytest.fixture
 def wrapped(tmp_path: Path) -> Iterator[Wrapped]:
-    made = Wrapped(tmp_path)
-    yield made
-    made.close()
+    worker = Wrapped(tmp_path)
+    yield worker
+    worker.close()
 
 
 def line_of(child: subprocess.Popen[bytes], timeout: float = 10.0) -> str:
-    """The next line that a child prints."""
+    """The next output line of a child."""
     assert child.stdout is not None
     assert readable(child.stdout, timeout), f"no line within {timeout:g} s"
     return os.fsdecode(child.stdout.readline()).strip()
 
 
-def unwrapped(*command: str, **popen: Any) -> subprocess.CompletedProcess[bytes]:
-    """The same worker without us."""
+def run_without_wrapper(*command: str, **popen: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a worker without the wrapper."""
     popen = {"env": clean_environment(), "timeout": 20, "capture_output": True, **popen}
     return subprocess.run(command, check=False, **popen)
 
 
-# How it ends
+# Ends
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 77, 126, 127, 128, 137, 143, 254, 255])
@@ -121,7 +121,7 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize("number", [*(signal.Signals[f"SIG{name}"] for name in SIGNALS), signal.SIGRTMIN + 3])
-def test_a_death_by_signal_is_passed_on_as_the_same_death(number: int, wrapped: Wrapped) -> None:
+def test_an_end_by_signal_is_passed_on(number: int, wrapped: Wrapped) -> None:
     done = wrapped.run("sh", "-c", f"kill -{int(number)} $$; sleep 9")
     assert (done.returncode, done.stderr) == (-number, b"")
     record = wrapped.record("exit")
@@ -130,7 +130,7 @@ def test_a_death_by_signal_is_passed_on_as_the_same_death(number: int, wrapped: 
 
 
 @pytest.mark.parametrize("size", [0, resource.RLIM_INFINITY])
-def test_a_core_dump_is_noted_and_made_once(size: int, wrapped: Wrapped, tmp_path: Path) -> None:
+def test_a_core_dump_is_recorded_and_written_once(size: int, wrapped: Wrapped, tmp_path: Path) -> None:
     folder = tmp_path / "cores"
     folder.mkdir()
 
@@ -139,7 +139,7 @@ def test_a_core_dump_is_noted_and_made_once(size: int, wrapped: Wrapped, tmp_pat
 
     command = ("sh", "-c", "kill -SEGV $$; sleep 9")
     spawn = f"import os; print(os.WCOREDUMP(os.wait4(os.posix_spawnp('sh', {list(command)!r}, os.environ), 0)[1]))"
-    expected = unwrapped(*PYTHON, spawn, cwd=folder, preexec_fn=limit).stdout.strip() == b"True"
+    expected = run_without_wrapper(*PYTHON, spawn, cwd=folder, preexec_fn=limit).stdout.strip() == b"True"
     before = len(list(folder.iterdir()))
     assert wrapped.run(*command, cwd=folder, preexec_fn=limit).returncode == -signal.SIGSEGV
     assert wrapped.record("exit")["core"] is expected
@@ -147,7 +147,7 @@ def test_a_core_dump_is_noted_and_made_once(size: int, wrapped: Wrapped, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "words"),
+    ("program", "code", "error"),
     [
         ("no-such-program-anywhere", 127, "No such file or directory"),
         ("./missing", 127, "No such file or directory"),
@@ -157,8 +157,8 @@ def test_a_core_dump_is_noted_and_made_once(size: int, wrapped: Wrapped, tmp_pat
         ("./lost-interpreter", 127, "No such file or directory"),
     ],
 )
-def test_a_command_that_cannot_start_is_told_and_recorded(
-    program: str, code: int, words: str, wrapped: Wrapped, tmp_path: Path
+def test_a_command_that_cannot_start_is_reported_and_recorded(
+    program: str, code: int, error: str, wrapped: Wrapped, tmp_path: Path
 ) -> None:
     (tmp_path / "plain.txt").write_text("text")
     (tmp_path / "folder").mkdir()
@@ -167,14 +167,14 @@ def test_a_command_that_cannot_start_is_told_and_recorded(
         (tmp_path / name).chmod(0o755)
     done = wrapped.run(program, cwd=tmp_path)
     assert done.returncode == code
-    assert done.stderr.decode() == f"gpujob: worker_w0 rank 0: cannot start {program!r}: {words}\n"
+    assert done.stderr.decode() == f"gpujob: worker_w0 rank 0: cannot start {program!r}: {error}\n"
     record = wrapped.record("exit")
     assert (record["code"], record["pid"]) == (code, None)
-    assert record["error"] == f"cannot start {program!r}: {words}"
+    assert record["error"] == f"cannot start {program!r}: {error}"
     assert not wrapped.record("start")
 
 
-def test_a_worker_that_was_stopped_and_continued_ends_as_it_ends(wrapped: Wrapped) -> None:
+def test_a_stopped_and_continued_worker_keeps_its_exit_status(wrapped: Wrapped) -> None:
     child = wrapped.start("sh", "-c", "echo ready; read x; exit 5", stdin=subprocess.PIPE)
     assert line_of(child) == "ready"
     pid = wrapped.started()["pid"]
@@ -192,11 +192,11 @@ def test_an_exit_status_is_passed_on_when_sigchld_was_ignored(wrapped: Wrapped) 
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    done = unwrapped(*PYTHON, ignoring, *wrapped.argv("sh", "-c", "exit 5"), timeout=2)
+    done = run_without_wrapper(*PYTHON, ignoring, *wrapped.argv("sh", "-c", "exit 5"), timeout=2)
     assert done.returncode == 5, done.stderr
 
 
-# What the worker is given
+# Inherited by the worker
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_environment_is_passed_on_byte_for_byte(given: Mapping[str | bytes, 
     assert done.stdout == b"".join(name + b"=" + value + b"\0" for name, value in environment.items())
 
 
-def test_the_environment_is_read_as_it_was_at_the_start(tmp_path: Path) -> None:
+def test_the_original_environment_is_read(tmp_path: Path) -> None:
     (tmp_path / "environ").write_bytes(b"A=1\0B=\0C==x\0\0NONSENSE\0=C:=x\0")
     assert original_environment(str(tmp_path / "environ")) == {b"A": b"1", b"B": b"", b"C": b"=x"}
     assert original_environment(str(tmp_path / "none")) == dict(os.environb)
@@ -237,13 +237,13 @@ def test_the_environment_is_read_as_it_was_at_the_start(tmp_path: Path) -> None:
         ("3", b"4,5", b"3"),
     ],
 )
-def test_positions_of_the_plan_count_among_the_devices_of_the_job(
+def test_gpus_of_the_plan_are_positions_among_inherited_devices(
     gpus: str, inherited: bytes | None, visible: bytes
 ) -> None:
     assert task_visible_devices(gpus, inherited) == visible
 
 
-def test_a_task_sees_its_own_gpus_alone(wrapped: Wrapped) -> None:
+def test_a_task_sees_only_its_own_gpus(wrapped: Wrapped) -> None:
     def seen(options: tuple[str, ...], **variables: str) -> bytes:
         command = ("sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-unset}"')
         return wrapped.run(*command, options=options, env=clean_environment(**variables)).stdout.strip()
@@ -255,7 +255,7 @@ def test_a_task_sees_its_own_gpus_alone(wrapped: Wrapped) -> None:
     assert seen((), CUDA_VISIBLE_DEVICES="4,5") == b"4,5"
 
 
-LOOK = """
+PRINT_ATTRIBUTES = """
 import json, os, resource, signal
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
 print(json.dumps({
@@ -271,10 +271,10 @@ print(json.dumps({
     "group": os.getpgrp() == os.getpgid(os.getppid()),
 }))
 """
-LOOK_AT_SELF = [sys.executable, "-I", "-S", "-c", LOOK]
+PRINT_ATTRIBUTES_ARGV = [sys.executable, "-I", "-S", "-c", PRINT_ATTRIBUTES]
 
 
-def test_limits_mask_umask_priority_and_descriptors_are_passed_on(wrapped: Wrapped, tmp_path: Path) -> None:
+def test_process_attributes_are_passed_on(wrapped: Wrapped, tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     opening_7 = ("sh", "-c", 'exec "$@" 7>/dev/null', "sh")
@@ -291,8 +291,8 @@ def test_limits_mask_umask_priority_and_descriptors_are_passed_on(wrapped: Wrapp
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     given: dict[str, Any] = {"cwd": folder, "preexec_fn": prepare, "stdin": subprocess.DEVNULL}
-    done = unwrapped(*opening_7, *wrapped.argv(*LOOK_AT_SELF), **given)
-    plain = unwrapped(*opening_7, *LOOK_AT_SELF, **given)
+    done = run_without_wrapper(*opening_7, *wrapped.argv(*PRINT_ATTRIBUTES_ARGV), **given)
+    plain = run_without_wrapper(*opening_7, *PRINT_ATTRIBUTES_ARGV, **given)
     assert json.loads(done.stdout) == json.loads(plain.stdout)
     seen = json.loads(done.stdout)
     assert (seen["Umask"], seen["nice"], seen["cwd"]) == ("0027", os.nice(0) + 3, str(folder))
@@ -300,24 +300,22 @@ def test_limits_mask_umask_priority_and_descriptors_are_passed_on(wrapped: Wrapp
 
 
 @pytest.mark.parametrize("restore_signals", [True, False])
-def test_signals_that_were_ignored_stay_so_but_for_those_of_the_interpreter(
-    restore_signals: bool, wrapped: Wrapped
-) -> None:
+def test_ignored_signals_stay_ignored_except_those_of_python(restore_signals: bool, wrapped: Wrapped) -> None:
     def ignored(argv: list[str]) -> int:
         def prepare() -> None:
             for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):  # as nohup(1) and `&` of a shell do
                 signal.signal(number, signal.SIG_IGN)
 
-        status = unwrapped(*argv, preexec_fn=prepare, restore_signals=restore_signals).stdout.decode()
+        status = run_without_wrapper(*argv, preexec_fn=prepare, restore_signals=restore_signals).stdout.decode()
         return int(status.partition("SigIgn:")[2].split()[0], 16)
 
     given = ignored(["cat", "/proc/self/status"])
-    of_the_interpreter = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
-    assert bool(given & of_the_interpreter) is not restore_signals
-    assert ignored(wrapped.argv("cat", "/proc/self/status")) & ~GLIBC_OWN == given & ~of_the_interpreter & ~GLIBC_OWN
+    python_signals = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+    assert bool(given & python_signals) is not restore_signals
+    assert ignored(wrapped.argv("cat", "/proc/self/status")) & ~GLIBC_OWN == given & ~python_signals & ~GLIBC_OWN
 
 
-def test_a_broken_pipe_ends_the_worker_as_it_ends_others(wrapped: Wrapped) -> None:
+def test_a_broken_pipe_ends_the_worker(wrapped: Wrapped) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = wrapped.run("sh", "-c", "echo x; echo x >&2", stdout=writing, capture_output=False, restore_signals=False)
@@ -326,17 +324,22 @@ def test_a_broken_pipe_ends_the_worker_as_it_ends_others(wrapped: Wrapped) -> No
 
 
 def in_a_terminal(argv: list[str], cwd: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """A session of its own with a controlling terminal; the other end of it."""
-    ours, theirs = os.openpty()
+    """Start a program with its own controlling terminal; return it and the other end."""
+    terminal, child_terminal = os.openpty()
     child = subprocess.Popen(
-        ["setsid", "--ctty", *argv], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=clean_environment()
+        ["setsid", "--ctty", *argv],
+        stdin=child_terminal,
+        stdout=child_terminal,
+        stderr=child_terminal,
+        cwd=cwd,
+        env=clean_environment(),
     )
-    os.close(theirs)
-    return child, ours
+    os.close(child_terminal)
+    return child, terminal
 
 
 def read_until(terminal: int, text: str, timeout: float = 10.0) -> str:
-    """What a terminal shows up to and with a text."""
+    """Output of a terminal up to and including a text."""
     seen, end = "", time.monotonic() + timeout
     while text not in seen:
         assert readable(terminal, end - time.monotonic()), f"{text!r} not within {timeout:g} s: {seen!r}"
@@ -347,15 +350,15 @@ def read_until(terminal: int, text: str, timeout: float = 10.0) -> str:
     return seen
 
 
-def test_the_terminal_is_the_workers(wrapped: Wrapped, tmp_path: Path) -> None:
-    program = LOOK + (
+def test_the_worker_controls_the_terminal(wrapped: Wrapped, tmp_path: Path) -> None:
+    program = PRINT_ATTRIBUTES + (
         "\nprint('foreground', os.tcgetpgrp(0) == os.getpgrp(), flush=True)\nprint('read', input()[::-1], flush=True)"
     )
     child, terminal = in_a_terminal(wrapped.argv(*PYTHON, program), tmp_path)
     wrapped.children.append(child)
     shown = read_until(terminal, "foreground True")
-    look = json.loads(next(line for line in shown.splitlines() if line.startswith("{")))
-    assert (look["tty"], look["session"], look["group"]) == ([True] * 3, True, True)
+    attributes = json.loads(next(line for line in shown.splitlines() if line.startswith("{")))
+    assert (attributes["tty"], attributes["session"], attributes["group"]) == ([True] * 3, True, True)
     os.write(terminal, b"abc\n")
     assert "read cba" in read_until(terminal, "read cba")
     assert child.wait(10) == 0
@@ -380,7 +383,7 @@ def test_ctrl_c_reaches_the_worker_once(wrapped: Wrapped, tmp_path: Path) -> Non
 # Signals
 
 
-def test_signals_are_forwarded_once_each(wrapped: Wrapped) -> None:
+def test_each_signal_is_forwarded_once(wrapped: Wrapped) -> None:
     child = wrapped.start(*PYTHON, SHOW_SIGNALS)
     assert line_of(child) == "ready"
     wrapped.started()
@@ -413,7 +416,7 @@ def test_signals_are_forwarded_once_each(wrapped: Wrapped) -> None:
     assert (record["code"], record["signal"]) == (7, None)
 
 
-def test_a_signal_that_ends_the_worker_ends_the_wrapper_alike(wrapped: Wrapped) -> None:
+def test_a_signal_that_ends_the_worker_also_ends_the_wrapper(wrapped: Wrapped) -> None:
     child = wrapped.start("sleep", "60")
     wrapped.started()
     child.terminate()
@@ -421,7 +424,7 @@ def test_a_signal_that_ends_the_worker_ends_the_wrapper_alike(wrapped: Wrapped) 
     assert wrapped.record("exit")["signal"] == signal.SIGTERM
 
 
-def test_a_signal_that_the_worker_ignores_ends_nothing(wrapped: Wrapped) -> None:
+def test_a_signal_that_the_worker_ignores_does_not_end_the_wrapper(wrapped: Wrapped) -> None:
     child = wrapped.start("sh", "-c", "trap '' TERM; echo ready; read x; exit 4", stdin=subprocess.PIPE)
     assert line_of(child) == "ready"
     wrapped.started()
@@ -436,7 +439,7 @@ def test_a_signal_that_the_worker_ignores_ends_nothing(wrapped: Wrapped) -> None
 # Records
 
 
-def test_the_records_say_who_when_where_and_how_much(wrapped: Wrapped) -> None:
+def test_records_have_identity_times_place_and_resource_use(wrapped: Wrapped) -> None:
     before = time.time()
     variables = clean_environment(GPUJOB_NODE="cn07", SLURM_STEP_ID="3")
     options = ("--attempt", "1", "--restart", "2")
@@ -469,7 +472,7 @@ def test_the_records_say_who_when_where_and_how_much(wrapped: Wrapped) -> None:
     ]
 
 
-def test_without_a_run_directory_the_worker_runs_and_ends_as_it_would(wrapped: Wrapped) -> None:
+def test_a_missing_run_directory_does_not_affect_the_worker(wrapped: Wrapped) -> None:
     (wrapped.run_dir / "workers").rmdir()
     done = wrapped.run("sh", "-c", "echo out; exit 6")
     assert (done.returncode, done.stdout) == (6, b"out\n")
@@ -478,30 +481,30 @@ def test_without_a_run_directory_the_worker_runs_and_ends_as_it_would(wrapped: W
     assert all(line.startswith("gpujob: cannot write ") and "No such file" in line for line in lines)
 
 
-def test_where_no_file_may_grow_the_worker_runs_and_ends_as_it_would(wrapped: Wrapped) -> None:
+def test_a_file_size_limit_of_0_does_not_affect_the_worker(wrapped: Wrapped) -> None:
     def fill() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may grow
 
     argv = wrapped.argv("sh", "-c", "sleep 0.2; echo out; exit 6")
-    argv.insert(1, "-B")  # else half a file of byte code may be left for everybody
-    done = unwrapped(*argv, preexec_fn=fill)
+    argv.insert(1, "-B")  # otherwise a partial byte code file may be left
+    done = run_without_wrapper(*argv, preexec_fn=fill)
     assert (done.returncode, done.stdout) == (6, b"out\n")
     assert list((wrapped.run_dir / "workers").iterdir()) == []
     assert done.stderr.count(b"File too large") == 2
 
 
 @pytest.mark.parametrize("target", ["/dev/full", None])
-def test_with_the_log_on_the_full_disk_too_the_worker_ends_as_it_would(target: str | None, wrapped: Wrapped) -> None:
+def test_a_log_that_cannot_be_written_does_not_affect_the_worker(target: str | None, wrapped: Wrapped) -> None:
     (wrapped.run_dir / "workers").rmdir()
     redirect = f"2>{target}" if target else "2>&-"
-    done = unwrapped("sh", "-c", f'exec "$@" {redirect}', "sh", *wrapped.argv("sh", "-c", "echo out; exit 6"))
+    done = run_without_wrapper("sh", "-c", f'exec "$@" {redirect}', "sh", *wrapped.argv("sh", "-c", "echo out; exit 6"))
     assert (done.returncode, done.stdout) == (6, b"out\n")
 
 
-# What it costs
+# Cost
 
 
-def test_the_wrapper_waits_in_little_memory(wrapped: Wrapped) -> None:
+def test_the_waiting_wrapper_uses_little_memory(wrapped: Wrapped) -> None:
     child = wrapped.start("sh", "-c", "echo ready; exec sleep 60")
     assert line_of(child) == "ready"
     wrapped.started()
@@ -513,19 +516,21 @@ def test_the_wrapper_waits_in_little_memory(wrapped: Wrapped) -> None:
     assert fields["Threads"].strip() == "1"
 
 
-def test_the_worker_starts_soon(wrapped: Wrapped) -> None:
+def test_the_wrapper_delays_the_start_only_a_little(wrapped: Wrapped) -> None:
     delays = []
     for _ in range(3):
         before = time.monotonic()
         done = wrapped.run(*PYTHON, "import time; print(time.monotonic())")
         through = float(done.stdout) - before
         before = time.monotonic()
-        delays.append(through - (float(unwrapped(*PYTHON, "import time; print(time.monotonic())").stdout) - before))
+        delays.append(
+            through - (float(run_without_wrapper(*PYTHON, "import time; print(time.monotonic())").stdout) - before)
+        )
     print(f"the wrapper delays the start by {min(delays) * 1000:.0f} ms")
     assert min(delays) < 1.0
 
 
-def test_folders_of_the_user_called_like_ours_are_not_imported(wrapped: Wrapped, tmp_path: Path) -> None:
+def test_user_packages_with_our_names_are_not_imported(wrapped: Wrapped, tmp_path: Path) -> None:
     for name in ("launcher", "exporter", "json"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
@@ -534,9 +539,10 @@ def test_folders_of_the_user_called_like_ours_are_not_imported(wrapped: Wrapped,
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--run-dir", "x", "--"], ["--worker", "a", "--rank", "0", "--", "x"], ["--run-dir", "x", "--worker"]]
+    "arguments",
+    [[], ["--run-dir", "x", "--"], ["--worker", "a", "--rank", "0", "--", "x"], ["--run-dir", "x", "--worker"]],
 )
-def test_a_call_that_makes_no_sense_is_refused(words: list[str]) -> None:
-    done = unwrapped(sys.executable, "-I", "-m", "launcher.programs.wrapper", *words)
+def test_invalid_arguments_are_refused(arguments: list[str]) -> None:
+    done = run_without_wrapper(sys.executable, "-I", "-m", "launcher.programs.wrapper", *arguments)
     assert done.returncode == 1
     assert b"launcher.programs.wrapper" in done.stderr

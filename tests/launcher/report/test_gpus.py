@@ -1,4 +1,4 @@
-"""GPUs in the report of a job, from run directories made by hand."""
+"""GPUs in the report of a job, built from hand-written run directories."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,16 @@ from tests.launcher.report.test_report import START, RunDir, _utc  # noqa: F401 
 from tests.support.gpu_status import GIB, XID_79, XID_NOISE, gpu, gpus, of_worker, use
 
 
-def told(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
-    """Let the sidecar have written this of the job's GPUs."""
+def with_status(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
+    """Write a final status with these GPUs."""
     workers = [{"rank": rank, **entry} for rank, entry in enumerate(entries)]
     status = {"attempt": 0, "final": True, "gpus": node, "workers": workers}
     (run_dir.path / "status/cn01.json").write_text(json.dumps(status))
     return run_dir
 
 
-def happened(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> RunDir:
-    """Let these events have been written down so long after the start."""
+def with_events(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> RunDir:
+    """Write these events, `after` seconds after the start."""
     with (run_dir.path / "events.jsonl").open("a") as out:
         for event in events:
             out.write(json.dumps({"time": START + after, "node": "cn01", **event}) + "\n")
@@ -29,7 +29,7 @@ def happened(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> R
 
 
 def a_job(folder: Path) -> RunDir:
-    """A job of two workers of which one uses the other's GPU too."""
+    """A job with two workers. One also uses the GPU of the other."""
     node = gpus(
         gpu(0, utilization_mean_ratio=0.92, memory_peak_bytes=120 * GIB, energy_job_j=40e6),
         gpu(1, utilization_mean_ratio=0.5, energy_job_j=4.3e6, xids=[{**XID_79, "time": START + 40}, XID_NOISE]),
@@ -37,8 +37,8 @@ def a_job(folder: Path) -> RunDir:
         reasons=[{"gpu": "1", "severity": "failure", "words": "it fell | off\nthe bus"}],
     )
     wrong = of_worker(1, gpu_use=[use(0, attribution="inferred")], gpu_misplaced="uses GPU 0 of worker_w0")
-    run_dir = told(RunDir(folder).ended(0).ended(1, code=3), node, of_worker(0), wrong)
-    return happened(
+    run_dir = with_status(RunDir(folder).ended(0).ended(1, code=3), node, of_worker(0), wrong)
+    return with_events(
         run_dir,
         {"happened": START + 40.0, "level": "critical", "event": "GPU Xid", "detail": "GPU 1: Xid 79"},
         {"happened": START + 41.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1: it fell | off\nthe bus"},
@@ -52,31 +52,31 @@ def a_job(folder: Path) -> RunDir:
 LOST: dict[str, Any] = {"level": "critical", "event": "GPU lost", "detail": "GPU 1"}
 
 
-def done_on(folder: Path, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
-    """A job whose two workers have ended well."""
-    return told(RunDir(folder).ended(0).ended(1), node, *entries)
+def completed_job(folder: Path, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
+    """A completed job with two workers."""
+    return with_status(RunDir(folder).ended(0).ended(1), node, *entries)
 
 
-def test_what_happened_to_gpus_is_told_of_this_attempt_alone(tmp_path: Path) -> None:
-    run_dir = happened(done_on(tmp_path, gpus(gpu(0))), {**LOST, "detail": "earlier"}, after=-5.0)
+def test_gpu_events_are_those_of_this_attempt(tmp_path: Path) -> None:
+    run_dir = with_events(completed_job(tmp_path, gpus(gpu(0))), {**LOST, "detail": "earlier"}, after=-5.0)
     with (run_dir.path / "events.jsonl").open("a") as out:
         out.write('{"event": "GPU lost", "ti\n["GPU lost"]\n{"event": "GPU lost"}\n')
     assert run_dir.report()["gpus"]["events"] == []
     assert "GPU events" not in render_report(run_dir.report())
-    report = happened(run_dir, {**LOST, "happened": START + 3.0}).report()
+    report = with_events(run_dir, {**LOST, "happened": START + 3.0}).report()
     assert [(event["time"], event["event"], event["detail"]) for event in report["gpus"]["events"]] == [
         (START + 3.0, "GPU lost", "GPU 1")
     ]
 
 
-def test_of_much_that_happened_some_is_told_and_the_rest_is_counted(tmp_path: Path) -> None:
-    run_dir = happened(done_on(tmp_path, gpus(gpu(0))), *({**LOST, "detail": f"the {n}th"} for n in range(23)))
+def test_only_some_of_many_gpu_events_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
+    run_dir = with_events(completed_job(tmp_path, gpus(gpu(0))), *({**LOST, "detail": f"the {n}th"} for n in range(23)))
     text = render_report(run_dir.report())
     assert text.count("GPU lost: the ") == 20
     assert text.count("\n- and 3 more, in events.jsonl\n") == 1
 
 
-def test_a_gpu_is_ok_only_where_there_is_no_reason_why_not(tmp_path: Path) -> None:
+def test_a_gpu_is_ok_only_without_health_reasons(tmp_path: Path) -> None:
     reasons = [
         {"gpu": "1", "severity": "failure", "words": "Xid 79"},
         {"gpu": "1", "severity": "warning", "words": "hot"},
@@ -85,34 +85,34 @@ def test_a_gpu_is_ok_only_where_there_is_no_reason_why_not(tmp_path: Path) -> No
         {"gpu": "5", "severity": "failure", "words": "not shown"},
     ]
     node = gpus(gpu(0), gpu(1), gpu(2, state="lost"), health="failure", reasons=reasons)
-    text = render_report(done_on(tmp_path, node).report())
+    text = render_report(completed_job(tmp_path, node).report())
     rows = [line.rpartition("kWh | ")[2] for line in text.splitlines() if line.startswith("| cn01 |")]
     assert rows == ["failure |", "ok |", "failure: Xid 79; warning: hot |", "lost; failure: it is gone |"]
     assert "\n- cn01: warning: the driver was replaced\n- cn01: failure: GPU 5: not shown\n" in text
     assert text.count("Xid 79") == 1
 
 
-def test_instances_of_a_divided_gpu_count_and_its_energy_is_said_to_be_that_of_the_whole(tmp_path: Path) -> None:
+def test_mig_instances_are_counted_and_energy_is_that_of_the_whole_gpu(tmp_path: Path) -> None:
     part = {"energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
-    text = render_report(done_on(tmp_path, gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))).report())
+    text = render_report(completed_job(tmp_path, gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))).report())
     assert "\n- GPUs: 2 x NVIDIA H200 MIG 1g.18gb, 90 % busy, 1.0 kWh (whole GPU)\n" in text
     assert "\n| cn01 | all 2 | 90 % | 30.0 GiB | 1.0 kWh (whole GPU) | healthy |\n" in text
     assert "\n| cn01 | 0 | 90 % | 30.0 of 141 GiB | 1.0 kWh (whole GPU) | ok |\n" in text
     assert "\n| cn01 | 0:1 | 90 % | 30.0 of 141 GiB | - | ok |\n" in text
 
 
-def test_gpus_of_the_plan_that_are_not_there_are_told(tmp_path: Path) -> None:
-    text = render_report(done_on(tmp_path, gpus(gpu(0), allocated=2), of_worker(0, gpu_missing=["7"])).report())
+def test_missing_gpus_of_the_plan_are_reported(tmp_path: Path) -> None:
+    text = render_report(completed_job(tmp_path, gpus(gpu(0), allocated=2), of_worker(0, gpu_missing=["7"])).report())
     assert "\n- cn01: the plan needs 2 GPUs and the driver shows 1\n" in text
     assert "\n| worker_w0 | cn01 | 7 | - | yes | missing |\n" in text
 
 
 @pytest.mark.usefixtures("_utc")
-def test_the_report_of_a_job_with_gpus_is_the_golden_one(tmp_path: Path, golden: Golden) -> None:
+def test_the_report_of_a_job_with_gpus_matches_the_golden_page(tmp_path: Path, golden: Golden) -> None:
     golden("launcher/report-gpus.md", render_report(a_job(tmp_path).report()))
 
 
-def test_the_report_for_programs_has_sums_and_each_gpu(tmp_path: Path) -> None:
+def test_the_json_report_has_totals_and_each_gpu(tmp_path: Path) -> None:
     found = a_job(tmp_path).report()["gpus"]
     assert (found["count"], found["names"], found["energy_j"]) == (2, {"NVIDIA H200": 2}, 44.3e6)
     assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (pytest.approx(0.71), 120 * GIB)
@@ -135,12 +135,12 @@ def test_each_worker_has_its_planned_and_its_used_gpus(tmp_path: Path) -> None:
 
 
 def test_a_job_without_gpus_has_none_in_its_report(tmp_path: Path) -> None:
-    report = told(RunDir(tmp_path).ended(0).ended(1), {}, {}, {}).report()
+    report = with_status(RunDir(tmp_path).ended(0).ended(1), {}, {}, {}).report()
     assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
     assert "GPU" not in render_report(report)
 
 
-def test_a_report_that_was_written_without_gpus_can_still_be_shown(tmp_path: Path) -> None:
+def test_an_old_report_without_gpus_is_rendered(tmp_path: Path) -> None:
     report = a_job(tmp_path).report()
     del report["gpus"]["events"], report["gpus"]["events_total"]
     assert "GPU events" not in render_report(report)
@@ -150,16 +150,18 @@ def test_a_report_that_was_written_without_gpus_can_still_be_shown(tmp_path: Pat
     assert "GPU" not in render_report(report)
 
 
-def test_gpus_that_could_not_be_read_are_said_to_be_so(tmp_path: Path) -> None:
+def test_unreadable_gpus_are_reported(tmp_path: Path) -> None:
     blind = gpus(driver_state="no_driver", words="Driver Not Loaded", allocated=2, health=None)
-    text = render_report(told(RunDir(tmp_path).ended(0).ended(1), blind, of_worker(gpu_use=None)).report())
+    text = render_report(with_status(RunDir(tmp_path).ended(0).ended(1), blind, of_worker(gpu_use=None)).report())
     assert "\n- GPUs: could not be read on cn01 (no_driver)\n" in text
     assert "\n| cn01 | none seen | - | - | - | no_driver |\n" in text
     assert "\n- cn01: GPUs could not be read (no_driver): Driver Not Loaded\n" in text
     assert "GPUs of workers" not in text
 
 
-def test_of_a_gpu_that_nobody_could_see_it_is_not_said_whether_it_was_used(tmp_path: Path) -> None:
-    text = render_report(told(RunDir(tmp_path).ended(0).ended(1), gpus(gpu(0)), of_worker(1, gpu_use=[])).report())
+def test_use_of_an_invisible_gpu_is_unknown(tmp_path: Path) -> None:
+    text = render_report(
+        with_status(RunDir(tmp_path).ended(0).ended(1), gpus(gpu(0)), of_worker(1, gpu_use=[])).report()
+    )
     assert "\n| worker_w0 | cn01 | - | GPU-01 | yes | - |\n" in text
     assert "all 1" not in text

@@ -1,4 +1,4 @@
-"""The report of a job and the checks behind it, from run directories made by hand."""
+"""The report of a job and its checks, built from hand-written run directories."""
 
 import json
 import os
@@ -28,7 +28,7 @@ START = 1763784000.0  # 2025-11-22 04:00:00 UTC
 
 
 class RunDir:
-    """A run directory of a job that has ended, filled by hand."""
+    """The hand-written run directory of a job that has ended."""
 
     def __init__(self, folder: Path, count: int = 2, **over: Any) -> None:
         spec = {"name": "job", "workers": [{"count": count, "command": "true"}], **over}
@@ -37,7 +37,7 @@ class RunDir:
         (self.path / "orchestrator.json").write_text(json.dumps(facts))
 
     def ended(self, rank: int, restart: int = 0, *, end: float = 100.0, log: str = "", **facts: Any) -> "RunDir":
-        """One run of a worker, as its wrapper has recorded it."""
+        """Write the records and the log of one run of a worker."""
         stem = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
         base = {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, "pid": 7, "start": START + 1}
         (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
@@ -48,7 +48,7 @@ class RunDir:
         return self
 
     def stop(self, reason: str, cause: str, at: float = 90.0) -> "RunDir":
-        """The notice that the job was being ended."""
+        """Write the stop of the job."""
         notice: dict[str, object] = {"reason": reason, "cause": cause, "time": START + at}
         run_files.write_job_state(str(self.path), "completing", notice)
         return self
@@ -61,7 +61,7 @@ KILLED: dict[str, Any] = {"code": None, "signal": 9}
 TERM_SENT: dict[str, Any] = {"code": None, "signal": 15, "signals": [[START + 95, 15, 1]]}
 
 
-def test_a_stop_that_comes_while_records_are_read_explains_those_that_it_has_ended(
+def test_a_stop_during_the_read_explains_the_workers_that_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = RunDir(tmp_path).ended(0, code=3, end=90)
@@ -77,30 +77,26 @@ def test_a_stop_that_comes_while_records_are_read_explains_those_that_it_has_end
     assert report["stopped"]["cause"] == "worker_w0 rank 0 ended by app_error"
 
 
-def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = RunDir(tmp_path).ended(0, code=1, log="Watchdog caught collective operation timeout\n")
     run_dir.ended(1, log="Processed 80/100 items\n", end=96, **TERM_SENT).stop("time_limit", "the time limit", at=91)
     workers = [{"rank": 1, "worker": "worker_w1", "items": 60, "items_expected": 100, "unit": "items"}]
     (run_dir.path / "status").mkdir(exist_ok=True)
     (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
-    whole = run_dir.report()
-    assert [worker["exit"]["reason"] for worker in whole["workers"]] == ["nccl_timeout", "time_limit"]
-    assert (whole["state"], [worker["items"] for worker in whole["workers"]]) == ("TIMEOUT", [None, 80])
-    judge = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
-    known = build_report(run_dir.path, now=START + 200, ended=True, finder=judge)
-    assert known == whole
+    full_report = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in full_report["workers"]] == ["nccl_timeout", "time_limit"]
+    assert (full_report["state"], [worker["items"] for worker in full_report["workers"]]) == ("TIMEOUT", [None, 80])
+    finder = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
+    known = build_report(run_dir.path, now=START + 200, ended=True, finder=finder)
+    assert known == full_report
 
     def read(path: Path, *_: object) -> bytes:
         raise AssertionError(f"looked into {path}")
 
-    for name in (
-        "launcher.report.exit_reasons.read_last_bytes",
-        "launcher.report.workers.read_last_bytes",
-        "launcher.report.workers.read_first_bytes",
-    ):
-        monkeypatch.setattr(name, read)
-    # who has judged them knows what their logs say
-    for given, first in ((judge, "nccl_timeout"), (None, "app_error")):
+    for name in ("read_last_bytes", "read_first_bytes"):
+        monkeypatch.setattr(f"launcher.report.run_logs.{name}", read)
+    # a finder that has read the logs keeps their evidence
+    for given, first in ((finder, "nccl_timeout"), (None, "app_error")):
         quick = build_report(run_dir.path, now=START + 200, ended=True, finder=given, quick=True)
         assert [worker["exit"]["reason"] for worker in quick["workers"]] == [first, "time_limit"]
         assert (quick["state"], [worker["items"] for worker in quick["workers"]]) == ("TIMEOUT", [None, 60])
@@ -108,13 +104,13 @@ def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.Mo
         run_dir.report()
 
 
-def test_a_quick_report_of_a_job_that_has_completed_has_verified_nothing(tmp_path: Path) -> None:
+def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
     report = build_report(RunDir(tmp_path).ended(0).ended(1).path, now=START + 200, ended=True, quick=True)
     assert (report["state"], report["verification"]) == ("COMPLETED", {"verified": False, "checks": []})
-    assert render_report(report).startswith("# Job 4459 job: COMPLETED, its output not checked\n")
+    assert render_report(report).startswith("# Job 4459 job: COMPLETED, output not checked\n")
 
 
-def test_a_job_whose_workers_completed_has_completed(tmp_path: Path) -> None:
+def test_a_job_with_completed_workers_is_completed(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1).report()
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
     assert report["duration_s"] == 200.0
@@ -146,13 +142,13 @@ def test_the_state_follows_from_the_cause(
     ("reason", "state", "status"),
     [("cancelled", "CANCELLED", 5), ("time_limit", "TIMEOUT", 3), ("preempted", "PREEMPTED", 7)],
 )
-def test_an_end_from_outside_is_what_it_is_called(reason: str, state: str, status: int, tmp_path: Path) -> None:
+def test_an_external_stop_decides_the_state_and_reasons(reason: str, state: str, status: int, tmp_path: Path) -> None:
     report = RunDir(tmp_path).stop(reason, "SIGTERM").ended(0, **TERM_SENT).ended(1, **TERM_SENT).report()
     assert (report["state"], report["exit_status"], report["cause"]) == (state, status, None)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
 
 
-def test_who_answers_a_cancellation_with_0_has_completed_nothing(tmp_path: Path) -> None:
+def test_exit_status_0_on_cancellation_does_not_complete_the_job(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).stop("cancelled", "SIGTERM").ended(0, end=60).ended(1, signals=[[START + 95, 15, 1]])
     report = run_dir.report()
     assert (report["state"], report["workers"][1]["exit"]["reason"]) == ("CANCELLED", "completed")
@@ -170,7 +166,7 @@ def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
     assert report["state"] == "FAILED"
 
 
-def test_a_worker_without_an_exit_record_was_killed_by_nobody_knows_whom(tmp_path: Path) -> None:
+def test_a_worker_without_an_exit_record_was_killed_by_an_unknown_sender(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1)
     (run_dir.path / "workers/worker_w1_rank1_a0_r0.exit.json").unlink()
     report = run_dir.report()
@@ -178,14 +174,14 @@ def test_a_worker_without_an_exit_record_was_killed_by_nobody_knows_whom(tmp_pat
     assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
 
 
-def lost(run_dir: RunDir, rank: int) -> RunDir:
-    """Take the exit record of a worker away, as when its node is gone."""
+def remove_exit_record(run_dir: RunDir, rank: int) -> RunDir:
+    """Remove the exit record of a worker, as if its node had failed."""
     (run_dir.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json").unlink()
     return run_dir
 
 
-def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_consequences(tmp_path: Path) -> None:
-    """As the orchestrator publishes it when srun names the node."""
+def test_a_failed_node_is_the_cause_and_other_workers_are_consequences(tmp_path: Path) -> None:
+    """The orchestrator publishes the node when srun names it."""
     run_dir = RunDir(tmp_path, resources={"nodes": 2, "cpus_per_node": 2})
     facts = json.loads((run_dir.path / "orchestrator.json").read_text())
     (run_dir.path / "orchestrator.json").write_text(json.dumps({**facts, "hosts": ["cn01", "cn02"]}))
@@ -194,7 +190,7 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
         task["node_index"] = task["rank"]
     (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
     run_dir.ended(0, **TERM_SENT).ended(1)
-    lost(run_dir, 1)
+    remove_exit_record(run_dir, 1)
     orphaned = build_report(run_dir.path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
     notice = {
         "reason": "terminated_peer",
@@ -212,11 +208,11 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
 
     assert [worker["exit"]["reason"] for worker in orphaned["workers"]] == ["terminated_peer", "node_failure"]
     assert orphaned["state"] == "NODE_FAIL"
-    assert orphaned["cause"]["evidence"][-1] == "Slurm: NODE_FAIL; nothing was left by cn02"
+    assert orphaned["cause"]["evidence"][-1] == "Slurm: NODE_FAIL; no exit records from cn02"
 
 
 @pytest.mark.parametrize(
-    ("word", "state", "reason"),
+    ("slurm_state", "state", "reason"),
     [
         ("TIMEOUT", "TIMEOUT", "time_limit"),
         ("PREEMPTED", "PREEMPTED", "preempted"),
@@ -224,16 +220,16 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
         ("FAILED", "FAILED", "terminated_peer"),
     ],
 )
-def test_slurms_word_counts_where_the_orchestrator_has_left_none(
-    word: str, state: str, reason: str, tmp_path: Path
+def test_the_slurm_state_is_used_without_a_stop_of_the_orchestrator(
+    slurm_state: str, state: str, reason: str, tmp_path: Path
 ) -> None:
     run_dir = RunDir(tmp_path).ended(0, **TERM_SENT).ended(1, **TERM_SENT)
-    report = build_report(run_dir.path, now=START + 200, ended=True, slurm_state=word)
+    report = build_report(run_dir.path, now=START + 200, ended=True, slurm_state=slurm_state)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
     assert report["state"] == state
 
 
-def test_what_the_sidecar_has_found_beside_the_record_counts(tmp_path: Path) -> None:
+def test_an_oom_kill_found_by_the_sidecar_explains_the_end(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
     found = {"schema": 1, "oom_victim": "its process 7 was killed for lack of memory"}
     (run_dir.path / "workers/worker_w1_rank1_a0_r0.found.json").write_text(json.dumps(found))
@@ -242,7 +238,7 @@ def test_what_the_sidecar_has_found_beside_the_record_counts(tmp_path: Path) -> 
     assert report["cause"]["evidence"][-1] == "the kernel log says: its process 7 was killed for lack of memory"
 
 
-def test_a_worker_that_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
+def test_a_worker_that_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
     broken = "RuntimeError: [../third_party/gloo] Connection closed by peer [10.0.0.2]:4711\n"
     run_dir = RunDir(tmp_path).ended(0, end=60.0, code=1, log=broken).ended(1, end=59.0, code=None, signal=11)
     report = run_dir.report()
@@ -254,7 +250,7 @@ def test_a_worker_that_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
     )
 
 
-def test_each_run_of_a_worker_is_listed_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_all_runs_of_a_worker_are_listed_and_the_last_one_counts(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, code=3).ended(0, 1, end=150).ended(1).report()
     first = report["workers"][0]
     assert (first["restarts"], [end["reason"] for end in first["exits"]]) == (1, ["app_error", "completed"])
@@ -262,12 +258,12 @@ def test_each_run_of_a_worker_is_listed_and_the_last_one_counts(tmp_path: Path) 
 
 
 def restartable(folder: Path, **over: Any) -> RunDir:
-    """A job of two workers, each of which may be started again twice."""
+    """A job with two workers. Each may be restarted twice."""
     workers = [{"count": 2, "command": "true", "restart": {"max": 2, "backoff": 1}}]
     return RunDir(folder, workers=workers, **over)
 
 
-def test_a_worker_whose_restarts_are_used_up_says_so(tmp_path: Path) -> None:
+def test_used_up_restarts_are_in_the_evidence(tmp_path: Path) -> None:
     run_dir = restartable(tmp_path).ended(1, end=90)
     for restart in range(3):
         run_dir.ended(0, restart, end=10.0 * restart + 10, code=3)
@@ -281,7 +277,7 @@ def test_a_worker_whose_restarts_are_used_up_says_so(tmp_path: Path) -> None:
     assert "| app_error (exit status 3; restarted 2 of 2 times) | - | 2 of 2 |\n" in text
 
 
-def test_a_worker_that_could_be_started_again_or_has_completed_has_used_up_nothing(tmp_path: Path) -> None:
+def test_remaining_restarts_and_completed_workers_are_not_in_the_evidence(tmp_path: Path) -> None:
     report = restartable(tmp_path).ended(0, code=3).ended(0, 1, code=3).ended(1).report()
     assert report["cause"]["evidence"] == ["exit status 3"]
     assert "| app_error (exit status 3) | - | 1 of 2 |\n" in render_report(report)
@@ -301,29 +297,31 @@ def test_a_worker_that_could_be_started_again_or_has_completed_has_used_up_nothi
         ("preempted", "PREEMPTED", "preempted"),
     ],
 )
-def test_a_worker_that_was_never_started_is_not_called_lost(stop: str, state: str, reason: str, tmp_path: Path) -> None:
+def test_a_worker_of_a_later_stage_is_not_started_when_the_job_stops(
+    stop: str, state: str, reason: str, tmp_path: Path
+) -> None:
     run_dir = RunDir(tmp_path, workers=[{"command": "true"}, {"role": "benchmark", "command": "true"}])
     manifest = read_json(run_dir.path / "manifest.json")
     next(task for task in manifest["tasks"] if task["role"] == "benchmark")["later"] = True
     (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
     report = run_dir.ended(0, **TERM_SENT).stop(stop, "why it ended").report()
     never = next(worker for worker in report["workers"] if worker["role"] == "benchmark")
-    evidence = ["never started: the job ended in the stage before", "the job was being stopped: why it ended"]
+    evidence = ["never started: the job ended in an earlier stage", "the job was being stopped: why it ended"]
     assert (never["state"], never["up"], never["exit"]["reason"]) == ("not_started", False, reason)
     assert (never["exit"]["evidence"], never["exit"]["restart"], never["exits"]) == (evidence, None, [])
     assert (report["state"], report["cause"]) == (state, None)
-    words = "not started (the job ended in the stage before; the job was being stopped: why it ended)"
-    assert f"| benchmark_w0 | 1 | cn01 | {words} | - | 0 |\n" in render_report(report)
+    expected = "not started (the job ended in an earlier stage; the job was being stopped: why it ended)"
+    assert f"| benchmark_w0 | 1 | cn01 | {expected} | - | 0 |\n" in render_report(report)
 
 
-def test_a_worker_of_the_first_stage_was_not_started_either(tmp_path: Path) -> None:
+def test_a_worker_of_the_first_stage_may_never_have_started(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, **TERM_SENT).stop("cancelled", "SIGTERM to the job").report()
     assert report["workers"][1]["exit"]["evidence"][0] == "never started: the job ended before its turn"
     running = build_report(tmp_path / "logs" / report["run_dir"].rpartition("/")[2], now=START + 200, ended=False)
     assert (running["workers"][1]["state"], running["workers"][1]["exit"]) == ("not_found", None)
 
 
-def test_where_nobody_knows_why_a_job_ended_one_that_never_started_has_no_end(tmp_path: Path) -> None:
+def test_a_worker_that_never_started_has_no_exit_without_a_known_stop(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).report()
     assert (report["workers"][1]["state"], report["workers"][1]["exit"]) == ("not_started", None)
     assert "| worker_w1 | 1 | cn01 | not started | - | 0 |\n" in render_report(report)
@@ -333,24 +331,24 @@ def test_where_nobody_knows_why_a_job_ended_one_that_never_started_has_no_end(tm
 def test_a_node_that_failed_before_its_worker_started_is_the_cause(tmp_path: Path) -> None:
     report = build_report(RunDir(tmp_path).path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
     assert (report["state"], report["cause"]["reason"]) == ("NODE_FAIL", "node_failure")
-    assert report["cause"]["evidence"][0] == "never started: its node has failed"
+    assert report["cause"]["evidence"][0] == "never started: its node failed"
     assert (report["workers"][0]["state"], report["diagnoses"]) == ("not_started", [])
 
 
-def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
+def test_services_that_were_not_ready_in_time_are_reported_line_by_line(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, count=6)
     missing = [{"worker": f"worker_w{rank}", "rank": rank, "node": "cn01"} for rank in range(5)]
     log = ["worker_w0 is not ready: refused", "cn01_worker_w0.out:", "    loading | 10 %", "    loading;  20 %"]
     failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
     notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
-    told = {**failed, "evidence": [notice["cause"], *log]}
-    run_files.write_job_state(str(run_dir.path), "completing", {**notice, "failed": told})
+    cause = {**failed, "evidence": [notice["cause"], *log]}
+    run_files.write_job_state(str(run_dir.path), "completing", {**notice, "failed": cause})
     text = render_report(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
-    moment = clock_text(START + 90)
+    when = clock_text(START + 90)
     assert text[first : text.index("\n- no final")].splitlines() == [
-        f"- cause: {names} and 5 more: launch_failed at {moment}: not ready after 60 s: missing worker_w0",
+        f"- cause: {names} and 5 more: launch_failed at {when}: not ready after 60 s: missing worker_w0",
         "    - worker_w0 is not ready: refused",
         "    - cn01_worker_w0.out:",
         "        - loading \\| 10 %",
@@ -361,21 +359,19 @@ def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("out", "err", "name"),
     [
-        ("Job 7\nthe report cannot be made: Traceback (most recent call last):\n", "", "log.out"),
+        ("Job 7\ncannot build the report: Traceback (most recent call last):\n", "", "log.out"),
         ("Job 7\ncannot write the report: Is a directory\n", "slurmstepd: error: late\n", "log.out"),
         ("Job 7\n", "Traceback (most recent call last):\nMemoryError\n", "log.err"),
         ("Job 7\n", "\n", "log.out"),
     ],
 )
-def test_where_there_is_no_report_the_log_that_tells_why_is_named(
-    out: str, err: str, name: str, tmp_path: Path
-) -> None:
+def test_the_log_that_explains_a_missing_report_is_named(out: str, err: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "log.out").write_text(out)
     (tmp_path / "log.err").write_text(err)
     assert log_for_missing_report(tmp_path) == tmp_path / name
 
 
-def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path) -> None:
+def test_positions_come_from_the_logs_without_a_sidecar(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     run_dir.ended(0, log="Processed 10/50 items\nProcessed 50/50 items\n").ended(1, log="Processed 48/50 items\n")
     report = run_dir.report()
@@ -384,7 +380,7 @@ def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path
     assert (report["state"], report["exit_status"]) == ("INCOMPLETE", 8)
 
 
-def test_of_a_job_that_was_not_watched_the_progress_files_tell_the_position(tmp_path: Path) -> None:
+def test_positions_come_from_progress_files_without_a_sidecar(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     for rank in range(2):
         run_dir.ended(rank, log="Processed 10/50 items\n")
@@ -395,7 +391,7 @@ def test_of_a_job_that_was_not_watched_the_progress_files_tell_the_position(tmp_
     assert (report["state"], report["items"], report["items_expected"]) == ("COMPLETED", 100, 100)
 
 
-def test_of_a_job_that_was_not_watched_its_own_logs_tell_the_position(tmp_path: Path) -> None:
+def test_positions_come_from_the_logs_of_the_program_without_a_sidecar(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100}).ended(0).ended(1)
     manifest = json.loads((run_dir.path / "manifest.json").read_text())
     manifest["logs"] = {"name": "log", "directory": "own", "pattern": "*.log"}
@@ -412,7 +408,7 @@ def test_of_a_job_that_was_not_watched_its_own_logs_tell_the_position(tmp_path: 
 BARS = "".join(f"\rTraining: {done:3d}%|##        | {done}/100 [00:05<00:45,  2.00it/s]" for done in (7, 8, 9)) + "\n"
 
 
-def test_the_position_is_read_by_the_pack_that_the_log_is_of(tmp_path: Path) -> None:
+def test_the_pack_is_detected_from_the_log(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, log=BARS).ended(1, log="Epoch 2/3, Batch 4/10, loss: 0.5\n").report()
     assert [(worker["items"], worker["items_expected"]) for worker in report["workers"]] == [(9, 100), (14, 30)]
     named = RunDir(tmp_path / "named", progress={"pack": "generic"}).ended(0, log=BARS).ended(1).report()
@@ -420,18 +416,18 @@ def test_the_position_is_read_by_the_pack_that_the_log_is_of(tmp_path: Path) -> 
 
 
 def checks(report: dict[str, Any]) -> list[tuple[str, bool | None, str]]:
-    """The checks of a report, without those of the workers and of files."""
+    """Checks of a report, without those of workers and files."""
     found = [(check["name"], check["passed"], check["detail"]) for check in report["verification"]["checks"]]
     return [check for check in found if check[0] not in ("workers", "outputs", "checkpoint")]
 
 
-def test_the_epochs_of_the_job_file_say_how_much_there_was_to_do(tmp_path: Path) -> None:
+def test_the_epochs_of_the_job_file_set_the_total(tmp_path: Path) -> None:
     log = "Epoch: [0][100/100]\nEpoch: [1][ 50/100]\n"
     report = RunDir(tmp_path, count=1, progress={"total_epochs": 2}).ended(0, log=log).report()
     assert [report[key] for key in ("unit", "items", "items_expected")] == ["batches", 150, 200]
 
 
-def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_path: Path) -> None:
+def test_batches_are_not_compared_with_the_items_of_the_job(tmp_path: Path) -> None:
     report = RunDir(tmp_path, count=1, progress={"total_items": 5000}).ended(0, log="Batch 10/10\n").report()
     assert [report[key] for key in ("state", "unit", "items", "items_expected")] == ["COMPLETED", "batches", 10, 10]
     assert checks(report) == [
@@ -440,7 +436,7 @@ def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_p
     ]
 
 
-def test_of_workers_in_step_the_slowest_counts(tmp_path: Path) -> None:
+def test_the_slowest_of_workers_in_step_counts(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 298/300\n")
     report = run_dir.report()
     assert [report[key] for key in ("unit", "items", "items_expected")] == ["steps", 298, 300]
@@ -452,20 +448,20 @@ def test_of_workers_in_step_the_slowest_counts(tmp_path: Path) -> None:
     assert "\n- steps: ok: 298 of 300 steps done\n" in text
 
 
-AS_LOGGED = ", as far as the logs say; the job file gives no total of them"
+AS_LOGGED = ", according to the logs; the job file gives no total"
 
 
-def test_a_job_that_ends_well_before_its_last_step_is_complete_and_says_so(tmp_path: Path) -> None:
+def test_a_job_that_stops_before_its_last_step_is_complete_with_a_remark(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
     assert (report["state"], report["exit_status"], report["items"]) == ("COMPLETED", 0, 200)
     assert checks(report) == [("steps", None, f"200 of 300 steps done{AS_LOGGED}")]
 
 
-def test_a_job_whose_file_gives_a_total_of_steps_is_not_told_to_give_one(tmp_path: Path) -> None:
+def test_no_total_is_suggested_when_the_job_file_has_one(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_steps": 300})
     report = run_dir.ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
-    told = "200 of 300 steps done, as far as the logs say; the program may have stopped early"
-    assert checks(report) == [("steps", None, told)]
+    detail = "200 of 300 steps done, according to the logs; the program may have stopped early"
+    assert checks(report) == [("steps", None, detail)]
 
 
 def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_path: Path) -> None:
@@ -476,11 +472,11 @@ def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_pa
     assert checks(report) == [("items", None, "steps are counted, not items")]
 
 
-def test_workers_that_count_different_things_are_not_added_up(tmp_path: Path) -> None:
+def test_different_units_are_not_added_up(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     report = run_dir.ended(0, log="step 5/30\n").ended(1, log="Processed 50/50 items\n").report()
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == [None] * 4
-    assert checks(report) == [("items", None, "steps and items are counted, which do not add up")]
+    assert checks(report) == [("items", None, "steps and items are counted, which have no common total")]
     text = render_report(report)
     assert "| end | position | restarts |\n" in text
     assert " | 5/30 steps | 0 |\n" in text
@@ -497,7 +493,7 @@ def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
     assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in render_report(report)
 
 
-def test_the_end_of_a_log_that_counts_something_else_moves_no_position(tmp_path: Path) -> None:
+def test_a_log_that_counts_another_unit_does_not_change_the_position(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, count=1).ended(0, log="step 7/9\n")
     entry = {"rank": 0, "unit": "tokens", "items": 5000, "items_expected": None, "items_processed": 5000}
     (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
@@ -507,7 +503,7 @@ def test_the_end_of_a_log_that_counts_something_else_moves_no_position(tmp_path:
     assert [run_dir.report()[key] for key in ("unit", "items", "items_expected")] == ["steps", 7, 9]
 
 
-def test_the_report_of_a_job_that_runs_says_so(tmp_path: Path) -> None:
+def test_the_report_of_a_running_job_is_not_final(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0)
     report = build_report(run_dir.path, now=START + 200, ended=False)
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
@@ -517,7 +513,7 @@ STEPS = {"unit": "steps", "expected": 50}
 
 
 def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[str, VerificationCheck]:
-    """Checks of a job of two workers and 100 items, by name."""
+    """Checks of a job with two workers and 100 items, by name."""
     progress = {} if total is None else {"total_items": total}
     path = settled_run_dir(folder, {"name": "job", "workers": [{"command": "x"}], "progress": progress})
     given = {"processed": None, "unit": None, "positions": [50, 50], "expected": None, **values}
@@ -540,9 +536,9 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         ({}, "workers", True, "2 of 2 workers completed"),
         ({"reasons": ["completed", None]}, "workers", False, "1 of 2 workers completed"),
         ({}, "items", True, "100 of 100 items done"),
-        ({"processed": 65}, "items", True, "100 of 100 items done (130 with those done again)"),
+        ({"processed": 65}, "items", True, "100 of 100 items done (130 including repeated ones)"),
         ({"positions": [50, 40]}, "items", False, "90 of 100 items done"),
-        ({"positions": [None, None]}, "items", False, "no log said how many of 100 items were done"),
+        ({"positions": [None, None]}, "items", False, "no log shows how many of 100 items were done"),
         ({"files": {"output_worker_0.jsonl": "1\n" * 100}}, "outputs", True, "1 files, 200 bytes"),
         ({"files": {"output_worker_0.jsonl": ""}}, "outputs", False, "1 files, 0 bytes; empty: output_worker_0.jsonl"),
         ({"files": {"output_worker_0.jsonl": "1\n" * 100}}, "records", True, "100 records for 100 items"),
@@ -552,11 +548,16 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
             {"total": None, "expected": 60},
             "items",
             None,
-            "the job file gives no progress.total_items; the logs say 100",
+            "the job file gives no progress.total_items; the logs show 100",
         ),
         ({**STEPS, "positions": [50, 50]}, "items", None, "steps are counted, not items"),
         ({**STEPS, "positions": [50, 50]}, "steps", True, "50 of 50 steps done"),
-        ({**STEPS, "positions": [50, 50], "processed": 70}, "steps", True, "50 of 50 steps done (70 with those done"),
+        (
+            {**STEPS, "positions": [50, 50], "processed": 70},
+            "steps",
+            True,
+            "50 of 50 steps done (70 including repeated",
+        ),
         ({**STEPS, "positions": [50, 40]}, "steps", None, f"40 of 50 steps done{AS_LOGGED}"),
         ({**STEPS, "positions": [None, 50]}, "steps", True, "50 of 50 steps done"),
         ({**STEPS, "total": None, "positions": [50, 40]}, "steps", None, f"40 of 50 steps done{AS_LOGGED}"),
@@ -583,7 +584,7 @@ def test_the_work_is_checked(
     assert check.detail.startswith(detail)
 
 
-def test_steps_of_the_log_take_the_place_of_items_that_nobody_has_told(tmp_path: Path) -> None:
+def test_steps_of_the_log_replace_an_unknown_number_of_items(tmp_path: Path) -> None:
     assert "items" not in checks_of(tmp_path, total=None, **STEPS)
 
 
@@ -593,7 +594,7 @@ def test_without_output_files_there_is_nothing_to_check(tmp_path: Path) -> None:
     assert "records" not in checks
 
 
-def test_output_of_an_earlier_job_is_none_of_this_one(tmp_path: Path) -> None:
+def test_output_of_an_earlier_job_is_ignored(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, count=1, paths={"output_dir": "out"}, progress={"total_items": 5})
     (tmp_path / "out/output_worker_0.jsonl").write_text("1\n" * 5)
     os.utime(tmp_path / "out/output_worker_0.jsonl", (START - 1000, START - 1000))
@@ -611,7 +612,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_utc")
-def test_the_report_for_people_is_the_golden_one(tmp_path: Path, golden: Golden) -> None:
+def test_the_text_report_matches_the_golden_page(tmp_path: Path, golden: Golden) -> None:
     run_dir = RunDir(tmp_path, count=3, name="embed | v2\nß", progress={"total_items": 100})
     run_dir.ended(0, end=50, log="Processed 20/34 items\n", code=3).ended(1, 0, end=40, **KILLED)
     run_dir.ended(1, 1, end=70, log="Processed 33/33 items\n")
@@ -625,7 +626,7 @@ def test_the_report_for_people_is_the_golden_one(tmp_path: Path, golden: Golden)
     golden("launcher/report-completed.md", render_report(ended.report()))
 
 
-def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
+def test_the_report_is_written_as_json_and_as_text(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1)
     report = run_dir.report()
     write_report(run_dir.path, report)
@@ -635,7 +636,7 @@ def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (None, "-"),
         (0, "0s"),
@@ -647,12 +648,12 @@ def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> No
         (90000, "1d 01h"),
     ],
 )
-def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> None:
-    assert duration_text(seconds) == words
+def test_a_duration_has_at_most_two_units(seconds: float | None, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("names", "total", "words"),
+    ("names", "total", "text"),
     [
         ("", None, ""),
         ("a", None, "a"),
@@ -661,11 +662,11 @@ def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> N
         ("ab", 9, "a, b and 7 more"),
     ],
 )
-def test_of_many_names_the_first_are_told(names: str, total: int | None, words: str) -> None:
-    assert names_text(names, 2, total) == words
+def test_only_the_first_of_many_names_are_listed(names: str, total: int | None, text: str) -> None:
+    assert names_text(names, 2, total) == text
 
 
-def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:
+def test_a_status_without_worker_ranks_is_ignored() -> None:
     assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {
         1: {"rank": 1}
     }

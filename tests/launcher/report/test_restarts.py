@@ -1,4 +1,4 @@
-"""How earlier runs of workers ended, in the report: of those that were started again, and beside what failed then."""
+"""Ends of earlier runs in the report: restarted workers, and failures shortly before the cause."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def entry(rank: int, *exits: dict[str, Any], worker: str = "w0", restarts: int =
     return {"worker": worker, "rank": rank, "node": "n0", "restarts": restarts, "exits": list(exits)}
 
 
-def test_a_job_that_completed_after_a_restart_tells_how_the_run_before_ended(tmp_path: Path) -> None:
+def test_a_completed_job_reports_why_an_earlier_run_ended(tmp_path: Path) -> None:
     report = restartable(tmp_path).ended(0, end=30, **KILLED).ended(0, 1, end=150).ended(1).report()
     (first,) = report["restarted"]
     assert first == {
@@ -34,12 +34,12 @@ def test_a_job_that_completed_after_a_restart_tells_how_the_run_before_ended(tmp
         "run": 1,
         "evidence": ["killed by SIGKILL", "sender unknown"],
     }
-    words = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; sender unknown"
-    assert f"\n- restarted: worker_w0 (rank 0) on cn01, {words}\n" in render_report(report)
+    expected = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; sender unknown"
+    assert f"\n- restarted: worker_w0 (rank 0) on cn01, {expected}\n" in render_report(report)
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
 
 
-def test_who_failed_shortly_before_and_came_back_stands_beside_the_cause(tmp_path: Path) -> None:
+def test_a_restarted_worker_that_failed_shortly_before_is_in_the_evidence(tmp_path: Path) -> None:
     job = restartable(tmp_path).ended(0, end=48, **KILLED).ended(0, 1, end=60).ended(1, end=50, code=3)
     report = job.report()
     before = "worker_w0 (run 1) had ended by killed_unknown 2.0 s before"
@@ -49,7 +49,7 @@ def test_who_failed_shortly_before_and_came_back_stands_beside_the_cause(tmp_pat
 
 
 @pytest.mark.parametrize("earlier", [-20.0, 50.5])
-def test_what_failed_long_before_or_afterwards_explains_nothing(earlier: float, tmp_path: Path) -> None:
+def test_failures_long_before_or_after_the_cause_are_not_in_its_evidence(earlier: float, tmp_path: Path) -> None:
     job = restartable(tmp_path).ended(0, end=earlier, **KILLED).ended(0, 1, end=60).ended(1, end=50, code=3)
     report = job.report()
     assert report["cause"]["evidence"] == ["exit status 3"]
@@ -61,30 +61,30 @@ def test_a_job_without_restarts_has_none(tmp_path: Path) -> None:
     assert report["restarted"] == []
     assert "restarted" not in render_report(report)
     del report["restarted"]
-    assert render_report(report)  # one of an older version
+    assert render_report(report)  # a report of an older version
 
 
-def test_the_end_of_the_last_run_is_no_restart() -> None:
+def test_the_end_of_the_last_run_is_not_a_restart() -> None:
     assert restart_causes([entry(0, end("app_error", 0, 5.0), restarts=0)]) == []
 
 
-def test_of_the_processes_of_a_worker_the_first_that_failed_stands_for_its_run() -> None:
+def test_the_first_failed_task_of_a_worker_represents_its_run() -> None:
     others = [entry(1, end("terminated_peer", 0, 4.0)), entry(2, end("cuda_oom", 0, 5.0))]
     found = restart_causes([entry(0, end("app_error", 0, 6.0), end("completed", 1, 9.0)), *others])
-    assert [(told["rank"], told["reason"]) for told in found] == [(2, "cuda_oom")]
+    assert [(cause["rank"], cause["reason"]) for cause in found] == [(2, "cuda_oom")]
     (alone,) = restart_causes([entry(3, end("terminated_peer", 0, None))])
     assert (alone["rank"], alone["reason"]) == (3, "terminated_peer")
 
 
-def test_restarts_stand_in_the_order_of_their_time() -> None:
+def test_restarts_are_in_order_of_time() -> None:
     first = entry(0, end("app_error", 0, 20.0), end("app_error", 1, 40.0), end("completed", 2, 50.0), restarts=2)
     other = entry(1, end("cuda_oom", 0, 30.0), worker="w1")
     found = restart_causes([first, other])
-    assert [(told["worker"], told["run"]) for told in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
+    assert [(cause["worker"], cause["run"]) for cause in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
     assert restart_text(found[2]) == "w0 on n0 restarted (run 3) after app_error (status 1)"
 
 
-def test_of_many_restarts_some_are_told() -> None:
+def test_only_some_of_many_restarts_are_in_the_text() -> None:
     many = [end("app_error", run, 10.0 * run) for run in range(RESTARTS_SHOWN + 3)]
     lines = list(restart_lines(restart_causes([entry(0, *many, restarts=len(many))])))
     assert len(lines) == RESTARTS_SHOWN + 1

@@ -1,4 +1,4 @@
-"""What a report says of the verification, and `gpujob report --verify` of a job that has long ended."""
+"""The verification in a report, and `gpujob report --verify` for a finished job."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ITEMS = 20
 
 
 class Finished(RunDir):
-    """A job of two workers that have done their items, and the files that they have written."""
+    """A completed job with two workers and their output files."""
 
     def __init__(self, folder: Path, **over: Any) -> None:
         super().__init__(folder, **{"progress": {"total_items": ITEMS}, **over})
@@ -33,25 +33,25 @@ class Finished(RunDir):
             self.output(rank)
 
     def output(self, rank: int, count: int = ITEMS // 2, end: str = "", at: float = 50.0) -> Path:
-        """Have a worker write its file: so many records, and text behind them."""
+        """Write the output file of a worker: `count` records, then `end`."""
         path = self.path / f"output_worker_{rank}.jsonl"
         path.write_text("{}\n" * count + end)
         os.utime(path, (START + at, START + at))
         return path
 
-    def settle(self) -> dict[str, Any]:
+    def write_report(self) -> dict[str, Any]:
         """Write the report, as at the end of the job."""
         report = self.report()
         write_report(self.path, report)
         return report
 
-    def verify(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def verify(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`gpujob report --verify`."""
-        return gpujob("report", self.path, "--verify", *words, cwd=self.path)
+        return gpujob("report", self.path, "--verify", *options, cwd=self.path)
 
 
-def outcome(report: dict[str, Any], name: str) -> bool | None:
-    """How one check came out."""
+def check_result(report: dict[str, Any], name: str) -> bool | None:
+    """Result of one check."""
     (found,) = [check["passed"] for check in report["verification"]["checks"] if check["name"] == name]
     return bool(found) if found is not None else None
 
@@ -62,13 +62,13 @@ def test_a_damaged_file_makes_a_job_incomplete(tmp_path: Path) -> None:
     job.output(1, end='{"id": 7, "te')
     report = job.report()
     assert (report["state"], report["exit_status"], report["verification"]["verified"]) == ("INCOMPLETE", 8, False)
-    assert outcome(report, "valid") is False
+    assert check_result(report, "valid") is False
     text = render_report(report)
     assert "\n- valid: FAILED: 1 of 2 files damaged: output_worker_1.jsonl\n" in text
     assert "\n    - output_worker_1.jsonl (jsonl): its last line is half-written\n" in text
 
 
-def test_the_text_names_some_damaged_files_and_the_object_all(tmp_path: Path) -> None:
+def test_the_text_names_some_damaged_files_and_the_json_report_all(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     for rank in range(2, 40):
         job.output(rank, end="{")
@@ -80,7 +80,7 @@ def test_the_text_names_some_damaged_files_and_the_object_all(tmp_path: Path) ->
     assert lines[-1] == "    - and 18 more"
 
 
-def test_a_checkpoint_that_is_cut_makes_a_job_incomplete(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_makes_a_job_incomplete(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     for step, end in ((30, None), (40, -20)):
         path = job.path / f"checkpoint_{step}.pt"
@@ -88,8 +88,8 @@ def test_a_checkpoint_that_is_cut_makes_a_job_incomplete(tmp_path: Path) -> None
         os.utime(path, (START + step, START + step))
     report = job.report()
     assert report["exit_status"] == 8
-    assert outcome(report, "checkpoint") is False
-    assert "; the last good one is checkpoint_30.pt\n" in render_report(report)
+    assert check_result(report, "checkpoint") is False
+    assert "; the newest undamaged one is checkpoint_30.pt\n" in render_report(report)
 
 
 def test_a_benchmark_that_prints_no_tokens_makes_a_job_incomplete(tmp_path: Path) -> None:
@@ -99,19 +99,19 @@ def test_a_benchmark_that_prints_no_tokens_makes_a_job_incomplete(tmp_path: Path
     (job.path / "benchmark.out").write_text("Total generated tokens:         77\n")
     job.ended(0, log="Processed 10/10 items\n")
     report = job.report()
-    assert (report["state"], outcome(report, "tokens")) == ("COMPLETED", True)
+    assert (report["state"], check_result(report, "tokens")) == ("COMPLETED", True)
 
 
-def test_a_worker_for_which_nothing_was_left_to_do_needs_no_file(tmp_path: Path) -> None:
+def test_a_worker_without_remaining_items_needs_no_file(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     (job.path / "output_worker_1.jsonl").unlink()
-    assert outcome(job.report(), "outputs") is False
+    assert check_result(job.report(), "outputs") is False
     entry = {"rank": 1, "unit": "items", "items": 0, "items_expected": 0, "exit": {"reason": "completed"}}
     (job.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
-    assert outcome(job.report(), "outputs") is True
+    assert check_result(job.report(), "outputs") is True
 
 
-def test_what_the_first_attempt_has_written_is_the_jobs_own(tmp_path: Path) -> None:
+def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     facts = read_json(job.path / run_files.ORCHESTRATOR_FILE)
     again = {**facts, "attempt": 1, "start": START + 1000}
@@ -120,15 +120,15 @@ def test_what_the_first_attempt_has_written_is_the_jobs_own(tmp_path: Path) -> N
         stem = run_files.record_name(f"worker_w{rank}", rank, 1, 0)
         first = read_json(job.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json")
         (job.path / f"workers/{stem}.exit.json").write_text(json.dumps({**first, "start": START + 1001}))
-    assert outcome(job.report(), "valid") is True
+    assert check_result(job.report(), "valid") is True
     (job.path / "workers/worker_w0_rank0_a0_r0.start.json").unlink()
     checks = {check["name"]: check for check in job.report()["verification"]["checks"]}
     assert checks["outputs"]["detail"].endswith("none written since the job started")
 
 
-def test_a_finished_job_is_verified_anew(tmp_path: Path) -> None:
+def test_a_finished_job_can_be_verified_again(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    job.settle()
+    job.write_report()
     done = job.verify()
     assert (done.returncode, done.stderr) == (0, "")
     assert "COMPLETED and verified" in done.stdout
@@ -138,29 +138,29 @@ def test_a_finished_job_is_verified_anew(tmp_path: Path) -> None:
     done = job.verify()
     assert done.returncode == 8
     assert "- outputs: FAILED: 1 files, 30 bytes; none of worker_w1" in done.stdout
-    assert done.stderr == "gpujob: not as in report.json: outputs, records (COMPLETED there, INCOMPLETE now)\n"
+    assert done.stderr == "gpujob: different from report.json: outputs, records (COMPLETED then, INCOMPLETE now)\n"
     assert "\r" not in done.stdout + done.stderr
     assert (job.path / run_files.REPORT_FILE).read_bytes() == written
     assert gpujob("report", job.path, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_job_whose_output_is_gone_is_not_complete(damaged: bool, tmp_path: Path) -> None:
+def test_a_job_with_removed_output_is_incomplete(damaged: bool, tmp_path: Path) -> None:
     job = Finished(tmp_path)
     if damaged:
         job.output(1, end="{")
-    assert job.settle()["state"] == ("INCOMPLETE" if damaged else "COMPLETED")
+    assert job.write_report()["state"] == ("INCOMPLETE" if damaged else "COMPLETED")
     for path in job.path.glob("output_*"):
         path.unlink()
     report = JobClient(job.path).report(verify=True)
-    assert (report["state"], outcome(report, "outputs")) == ("INCOMPLETE", False)
+    assert (report["state"], check_result(report, "outputs")) == ("INCOMPLETE", False)
     (check,) = [check for check in report["verification"]["checks"] if check["name"] == "outputs"]
     assert check["detail"].startswith("2 files are gone from ")
 
 
-def test_output_on_the_disk_of_another_machine_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_on_the_disk_of_another_node_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path, paths={"output_dir": "/var/tmp"}, patterns={"output": "no_such_output_*"})
-    report = job.settle()
+    report = job.write_report()
     for check in report["verification"]["checks"]:
         if check["name"] == "outputs":
             check.update(detail="2 files, 60 bytes", passed=True)
@@ -168,13 +168,13 @@ def test_output_on_the_disk_of_another_machine_is_not_gone(tmp_path: Path, monke
     mounts = (MountPoint("/", "ext4", "disk"), MountPoint(str(tmp_path), "nfs4", "server:/home"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     report = JobClient(job.path).report(verify=True)
-    assert (report["state"], outcome(report, "outputs")) == ("COMPLETED", None)
+    assert (report["state"], check_result(report, "outputs")) == ("COMPLETED", None)
 
 
-def test_files_that_were_repaired_since_make_a_job_complete(tmp_path: Path) -> None:
+def test_a_job_with_repaired_files_is_complete(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     job.output(1, end="{")
-    assert job.settle()["exit_status"] == 8
+    assert job.write_report()["exit_status"] == 8
     job.output(1, at=5000.0)
     done = job.verify("--json")
     report = json.loads(done.stdout)
@@ -184,56 +184,56 @@ def test_files_that_were_repaired_since_make_a_job_complete(tmp_path: Path) -> N
     assert read_json(job.path / run_files.REPORT_FILE)["state"] == "INCOMPLETE"
 
 
-def test_a_job_that_has_failed_stays_so_whatever_its_files_are(tmp_path: Path) -> None:
+def test_a_failed_job_stays_failed_with_valid_files(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     job.ended(1, code=3, log="Processed 10/10 items\n")
-    assert job.settle()["state"] == "FAILED"
+    assert job.write_report()["state"] == "FAILED"
     assert JobClient(job.path).report(verify=True)["state"] == "FAILED"
     done = job.verify()
     assert done.returncode == 1
-    assert "- valid: ok: 2 files whole (jsonl)" in done.stdout
+    assert "- valid: ok: 2 files valid (jsonl)" in done.stdout
 
 
 def cancelled(folder: Path) -> Finished:
-    """A job that was cancelled after its first worker had completed, one of whose files is missing."""
+    """A job cancelled after its first worker completed, without the second output file."""
     job = Finished(folder)
     job.stop("cancelled", "SIGTERM to the job")
     job.ended(1, code=None, signal=15, signals=[[START + 95, 15, 1]], log="Processed 3/10 items\n")
     (job.path / "output_worker_1.jsonl").unlink()
-    assert job.settle()["state"] == "CANCELLED"
+    assert job.write_report()["state"] == "CANCELLED"
     return job
 
 
-def test_the_verification_of_a_cancelled_job_says_what_its_report_says(tmp_path: Path) -> None:
+def test_verifying_a_cancelled_job_agrees_with_its_report(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
     report = JobClient(job.path).report(verify=True)
     assert (report["state"], report["exit_status"], report["verification"]["differs"]) == ("CANCELLED", 5, [])
     names = [check["name"] for check in report["verification"]["checks"]]
     assert names == ["outputs", "valid", "records", "checkpoint"]
-    assert [outcome(report, name) for name in names] == [None, True, None, None]
+    assert [check_result(report, name) for name in names] == [None, True, None, None]
     done = job.verify()
     assert (done.returncode, done.stderr) == (5, "")
     assert "\n- outputs: not checked: 1 files, 30 bytes; none of worker_w1; " in done.stdout
-    assert done.stdout.count("; not asked for, as the job has ended CANCELLED\n") == 2
+    assert done.stdout.count("; not required, because the job ended as CANCELLED\n") == 2
     assert "FAILED" not in done.stdout
 
 
-def test_a_file_of_a_cancelled_job_that_is_damaged_is_told(tmp_path: Path) -> None:
+def test_a_damaged_file_of_a_cancelled_job_is_reported(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
     job.output(0, end="{")
-    assert outcome(JobClient(job.path).report(verify=True), "valid") is False
+    assert check_result(JobClient(job.path).report(verify=True), "valid") is False
     done = job.verify()
     assert done.returncode == 5
     assert "\n- valid: FAILED: 1 of 1 file damaged: output_worker_0.jsonl\n" in done.stdout
 
 
-def test_a_cancelled_job_that_has_left_no_report_is_verified_alike(tmp_path: Path) -> None:
+def test_a_cancelled_job_without_a_report_can_be_verified(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
     (job.path / run_files.REPORT_FILE).unlink()
     facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
     (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
     assert JobClient(job.path).report()["verification"]["checks"] == []
-    assert outcome(JobClient(job.path).report(verify=True), "valid") is True
+    assert check_result(JobClient(job.path).report(verify=True), "valid") is True
 
 
 def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
@@ -244,44 +244,44 @@ def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
     assert done.stderr == "gpujob: the job has not ended, so there is nothing to verify yet\n"
 
 
-def test_a_job_whose_orchestrator_was_lost_is_verified_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_job_with_a_lost_orchestrator_can_be_verified(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
     (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
     done = job.verify("--json")
-    assert outcome(json.loads(done.stdout), "records") is True
+    assert check_result(json.loads(done.stdout), "records") is True
 
 
-def test_of_a_job_that_others_have_started_the_monitor_alone_tells_how_it_went(tmp_path: Path) -> None:
+def test_the_result_of_an_attached_job_comes_from_its_monitor(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    report = job.settle()
+    report = job.write_report()
     manifest = read_json(job.path / run_files.MANIFEST_FILE)
     (job.path / run_files.MANIFEST_FILE).write_text(json.dumps({**manifest, "attached": True}))
     unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it"}
     verification = {"verified": False, "checks": [unmet]}
-    told = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}
-    for worker in told["workers"]:
+    saved = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}
+    for worker in saved["workers"]:
         worker["exit"] = None
-    run_files.write_json(job.path / run_files.REPORT_FILE, told)
+    run_files.write_json(job.path / run_files.REPORT_FILE, saved)
     again = JobClient(job.path).report(verify=True)
     assert again["verification"]["checks"][0] == unmet
-    assert (again["state"], outcome(again, "valid")) == ("INCOMPLETE", True)
+    assert (again["state"], check_result(again, "valid")) == ("INCOMPLETE", True)
 
 
-def test_without_verify_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_verify_no_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path)
-    report = job.settle()
+    report = job.write_report()
     monkeypatch.setattr("launcher.report.verification.verify_results", lambda *_, **__: pytest.fail("it was looked at"))
     assert JobClient(job.path).report() == report
 
 
-def test_a_terminal_shows_how_far_it_is_and_ctrl_c_ends_it_beside_a_server_that_is_gone(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_verification_that_waits_for_a_lost_file_server(tmp_path: Path) -> None:
     mount = FuseMount(tmp_path)
     try:
         job = Finished(tmp_path, paths={"output_dir": str(mount.point), "checkpoint_dir": str(tmp_path)})
-        job.settle()
+        job.write_report()
         mount.say("swallow")
-        ours, theirs = pty.openpty()
+        terminal, child_terminal = pty.openpty()
         argv = [str(GPUJOB), "report", str(job.path), "--verify"]
         process = subprocess.Popen(
             argv,
@@ -289,23 +289,23 @@ def test_a_terminal_shows_how_far_it_is_and_ctrl_c_ends_it_beside_a_server_that_
             env=clean_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=theirs,
+            stderr=child_terminal,
             start_new_session=True,
         )
         shown = b""
 
-        def shows() -> bool:
+        def progress_shown() -> bool:
             nonlocal shown
-            shown += os.read(ours, 4096)
+            shown += os.read(terminal, 4096)
             return b"Verifying: " in shown
 
-        poll(shows, "a line on the terminal", timeout=20.0)
+        poll(progress_shown, "a line on the terminal", timeout=20.0)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(10) == 130
-        assert b"Traceback" not in shown + os.read(ours, 4096)
+        assert b"Traceback" not in shown + os.read(terminal, 4096)
         assert process.communicate()[0] == b""
-        os.close(ours)
-        os.close(theirs)
+        os.close(terminal)
+        os.close(child_terminal)
     finally:
         mount.say("answer")
         mount.close()

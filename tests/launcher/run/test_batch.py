@@ -1,6 +1,6 @@
 """The batch step of a Slurm job, with a fake srun that runs the tasks on this machine.
 
-The jobs are played at the same time, each in a folder of its own.
+The jobs run concurrently, each in its own folder.
 """
 
 import json
@@ -42,7 +42,7 @@ class Batch:
 
 
 class Submitted:
-    """A job that sbatch has taken, and the way slurmd would start it."""
+    """A submitted job, and its start as by slurmd."""
 
     def __init__(self, folder: Path, command: str, **over: Any) -> None:
         folder.mkdir()
@@ -61,7 +61,7 @@ class Submitted:
         self.run_dir = Path(json.loads(done.stdout)["run_dir"])
 
     def run(self, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None, **variables: str) -> Batch:
-        """The script to its end, with what slurmd leaves in the environment."""
+        """Run the batch script to its end, with the variables of slurmd."""
         environment = self.slurm.environment(
             SLURM_JOB_ID="4459",
             SLURM_JOB_NODELIST="cn[01-02]",
@@ -90,27 +90,27 @@ with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
 figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
 proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=60)
-"""  # a worker that tells its progress and a figure of merit
+"""  # a worker that reports progress and a figure of merit
 
 
-AT_ONCE = 3  # plays at a time: what stands for Slurm's commands has to answer in the time that those are given
-PLAYED_S = 300.0  # within which a play is over; those before it are waited for as well
+MAX_CONCURRENT = 3  # scenarios: the fake Slurm commands must answer within the timeouts of the real ones
+SCENARIO_S = 300.0  # for one scenario and the wait for earlier ones
 
 
 def await_workers(job: Submitted, count: int) -> None:
-    """Wait until the job runs and so many workers have said that they are up, with their traps set."""
+    """Wait until the job runs and ``count`` workers have printed that they are up, with their traps set."""
     poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running")
     poll(lambda: [path.read_text() for path in job.run_dir.glob("cn*_w*.out")] == ["up\n"] * count, "all workers")
 
 
-def play_to_the_end(folder: Path) -> Batch:
+def run_to_the_end(folder: Path) -> Batch:
     script = folder.with_name("worker.py")
     script.write_text(WORKER)
     job = Submitted(folder, shlex.join([sys.executable, str(script)]))
     return job.run(SLURM_RESTART_COUNT="1")
 
 
-def play_a_signal(folder: Path) -> Batch:
+def run_with_a_signal(folder: Path) -> Batch:
     job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
 
     def end(step: subprocess.Popen[bytes]) -> None:
@@ -120,14 +120,14 @@ def play_a_signal(folder: Path) -> Batch:
     return job.run(end)
 
 
-def play_a_refusal(folder: Path) -> Batch:
+def run_with_a_refused_step(folder: Path) -> Batch:
     job = Submitted(folder, "true")
     job.slurm.say("srun", "status", 1)
     job.slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
     return job.run()
 
 
-def play_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
+def run_with_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
     over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
     job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
     if refused:
@@ -143,12 +143,12 @@ def play_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
     return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(end)), SLURM_RESTART_COUNT="1")
 
 
-def play_a_refused_requeue(folder: Path) -> Batch:
-    return play_a_requeue(folder, refused=True)
+def run_with_a_refused_requeue(folder: Path) -> Batch:
+    return run_with_a_requeue(folder, refused=True)
 
 
-def play_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
-    """The helper would go on for ever."""
+def run_with_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
+    """The job completes after the warning signal, although its helper would run forever."""
     over = {
         "progress": {"total_items": total},
         "slurm": {"time_limit": "01:00:00", "signal": "USR1@120", "requeue": {"time_limit": True}},
@@ -169,17 +169,17 @@ def play_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
         poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
         (folder / "enough").touch()
         poll(lambda: (job.run_dir / "report.json").exists(), "the report")
-        step.terminate()  # as Slurm does to a job that is queued again
+        step.terminate()  # as Slurm does to a requeued job
 
     end = time.time() + REQUEUE_MARGIN_S + 600.0
     return job.run(warn, SLURM_JOB_END_TIME=str(int(end)))
 
 
-def play_a_saved_state_after_the_warning(folder: Path) -> Batch:
-    return play_an_end_after_the_warning(folder, total=50)
+def run_with_a_saved_state_after_the_warning(folder: Path) -> Batch:
+    return run_with_an_end_after_the_warning(folder, total=50)
 
 
-def play_a_killed_srun(folder: Path) -> Batch:
+def run_with_a_killed_srun(folder: Path) -> Batch:
     restart = {"restart": {"max": 1, "backoff": 0.1}}
     script = f"echo up; while [ ! -e {shlex.quote(str(folder / 'enough'))} ]; do sleep 0.05; done"
     worker = {"count": 1, "command": shlex.join(["sh", "-c", script]), **restart}
@@ -188,9 +188,9 @@ def play_a_killed_srun(folder: Path) -> Batch:
     def kill(_: subprocess.Popen[bytes]) -> None:
         first, second = (job.run_dir / f"workers/worker_w0_rank0_a0_r{run}.start.json" for run in (0, 1))
         wrapper = int(poll(lambda: read_json(first), "the first run")["wrapper_pid"])
-        poll((job.slurm.folder / "steps" / "4459.0").exists, "the whole step")
-        mine = str(job.slurm.folder.parent)
-        (srun,) = (of for of, words in processes_with("--job-name=worker_w0").items() if mine in " ".join(words))
+        poll((job.slurm.folder / "steps" / "4459.0").exists, "the complete step")
+        own_folder = str(job.slurm.folder.parent)
+        (srun,) = (pid for pid, argv in processes_with("--job-name=worker_w0").items() if own_folder in " ".join(argv))
         os.kill(srun, signal.SIGKILL)
         poll(lambda: read_json(second), "the second run")
         assert not os.path.exists(f"/proc/{wrapper}/exe")
@@ -199,10 +199,10 @@ def play_a_killed_srun(folder: Path) -> Batch:
     return job.run(kill)
 
 
-def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
-    """Slurm's SIGTERM comes to one worker, a service, and much later to the batch step and the rest.
+def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "") -> Batch:
+    """Slurm sends SIGTERM to one worker, a service, and much later to the batch step and the other workers.
 
-    Meanwhile ``scontrol show job`` says what is ``shown``, and late ``words`` come into the job's error log.
+    Meanwhile ``scontrol show job`` prints ``shown``, and ``log_text`` is added late to the error log of the job.
     """
     enough = shlex.quote(str(folder / "enough"))
     rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; echo up; while :; do sleep 0.05; done"
@@ -225,9 +225,9 @@ def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
             for name in ("first_w0_rank0", *(f"rest_w{n}_rank{n + 1}" for n in range(3)))
         )
         os.kill(first, signal.SIGTERM)
-        if words:
+        if log_text:
             time.sleep(NOTICE_GRACE_S + 1.0)
-            (job.run_dir / "log.err").open("a").write(words)
+            (job.run_dir / "log.err").open("a").write(log_text)
         poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
         step.terminate()
         poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason")
@@ -238,37 +238,37 @@ def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
     return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
 
 
-def play_a_time_limit_of_which_slurm_tells(folder: Path) -> Batch:
-    return play_a_time_limit(folder, "JobState=COMPLETING Reason=TimeLimit")
+def run_with_a_time_limit_in_the_job_state(folder: Path) -> Batch:
+    return run_with_a_time_limit(folder, "JobState=COMPLETING Reason=TimeLimit")
 
 
-def play_a_time_limit_of_which_slurm_tells_late(folder: Path) -> Batch:
-    words = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
-    return play_a_time_limit(folder, "JobState=COMPLETING Reason=None", words)
+def run_with_a_time_limit_in_the_error_log(folder: Path) -> Batch:
+    log_text = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
+    return run_with_a_time_limit(folder, "JobState=COMPLETING Reason=None", log_text)
 
 
-def play_a_time_limit_that_only_the_clock_tells(folder: Path) -> Batch:
-    return play_a_time_limit(folder, "JobState=RUNNING Reason=None")
+def run_with_a_time_limit_by_the_clock(folder: Path) -> Batch:
+    return run_with_a_time_limit(folder, "JobState=RUNNING Reason=None")
 
 
-PLAYS = (
-    *(play_to_the_end, play_a_signal, play_a_refusal, play_a_requeue, play_a_refused_requeue),
-    *(play_an_end_after_the_warning, play_a_saved_state_after_the_warning, play_a_killed_srun),
-    *(play_a_time_limit_of_which_slurm_tells, play_a_time_limit_of_which_slurm_tells_late),
-    play_a_time_limit_that_only_the_clock_tells,
+SCENARIOS = (
+    *(run_to_the_end, run_with_a_signal, run_with_a_refused_step, run_with_a_requeue, run_with_a_refused_requeue),
+    *(run_with_an_end_after_the_warning, run_with_a_saved_state_after_the_warning, run_with_a_killed_srun),
+    *(run_with_a_time_limit_in_the_job_state, run_with_a_time_limit_in_the_error_log),
+    run_with_a_time_limit_by_the_clock,
 )
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
     folder = tmp_path_factory.mktemp("batch")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {play.__name__: pool.submit(play, folder / play.__name__) for play in PLAYS}
+    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+        yield {scenario.__name__: pool.submit(scenario, folder / scenario.__name__) for scenario in SCENARIOS}
     kill_all_with(folder)
 
 
-def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_to_the_end"].result(PLAYED_S)
+def test_each_worker_is_a_named_step(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_to_the_end"].result(SCENARIO_S)
     assert batch.status == 0, batch.log() + batch.log("log.err")
     report, calls = batch.report, batch.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
@@ -280,8 +280,8 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
         assert (batch.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
         start = read_json(batch.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
         assert (start["node"], start["step"] is not None) == (node, True)
-        told = (batch.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
-        assert json.loads(told) == {"done": 1, "total": 1}
+        progress = (batch.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
+        assert json.loads(progress) == {"done": 1, "total": 1}
         figures = read_json(batch.run_dir / f"status/{node}.json")["figures_of_merit"]
         assert (f"rank_{rank}", 1.5) in [(figure["name"], figure["value"]) for figure in figures]
         assert len(figures) == 2
@@ -290,8 +290,8 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
     assert not (batch.run_dir / "targets.json").exists()
 
 
-def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_signal"].result(PLAYED_S)
+def test_a_signal_ends_the_steps_with_scancel(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_signal"].result(SCENARIO_S)
     assert batch.status == 5, batch.log() + batch.log("log.err")
     report = batch.report
     assert (report["state"], report["cause"]) == ("CANCELLED", None)
@@ -301,63 +301,63 @@ def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) ->
     assert all(word.startswith("4459.") for word in ended[1:])
 
 
-def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_refusal"].result(PLAYED_S)
+def test_a_step_that_does_not_start_is_reported(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_refused_step"].result(SCENARIO_S)
     assert batch.status == 1
     assert batch.report["cause"]["reason"] == "launch_failed"
     assert "Invalid credential" in batch.log("log.err")
-    assert "could not run on cn01, cn02; the job runs unwatched" in batch.log()
+    assert "could not run on cn01, cn02; the job runs without monitoring there" in batch.log()
 
 
-def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_requeue"].result(PLAYED_S)
+def test_a_requeued_job_has_its_report_first(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_requeue"].result(SCENARIO_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", True, 3)
     assert {worker["exit"]["reason"] for worker in batch.report["workers"]} == {"time_limit"}
     assert [call["argv"] for call in batch.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
-    assert "- requeued: the job goes on in its next attempt" in batch.log("report.md")
+    assert "- requeued: the job continues in its next attempt" in batch.log("report.md")
 
 
-def test_a_job_that_cannot_be_queued_again_says_so(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_refused_requeue"].result(PLAYED_S)
+def test_a_refused_requeue_is_logged(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_refused_requeue"].result(SCENARIO_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
     assert "The job could not be requeued: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
 
 
-def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_an_end_after_the_warning"].result(PLAYED_S)
+def test_a_job_that_completes_after_the_warning_is_not_requeued(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_an_end_after_the_warning"].result(SCENARIO_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
     assert batch.report["stopped"]["reason"] == "completed"
     assert "Stop cancelled: the work is complete" in batch.log()
     assert not [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 
-def test_a_job_whose_workers_have_saved_their_state_is_queued_again(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_saved_state_after_the_warning"].result(PLAYED_S)
+def test_a_job_with_saved_state_is_requeued_after_the_warning(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_saved_state_after_the_warning"].result(SCENARIO_S)
     assert (batch.report["state"], batch.report["requeued"]) == ("TIMEOUT", True), batch.log()
     assert [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 
-def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_killed_srun"].result(PLAYED_S)
+def test_the_step_of_a_killed_srun_ends_before_the_next_run(batches: dict[str, Future[Batch]]) -> None:
+    batch = batches["run_with_a_killed_srun"].result(SCENARIO_S)
     assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
     assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
     assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]
 
 
 @pytest.mark.parametrize(
-    ("play", "cause"),
+    ("scenario", "cause"),
     [
-        (play_a_time_limit_of_which_slurm_tells, "Slurm: the time limit was reached"),
-        (play_a_time_limit_of_which_slurm_tells_late, "Slurm: the time limit was reached"),
-        (play_a_time_limit_that_only_the_clock_tells, "SIGTERM at the time limit"),
+        (run_with_a_time_limit_in_the_job_state, "Slurm: the time limit was reached"),
+        (run_with_a_time_limit_in_the_error_log, "Slurm: the time limit was reached"),
+        (run_with_a_time_limit_by_the_clock, "SIGTERM at the time limit"),
     ],
 )
-def test_a_time_limit_that_comes_to_a_worker_first_is_told_as_such(
-    play: Callable[[Path], Batch], cause: str, played: dict[str, Future[Batch]]
+def test_a_time_limit_is_the_cause_if_a_worker_gets_sigterm_first(
+    scenario: Callable[[Path], Batch], cause: str, batches: dict[str, Future[Batch]]
 ) -> None:
-    batch = played[play.__name__].result(PLAYED_S)
+    batch = batches[scenario.__name__].result(SCENARIO_S)
     assert (batch.report["state"], batch.status) == ("TIMEOUT", 3), batch.log() + batch.log("log.err")
-    assert batch.report["stopped"]["cause"].startswith(cause), "how it came is said behind it"
+    assert batch.report["stopped"]["cause"].startswith(cause), "the sender follows the cause"
     assert batch.report["cause"] is None
     reasons = {worker["worker"]: worker["exit"]["reason"] for worker in batch.report["workers"]}
     assert reasons == {"first_w0": "completed", **{f"rest_w{n}": "time_limit" for n in range(3)}}

@@ -1,4 +1,4 @@
-"""The launch of a job over all its nodes: what sidecars say, what records tell, and what people read."""
+"""The launch check over all nodes of a job: sidecar status, records, and the printed checklist."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 
 
 class Job:
-    """A job whose sidecars say what a test wants them to."""
+    """A job whose sidecar status files the test writes."""
 
     def __init__(self, run_dir: Path, *hosts: str, workers: int = 8, watched: bool = True) -> None:
         self.run_dir = run_dir
@@ -52,7 +52,7 @@ class Job:
             (run_dir / folder).mkdir(exist_ok=True)
 
     def workers(self, index: int) -> dict[int, WorkerLaunchFacts]:
-        """The workers of a node, with nothing missing."""
+        """The workers of a node, all without problems."""
         return {
             task.rank: WorkerLaunchFacts(
                 task.worker, task.rank, task.gpus, pid=task.rank + 100, started=True, up=True, age_s=30.0,
@@ -61,36 +61,44 @@ class Job:
             for task in self.plan.manifest.tasks_of(index)
         }  # fmt: skip
 
-    def say(
+    def write_launch_status(
         self, index: int, workers: dict[int, WorkerLaunchFacts] | None = None, *, final: bool = True, **node: Any
     ) -> None:
-        """The status of a node's sidecar."""
-        seen = NodeLaunchFacts(
-            **{"output_dir": "/data/out", "output_files": 1, "has_gpus": True, "gives_progress": True, **node}
+        """Write the status of a sidecar with these workers and node facts."""
+        facts = NodeLaunchFacts(
+            **{"output_dir": "/data/out", "output_files": 1, "has_gpus": True, "expects_progress": True, **node}
         )
         checks = check_launch(
             list((self.workers(index) if workers is None else workers).values()),
-            dataclasses.replace(seen, output_files=None) if index else seen,
+            dataclasses.replace(facts, output_files=None) if index else facts,
             elapsed_s=TIMEOUT_S if final else 5.0,
             launch_timeout_s=TIMEOUT_S,
         )
-        self.write(index, {"launch": {"final": final, "checks": [asdict(check) for check in checks]}})
+        self.write_status(
+            index,
+            {
+                "launch": {
+                    "final": final,
+                    "checks": [{**asdict(check), "lacking": asdict(check)["problems"]} for check in checks],
+                }
+            },
+        )
 
-    def write(self, index: int, body: dict[str, Any]) -> None:
+    def write_status(self, index: int, body: dict[str, Any]) -> None:
         status = {"attempt": self.facts.attempt, "final": False, **body}
         run_files.write_json(self.run_dir / run_files.STATUS_DIR / f"{self.hosts[index]}.json", status)
 
-    def record(self, rank: int, kind: str, restart: int = 0, **body: Any) -> None:
-        """A record of a wrapper."""
+    def write_record(self, rank: int, kind: str, restart: int = 0, **body: Any) -> None:
+        """Write a record of a wrapper."""
         stem = run_files.record_name(f"worker_w{rank}", rank, self.facts.attempt, restart)
         run_files.write_json(
             self.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json", {"pid": 7, "start": START, **body}
         )
 
-    def log(self, rank: int, node: str, run: str = "") -> None:
+    def write_log(self, rank: int, node: str, run: str = "") -> None:
         (self.run_dir / f"{node}_worker_w{rank}{run}.out").write_text("hello\n")
 
-    def after(self, seconds: float) -> LaunchChecklist | None:
+    def poll_after(self, seconds: float) -> LaunchChecklist | None:
         return self.check.poll(START + seconds)
 
 
@@ -103,16 +111,16 @@ def text_of(checklist: LaunchChecklist) -> str:
     return "\n".join(render_launch_checklist(checklist)) + "\n"
 
 
-def test_a_good_launch_reads_like_a_list_of_marks(job: Job, golden: Golden) -> None:
+def test_the_checklist_of_a_good_launch_matches_its_golden_text(job: Job, golden: Golden) -> None:
     for index in range(2):
-        job.say(index)
-    checklist = job.after(12.0)
+        job.write_launch_status(index)
+    checklist = job.poll_after(12.0)
     assert checklist is not None
     assert checklist.is_verified
     golden("launcher/launch-passed.txt", text_of(checklist))
 
 
-def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job) -> None:
+def test_services_are_not_counted_among_workers_with_progress(job: Job) -> None:
     job.plan = dataclasses.replace(
         job.plan,
         tasks=tuple(
@@ -126,8 +134,8 @@ def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job)
             rank: dataclasses.replace(worker, service=rank % 4 > 0, items=1 if rank == 0 else None)
             for rank, worker in job.workers(index).items()
         }
-        job.say(index, workers)
-    checklist = job.after(TIMEOUT_S)
+        job.write_launch_status(index, workers)
+    checklist = job.poll_after(TIMEOUT_S)
     assert checklist is not None
     assert [result.detail for result in checklist.results if result.name == "progress"] == [
         "1 of 2 workers report progress"
@@ -136,25 +144,25 @@ def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job)
 
 
 def three_faults(job: Job) -> LaunchChecklist:
-    """One worker that never starts, one that sees a wrong GPU, and an output directory that nobody may write to."""
+    """Checklist with a worker that never starts, one with a wrong GPU, and an unwritable output directory."""
     problem = "/data/out cannot be written to"
     first, second = job.workers(0), job.workers(1)
     first[1] = dataclasses.replace(first[1], devices="0,1", device_files=0)
     second[6] = WorkerLaunchFacts("worker_w6", 6, (2,))
-    job.say(0, first, output_problem=problem, output_files=0)
-    job.say(1, second, output_problem=problem)
-    checklist = job.after(TIMEOUT_S + 5)
+    job.write_launch_status(0, first, output_problem=problem, output_files=0)
+    job.write_launch_status(1, second, output_problem=problem)
+    checklist = job.poll_after(TIMEOUT_S + 5)
     assert checklist is not None
     return checklist
 
 
-def test_three_faults_are_told_with_worker_node_and_cure(job: Job, golden: Golden) -> None:
+def test_faults_are_printed_with_worker_node_and_fix(job: Job, golden: Golden) -> None:
     checklist = three_faults(job)
     assert not checklist.is_verified
     golden("launcher/launch-failed.txt", text_of(checklist))
 
 
-def test_the_checklist_as_an_object_holds_all_that_the_text_does(job: Job) -> None:
+def test_the_json_checklist_has_all_results(job: Job) -> None:
     checklist = three_faults(job)
     body = json.loads(json.dumps(checklist.to_json()))
     assert (body["schema"], body["verified"], body["elapsed_s"]) == (1, False, TIMEOUT_S + 5)
@@ -166,51 +174,51 @@ def test_the_checklist_as_an_object_holds_all_that_the_text_does(job: Job) -> No
     assert body["checks"] == [json.loads(json.dumps(asdict(result))) for result in checklist.results]
 
 
-def test_every_check_of_a_node_has_its_words_here(job: Job) -> None:
+def test_every_failed_check_has_a_suggestion(job: Job) -> None:
     worst = {
         rank: WorkerLaunchFacts(w.worker, rank, w.gpus, devices="", device_files=0)
         for rank, w in job.workers(0).items()
     }
-    job.say(0, worst, output_problem="gone", output_files=0)
-    job.say(1)
-    checklist = job.after(TIMEOUT_S)
+    job.write_launch_status(0, worst, output_problem="gone", output_files=0)
+    job.write_launch_status(1)
+    checklist = job.poll_after(TIMEOUT_S)
     assert checklist is not None
     assert {result.name for result in checklist.results if not result.passed} == set(LEVELS)
     assert all(fault.cure for result in checklist.results for fault in result.faults)
 
 
-def test_there_is_no_checklist_while_a_node_has_time(job: Job) -> None:
-    job.say(0)
-    assert job.after(1.0) is None
-    job.say(1, final=False)
-    assert job.after(3.0) is None
-    job.say(1)
-    found = job.after(5.0)
-    assert found is not None
-    assert job.after(1000.0) is found
-
-
-def test_statuses_are_not_read_at_each_look(job: Job) -> None:
-    assert job.after(1.0) is None
-    for index in range(2):
-        job.say(index)
-    assert job.after(1.0 + POLL_INTERVAL_S / 2) is None
-    assert job.after(1.0 + POLL_INTERVAL_S) is not None
-
-
-def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) -> None:
-    job.say(0)
-    for rank in (4, 5, 6):
-        job.record(rank, "start")
-        job.log(rank, "cn02")
-    assert job.after(TIMEOUT_S + MARGIN_S - 1) is None
-    checklist = job.after(TIMEOUT_S + MARGIN_S)
+def test_there_is_no_checklist_before_every_node_is_final(job: Job) -> None:
+    job.write_launch_status(0)
+    assert job.poll_after(1.0) is None
+    job.write_launch_status(1, final=False)
+    assert job.poll_after(3.0) is None
+    job.write_launch_status(1)
+    checklist = job.poll_after(5.0)
     assert checklist is not None
-    told = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
-    assert [line.partition(";")[0] for line in told] == [
+    assert job.poll_after(1000.0) is checklist
+
+
+def test_statuses_are_not_read_at_each_poll(job: Job) -> None:
+    assert job.poll_after(1.0) is None
+    for index in range(2):
+        job.write_launch_status(index)
+    assert job.poll_after(1.0 + POLL_INTERVAL_S / 2) is None
+    assert job.poll_after(1.0 + POLL_INTERVAL_S) is not None
+
+
+def test_the_records_of_a_node_count_if_its_sidecar_is_silent(job: Job) -> None:
+    job.write_launch_status(0)
+    for rank in (4, 5, 6):
+        job.write_record(rank, "start")
+        job.write_log(rank, "cn02")
+    assert job.poll_after(TIMEOUT_S + MARGIN_S - 1) is None
+    checklist = job.poll_after(TIMEOUT_S + MARGIN_S)
+    assert checklist is not None
+    printed = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
+    assert [line.partition(";")[0] for line in printed] == [
         "  - cn02: its sidecar has not reported on the launch",
         "  - worker_w7 (rank 7) on cn02: none of its processes was found",
-        "  - cn02: /data/out is not there",
+        "  - cn02: /data/out does not exist",
     ]
 
 
@@ -224,53 +232,53 @@ def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) ->
         {},
     ],
 )
-def test_a_status_that_tells_nothing_of_this_launch_is_silence(status: dict[str, Any], job: Job) -> None:
-    job.say(0)
-    job.write(1, status)
-    checklist = job.after(TIMEOUT_S + MARGIN_S)
+def test_a_status_without_this_launch_counts_as_silence(status: dict[str, Any], job: Job) -> None:
+    job.write_launch_status(0)
+    job.write_status(1, status)
+    checklist = job.poll_after(TIMEOUT_S + MARGIN_S)
     assert checklist is not None
     assert checklist.faults("issue")[0].node == "cn02"
 
 
-def test_a_job_that_ends_early_is_judged_by_what_was_seen_last(job: Job) -> None:
-    job.say(0)
+def test_a_job_that_ends_early_is_checked_by_its_last_status(job: Job) -> None:
+    job.write_launch_status(0)
     workers = job.workers(1)
     workers[5] = dataclasses.replace(workers[5], up=False, reason="app_error", evidence="exit status 3")
-    job.say(1, workers, final=False)
+    job.write_launch_status(1, workers, final=False)
     status = run_files.read_json(job.run_dir / run_files.STATUS_DIR / "cn02.json") or {}
-    job.write(1, {"launch": status["launch"], "final": True})
+    job.write_status(1, {"launch": status["launch"], "final": True})
     checklist = job.check.conclude(START + 5)
     (fault,) = checklist.faults("issue")
     assert str(fault).startswith("worker_w5 (rank 5) on cn02: it has ended: app_error (exit status 3); ")
     assert fault.cure == "read the end of its log, cn02_worker_w5.err"
-    assert job.after(6.0) is checklist
+    assert job.poll_after(6.0) is checklist
 
 
-def test_a_job_without_sidecars_is_judged_by_its_records(tmp_path: Path) -> None:
+def test_a_job_without_sidecars_is_checked_by_its_records(tmp_path: Path) -> None:
     job = Job(tmp_path, "cn01", workers=2, watched=False)
-    job.record(0, "start")
-    job.log(0, "cn01")
-    assert job.after(1.0) is None
-    job.record(1, "start")
-    job.log(1, "cn01")
-    checklist = job.after(3.0)
+    job.write_record(0, "start")
+    job.write_log(0, "cn01")
+    assert job.poll_after(1.0) is None
+    job.write_record(1, "start")
+    job.write_log(1, "cn01")
+    checklist = job.poll_after(3.0)
     assert checklist is not None
     assert checklist.is_verified
     assert [result.name for result in checklist.results] == ["processes", "count", "logs", "log_lines", "output_dir"]
 
 
-def test_records_tell_of_the_last_run_and_how_it_ended(tmp_path: Path) -> None:
+def test_records_give_the_last_run_and_its_end(tmp_path: Path) -> None:
     job = Job(tmp_path, "cn01", workers=3, watched=False)
-    job.record(0, "start")
-    job.record(0, "exit", code=1, signal=None, end=START + 1)
-    job.record(0, "start", restart=1)
-    job.log(0, "cn01", "_r1")
-    job.record(1, "start")
-    job.record(1, "exit", code=3, signal=None, end=START + 1)
-    job.log(1, "cn01")
-    job.record(2, "exit", pid=None, code=127, signal=None, error="cannot start 'x': No such file", end=START + 1)
-    assert job.after(TIMEOUT_S - 1) is None
-    checklist = job.after(TIMEOUT_S)
+    job.write_record(0, "start")
+    job.write_record(0, "exit", code=1, signal=None, end=START + 1)
+    job.write_record(0, "start", restart=1)
+    job.write_log(0, "cn01", "_r1")
+    job.write_record(1, "start")
+    job.write_record(1, "exit", code=3, signal=None, end=START + 1)
+    job.write_log(1, "cn01")
+    job.write_record(2, "exit", pid=None, code=127, signal=None, error="cannot start 'x': No such file", end=START + 1)
+    assert job.poll_after(TIMEOUT_S - 1) is None
+    checklist = job.poll_after(TIMEOUT_S)
     assert checklist is not None
     found = {(result.name, fault.rank): fault.found for result in checklist.results for fault in result.faults}
     assert found[("count", 1)].startswith("it has ended: app_error (exit status 3")
@@ -278,17 +286,19 @@ def test_records_tell_of_the_last_run_and_how_it_ended(tmp_path: Path) -> None:
     assert not [key for key in found if key[1] == 0]
 
 
-def test_a_flood_of_faults_is_cut(tmp_path: Path) -> None:
+def test_the_number_of_printed_faults_is_limited(tmp_path: Path) -> None:
     job = Job(tmp_path, "cn01", workers=50)
-    job.say(0, {rank: dataclasses.replace(worker, log_bytes=0) for rank, worker in job.workers(0).items()})
-    checklist = job.after(TIMEOUT_S)
+    job.write_launch_status(
+        0, {rank: dataclasses.replace(worker, log_bytes=0) for rank, worker in job.workers(0).items()}
+    )
+    checklist = job.poll_after(TIMEOUT_S)
     assert checklist is not None
     lines = render_launch_checklist(checklist)
     assert sum(line.startswith("  - worker") for line in lines) == MOST_LINES
     assert lines[-1] == "  - and 30 more: 0 of 50 workers have logged a first line"
 
 
-def test_the_text_can_be_said_in_any_locale(job: Job) -> None:
+def test_the_checklist_can_be_printed_in_any_locale(job: Job) -> None:
     program = (
         "from launcher.run.launch_check import LaunchChecklist, LaunchResult, render_launch_checklist;"
         "from launcher.run.job_log import log_raw_line;"
@@ -316,8 +326,8 @@ time.sleep(600)
 """
 
 
-class Real:
-    """A launch on this machine: a sidecar, wrappers and the workers under them."""
+class RealLaunch:
+    """A real launch on this machine: a sidecar, wrappers and their workers."""
 
     def __init__(self, run_dir: Path, output: Path, *, gpus: int, workers: int, timeout_s: float) -> None:
         self.output = output
@@ -342,12 +352,12 @@ class Real:
             argv = [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", str(run_dir)]
             self.sidecar = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
 
-    def work(self, rank: int, devices: str) -> None:
+    def start_worker(self, rank: int, devices: str) -> None:
         """Start the worker with this rank."""
         task = self.plan.tasks[rank].task
         output = self.output / f"output_worker_{rank}.jsonl"
-        words = ["env", f"CUDA_VISIBLE_DEVICES={devices}", sys.executable, "-c", WORK, str(output)]
-        self.wrappers.start(task, *words)
+        argv = ["env", f"CUDA_VISIBLE_DEVICES={devices}", sys.executable, "-c", WORK, str(output)]
+        self.wrappers.start(task, *argv)
 
     def checklist(self) -> LaunchChecklist:
         found: LaunchChecklist = until(lambda: self.check.poll(time.time()), "the checklist", 40)
@@ -360,20 +370,20 @@ class Real:
 
 
 @pytest.fixture
-def reals() -> Iterator[list[Real]]:
-    made: list[Real] = []
-    yield made
-    for real in made:
-        real.close()
+def real_launches() -> Iterator[list[RealLaunch]]:
+    started: list[RealLaunch] = []
+    yield started
+    for launch in started:
+        launch.close()
 
 
-def test_a_real_launch_is_verified(tmp_path: Path, reals: list[Real]) -> None:
+def test_a_real_launch_is_verified(tmp_path: Path, real_launches: list[RealLaunch]) -> None:
     (tmp_path / "out").mkdir()
-    real = Real(tmp_path, tmp_path / "out", gpus=0, workers=2, timeout_s=60)
-    reals.append(real)
+    launch = RealLaunch(tmp_path, tmp_path / "out", gpus=0, workers=2, timeout_s=60)
+    real_launches.append(launch)
     for rank in range(2):
-        real.work(rank, "")
-    checklist = real.checklist()
+        launch.start_worker(rank, "")
+    checklist = launch.checklist()
     assert checklist.is_verified, text_of(checklist)
     assert not checklist.faults("warning"), text_of(checklist)
     names = ["processes", "count", "logs", "log_lines", "output_dir", "output", "progress"]
@@ -381,13 +391,15 @@ def test_a_real_launch_is_verified(tmp_path: Path, reals: list[Real]) -> None:
     assert checklist.elapsed_s < 30
 
 
-def test_a_real_launch_with_three_faults_tells_them_all(tmp_path: Path, reals: list[Real], locked: Path) -> None:
-    """Worker 1 never starts, worker 2 has a GPU too many, and nobody may write where the output goes."""
-    real = Real(tmp_path, locked, gpus=1, workers=3, timeout_s=8)
-    reals.append(real)
-    real.work(0, "0")
-    real.work(2, "2,3")
-    checklist = real.checklist()
+def test_a_real_launch_with_three_faults_reports_all(
+    tmp_path: Path, real_launches: list[RealLaunch], locked: Path
+) -> None:
+    """Worker 1 never starts, worker 2 has one GPU too many, and the output directory is not writable."""
+    launch = RealLaunch(tmp_path, locked, gpus=1, workers=3, timeout_s=8)
+    real_launches.append(launch)
+    launch.start_worker(0, "0")
+    launch.start_worker(2, "2,3")
+    checklist = launch.checklist()
     assert not checklist.is_verified
     issues = [
         (fault.worker, fault.found)

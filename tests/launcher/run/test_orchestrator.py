@@ -1,4 +1,4 @@
-"""How long the batch step may take for what it does at the end of a job."""
+"""The end of a job in the batch step: time limits, reports and the reserve."""
 
 import signal
 import time
@@ -21,13 +21,13 @@ from launcher.steps.steps import Steps
 from tests.support.launcher import settled_run_dir
 
 
-def end_of(place: Path, signals: OrchestratorSignals, sidecars: Any = None, limit: float | None = None) -> EndOfJob:
-    """The end of a job that has one worker."""
-    run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
+def end_of(folder: Path, signals: OrchestratorSignals, sidecars: Any = None, limit: float | None = None) -> EndOfJob:
+    """The end of a job with one worker."""
+    run_dir = settled_run_dir(folder, {"name": "job", "workers": [{"command": "true"}]})
     facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
-    course = JobState(facts, 30.0, signals)
-    crew = JobTasks(plan, facts, steps, course, signals, limit)
-    return EndOfJob(plan, facts, steps, course, signals, crew, sidecars or Mock(), limit)
+    job_state = JobState(facts, 30.0, signals)
+    job_tasks = JobTasks(plan, facts, steps, job_state, signals, limit)
+    return EndOfJob(plan, facts, steps, job_state, signals, job_tasks, sidecars or Mock(), limit)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_the_verification_ends_before_the_time_limit(left_s: float | None, allow
 
 
 @pytest.mark.parametrize(("left_s", "is_over"), [(REPORT_MARGIN_S + 20.0, True), (3600.0, False)])
-def test_a_report_is_told_when_there_is_no_time_left(
+def test_the_report_knows_when_no_time_is_left(
     left_s: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     limit = time.time() + left_s
     end = end_of(tmp_path, OrchestratorSignals(), limit=limit)
 
     def build(_run_dir: Path, **values: Any) -> dict[str, Any]:
-        given.update(values)
+        arguments.update(values)
         raise LookupError
 
     monkeypatch.setattr(end_of_job, "build_report", build)
@@ -62,10 +62,10 @@ def test_a_report_is_told_when_there_is_no_time_left(
         end._build_and_publish_report(None, requeued=False)
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
-    assert given["out_of_time"]() is is_over
+    assert arguments["out_of_time"]() is is_over
 
 
-def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_values(tmp_path: Path) -> None:
+def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Path) -> None:
     reports: list[Any] = []
     signals, sidecars = OrchestratorSignals(), Mock()
     signals.end_signal = signal.SIGTERM
@@ -79,7 +79,7 @@ def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_value
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_all_is_known(
+def test_the_first_report_is_quick_and_is_skipped_if_the_status_is_final(
     final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals = OrchestratorSignals()
@@ -87,21 +87,21 @@ def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_
     end = end_of(tmp_path, signals)
     run_dir = end._facts.run_dir
     run_files.write_json(run_dir / run_files.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
-    given: list[dict[str, Any]] = []
+    arguments: list[dict[str, Any]] = []
 
     def build(run_dir: Path, **values: Any) -> dict[str, Any]:
-        given.append(values)
+        arguments.append(values)
         return build_report(run_dir, **values)
 
     monkeypatch.setattr(end_of_job, "build_report", build)
     end.finish(None, lambda: None, lambda: None)
-    assert [values["quick"] for values in given] == ([False] if final else [True, False])
-    assert {values["finder"] for values in given} == {end._job_tasks.exit_reason_finder}
+    assert [values["quick"] for values in arguments] == ([False] if final else [True, False])
+    assert {values["finder"] for values in arguments} == {end._job_tasks.exit_reason_finder}
 
 
-@pytest.mark.parametrize(("number", "is_there"), [(None, True), (signal.SIGTERM, False)])
-def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
-    number: int | None, is_there: bool, tmp_path: Path
+@pytest.mark.parametrize(("number", "exists_at_final_values"), [(None, True), (signal.SIGTERM, False)])
+def test_the_reserve_is_released_only_for_the_report(
+    number: int | None, exists_at_final_values: bool, tmp_path: Path
 ) -> None:
     seen: list[bool] = []
     signals, sidecars = OrchestratorSignals(), Mock()
@@ -111,5 +111,5 @@ def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
     run_files.make_reserve(end._facts.run_dir)
     sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
     end.finish(None, lambda: None, lambda: None)
-    assert seen == [is_there]
+    assert seen == [exists_at_final_values]
     assert not reserve.exists()

@@ -1,8 +1,7 @@
 """Whole jobs on this machine, by the real command.
 
-Each scenario is one job, played once; several tests look at what came of it. The
-scenarios that the collected tests need are played a few at a time, in the order
-in which they stand here.
+Each scenario runs one job once; several tests check its result. Only scenarios that
+the collected tests need are run, a few at a time, in the order of this file.
 """
 
 import contextlib
@@ -40,19 +39,19 @@ from tests.support.launcher import (
     settled_run_dir,
 )
 
-AT_ONCE = 4
-NOWHERE = "http://127.0.0.1:9"
-UNWATCHED = {"enabled": False}  # monitoring of a job of which the sidecars are not the matter: it starts sooner
+MAX_CONCURRENT = 4
+DEAD_PROXY = "http://127.0.0.1:9"
+UNWATCHED = {"enabled": False}  # for jobs whose sidecars are not tested: they start sooner
 ESCAPE = "\x1b"
 
 
 @dataclass
 class Ended:
-    """A job that has been played: exit status of the command, and what was seen on the way."""
+    """A finished job: exit status of the command and observations made on the way."""
 
     job: LocalJob
     status: int
-    left_over: dict[int, list[str]]  # processes that were still there once the command had ended
+    left_over: dict[int, list[str]]  # processes that still existed when the command had ended
     seen: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,29 +59,29 @@ class Ended:
         return self.job.report()
 
     def worker(self, rank: int) -> dict[str, Any]:
-        """The worker's part of the report."""
+        """The report's entry for this worker."""
         return dict(self.report["workers"][rank])
 
     def reasons(self) -> list[str]:
         return [worker["exit"]["reason"] for worker in self.report["workers"]]
 
 
-Play = Callable[[Path], Ended]
-SCENARIOS: dict[str, Play] = {}
+ScenarioRun = Callable[[Path], Ended]
+SCENARIOS: dict[str, ScenarioRun] = {}
 
 
-class Stage:
-    """Plays the scenarios that are needed, some at a time."""
+class ScenarioPool:
+    """Runs the needed scenarios, some at a time."""
 
     def __init__(self, names: list[str], folder: Path) -> None:
         self._folder = folder
-        self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._played: dict[str, Future[Ended]] = {
+        self._pool = ThreadPoolExecutor(MAX_CONCURRENT)
+        self._results: dict[str, Future[Ended]] = {
             name: self._pool.submit(SCENARIOS[name], folder / name) for name in names
         }
 
     def result(self, name: str) -> Ended:
-        return self._played[name].result(300)  # those before it are waited for as well
+        return self._results[name].result(300)  # includes the wait for earlier scenarios
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -90,37 +89,37 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def scenarios(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScenarioPool]:
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    made = Stage([name for name in SCENARIOS if name in needed], tmp_path_factory.mktemp("jobs"))
-    yield made
-    made.close()
+    pool = ScenarioPool([name for name in SCENARIOS if name in needed], tmp_path_factory.mktemp("jobs"))
+    yield pool
+    pool.close()
 
 
-def scenario(play: Play) -> Any:
-    """A fixture that is what came of the job."""
-    SCENARIOS[play.__name__] = play
+def scenario(run_scenario: ScenarioRun) -> Any:
+    """Register a scenario and return a fixture with its result."""
+    SCENARIOS[run_scenario.__name__] = run_scenario
 
-    @pytest.fixture(scope="module", name=play.__name__)
-    def played(stage: Stage) -> Ended:
-        return stage.result(play.__name__)
+    @pytest.fixture(scope="module", name=run_scenario.__name__)
+    def result(scenarios: ScenarioPool) -> Ended:
+        return scenarios.result(run_scenario.__name__)
 
-    return played
+    return result
 
 
 def ended(job: LocalJob, timeout: float = 90.0, **seen: Any) -> Ended:
-    """Wait for the command; what is left of the job a moment after it."""
+    """Wait for the command and collect the processes that it left over."""
     status = job.wait(timeout)
     return Ended(job, status, job.left_over(), seen)
 
 
-def look(job: LocalJob, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A command about the job, given from where the job was started."""
-    return gpujob(*words, cwd=job.folder, env=clean_environment(**env))
+def run_gpujob(job: LocalJob, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command about the job in the directory where the job was started."""
+    return gpujob(*argv, cwd=job.folder, env=clean_environment(**env))
 
 
 def wrong_packages(folder: Path) -> dict[str, str]:
-    """Folders called like ours where the job runs, and the variable that puts them first."""
+    """Create packages with our names where the job runs; return the variable that puts them first."""
     for name in ("launcher", "exporter"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
@@ -128,19 +127,19 @@ def wrong_packages(folder: Path) -> dict[str, str]:
 
 
 def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
-    """A job whose workers do next to nothing."""
+    """A job whose workers do almost nothing."""
     return {"name": "quick", "workers": [{"command": command}], "monitoring": UNWATCHED, **over}
 
 
-def until(enough: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """The job with workers of its first role that do not end before there is this file: what is seen of it lasts."""
+def until_exists(enough: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """The job, with workers of its first role that do not end before this file exists."""
     first, *others = spec["workers"]
     script = f"{first['command']} && until [ -e {shlex.quote(str(enough))} ]; do sleep 0.05; done"
     return {**spec, "workers": [{**first, "command": ["sh", "-c", script]}, *others]}
 
 
 def await_output(job: LocalJob, count: int = 1) -> None:
-    """Wait until so many workers have said that they are up, and so have set what they do at a signal."""
+    """Wait until `count` workers have printed that they are up, and so have set their signal handlers."""
     poll(lambda: [path.read_text() for path in job.run_dir.glob("*_worker_w*.out")] == ["up\n"] * count, "the workers")
 
 
@@ -150,30 +149,36 @@ def await_output(job: LocalJob, count: int = 1) -> None:
 @scenario
 def completed(folder: Path) -> Ended:
     env = clean_environment(**wrong_packages(folder))
-    spec = until(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
+    spec = until_exists(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
 
         def running_view() -> subprocess.CompletedProcess[str] | None:
-            found = look(job, "watch", job_id, "--once", "--json", http_proxy=NOWHERE, HTTP_PROXY=NOWHERE)
-            told = json.loads(found.stdout)
-            by_http = [node["source"] for node in told["nodes"]] == ["http"]
-            return found if by_http and told["phase"] == "running" and all(w["up"] for w in told["workers"]) else None
+            completed_process = run_gpujob(
+                job, "watch", job_id, "--once", "--json", http_proxy=DEAD_PROXY, HTTP_PROXY=DEAD_PROXY
+            )
+            view = json.loads(completed_process.stdout)
+            by_http = [node["source"] for node in view["nodes"]] == ["http"]
+            return (
+                completed_process
+                if by_http and view["phase"] == "running" and all(w["up"] for w in view["workers"])
+                else None
+            )
 
         with ThreadPoolExecutor(3) as pool:
             view = pool.submit(poll, running_view, "a view of the running job")
-            words = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
-            picture, report = pool.map(lambda entry: look(job, *entry), words)
+            commands = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
+            picture, report = pool.map(lambda entry: run_gpujob(job, *entry), commands)
             running = view.result()
         poll((job.run_dir / "targets.json").exists, "targets")
         targets = (job.run_dir / "targets.json").read_text()
         (folder / "enough").touch()
         done = ended(job)
-        after = look(job, "watch", job_id, "--once", "--json")
+        after = run_gpujob(job, "watch", job_id, "--once", "--json")
         done.seen = {"running": running, "picture": picture, "report": report, "after": after, "targets": targets}
-        done.seen["text"] = look(job, "report", job_id)
-        done.seen["json"] = look(job, "report", str(job.run_dir), "--json")
+        done.seen["text"] = run_gpujob(job, "report", job_id)
+        done.seen["json"] = run_gpujob(job, "report", str(job.run_dir), "--json")
         return done
 
 
@@ -194,18 +199,18 @@ def test_every_item_is_a_line_of_output(completed: Ended) -> None:
     assert [worker["items"] for worker in completed.report["workers"]] == [400, 400]
 
 
-def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> None:
+def test_the_run_directory_contains_the_documented_files(completed: Ended) -> None:
     run_dir = completed.job.run_dir
     names = {path.name for path in run_dir.iterdir()}
     node = completed.report["nodes"][0]
-    promised = {"config.yaml", "sbatch_script.sh", "manifest.json", "events.jsonl", "log.out", "log.err", "workers"}
-    promised |= {
+    documented = {"config.yaml", "sbatch_script.sh", "manifest.json", "events.jsonl", "log.out", "log.err", "workers"}
+    documented |= {
         "report.json",
         "report.md",
         *(f"{node}_worker_w{rank}.{end}" for rank in (0, 1) for end in ("out", "err")),
     }
-    assert promised <= names
-    assert "targets.json" not in names  # gone at the end
+    assert documented <= names
+    assert "targets.json" not in names  # removed at the end
     assert re.fullmatch(r"local-[0-9a-f]{8}_embed_\d{8}_\d{6}", run_dir.name)
     assert completed.job.json(f"{run_dir.name.partition('_')[0]}.json")["job_name"] == "embed"
     log = completed.job.log()
@@ -214,11 +219,13 @@ def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> N
     assert (run_dir / "log.err").read_text() == ""
 
 
-def test_events_tell_the_course_of_the_job(completed: Ended) -> None:
+def test_events_record_the_history_of_the_job(completed: Ended) -> None:
     events = [json.loads(line) for line in (completed.job.run_dir / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
     last_start = len(names) - 1 - names[::-1].index("worker started")
-    assert names.index("launch verified") > last_start, "it is found out beside the work, some time after its begin"
+    assert names.index("launch verified") > last_start, (
+        "the launch check runs next to the work and ends after its start"
+    )
     names.remove("launch verified")
     of_sidecars = {"first output", "checkpoint saved", "checkpoint unusual", "output complete", "milestone", "disk low"}
     assert {"first output", "checkpoint saved", "milestone"} <= set(names)
@@ -239,7 +246,7 @@ def test_a_secret_stays_in_the_plan(completed: Ended) -> None:
     assert yaml.safe_load((completed.job.run_dir / "config.yaml").read_text())["env"] == {"HF_TOKEN": "<redacted>"}
 
 
-def test_what_is_printed_to_a_pipe_holds_no_escape(completed: Ended) -> None:
+def test_output_to_a_pipe_contains_no_escape_sequence(completed: Ended) -> None:
     printed = [completed.job.output, *(done.stdout for key, done in completed.seen.items() if key != "targets")]
     assert not [text for text in printed if ESCAPE in text or "\r" in text]
     assert "COMPLETED and verified" in completed.job.output
@@ -263,31 +270,31 @@ def test_a_running_job_is_watched_by_its_id(completed: Ended) -> None:
     assert view["run_dir"] == str(completed.job.run_dir)
 
 
-def test_a_proxy_of_the_user_is_not_asked_for_the_sidecar(completed: Ended) -> None:
+def test_the_sidecar_is_not_queried_through_the_users_proxy(completed: Ended) -> None:
     (node,) = json.loads(completed.seen["running"].stdout)["nodes"]
     assert (node["source"], node["error"]) == ("http", None)
 
 
-def test_a_picture_of_a_running_job_names_its_workers(completed: Ended) -> None:
+def test_the_picture_of_a_running_job_names_its_workers(completed: Ended) -> None:
     done = completed.seen["picture"]
     assert done.returncode == 10
     assert "RUNNING/running" in done.stdout
     assert "worker_w1" in done.stdout
 
 
-def test_the_report_of_a_running_job_says_that_it_runs(completed: Ended) -> None:
+def test_the_report_of_a_running_job_has_the_state_running(completed: Ended) -> None:
     done = completed.seen["report"]
     assert done.returncode == 10
     assert json.loads(done.stdout)["state"] == "RUNNING"
 
 
-def test_while_it_runs_prometheus_is_told_where(completed: Ended) -> None:
+def test_the_target_file_has_the_address_while_the_job_runs(completed: Ended) -> None:
     (group,) = json.loads(completed.seen["targets"])
     assert group["labels"]["job_id"] == completed.report["job_id"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", group["targets"][0])
 
 
-def test_a_job_that_has_ended_is_watched_as_it_ended(completed: Ended) -> None:
+def test_watch_shows_the_final_state_of_an_ended_job(completed: Ended) -> None:
     done = completed.seen["after"]
     view = json.loads(done.stdout)
     assert done.returncode == 0
@@ -298,7 +305,7 @@ def test_a_job_that_has_ended_is_watched_as_it_ended(completed: Ended) -> None:
     assert view["report"] == completed.report
 
 
-def test_the_report_is_printed_for_people_and_for_programs(completed: Ended) -> None:
+def test_the_report_is_printed_as_text_and_as_json(completed: Ended) -> None:
     text, printed = completed.seen["text"], completed.seen["json"]
     assert (text.returncode, printed.returncode) == (0, 0)
     assert json.loads(printed.stdout) == completed.report
@@ -316,7 +323,7 @@ def app_error(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_one_worker_that_fails_ends_the_job(app_error: Ended) -> None:
+def test_one_failed_worker_ends_the_job(app_error: Ended) -> None:
     assert app_error.status == 1
     report = json.loads(app_error.job.output)
     assert report == app_error.report
@@ -338,7 +345,7 @@ def killed(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_that_somebody_kills_was_killed_by_nobody_knows_whom(killed: Ended) -> None:
+def test_a_worker_killed_from_outside_has_the_reason_killed_unknown(killed: Ended) -> None:
     assert killed.status == 1
     cause = killed.report["cause"]
     assert (cause["worker"], cause["reason"], cause["signal"], cause["code"]) == (
@@ -350,16 +357,16 @@ def test_a_worker_that_somebody_kills_was_killed_by_nobody_knows_whom(killed: En
 
 
 @scenario
-def crashed_at_once(folder: Path) -> Ended:
+def crashed_immediately(folder: Path) -> Ended:
     with LocalJob(
         folder, embed_job("--only-rank 0 --crash-after-ms 50", items=9000, monitoring=UNWATCHED), "--quiet"
     ) as job:
         return ended(job)
 
 
-def test_a_worker_that_crashes_at_once_is_not_missed(crashed_at_once: Ended) -> None:
-    assert crashed_at_once.status == 1
-    cause = crashed_at_once.report["cause"]
+def test_a_worker_that_crashes_immediately_is_reported(crashed_immediately: Ended) -> None:
+    assert crashed_immediately.status == 1
+    cause = crashed_immediately.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "app_error", 3)
 
 
@@ -371,7 +378,7 @@ def out_of_cuda_memory(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_gpu_memory_that_ran_out_is_told_apart(out_of_cuda_memory: Ended) -> None:
+def test_exhausted_gpu_memory_has_the_reason_cuda_oom(out_of_cuda_memory: Ended) -> None:
     assert out_of_cuda_memory.status == 1
     cause = out_of_cuda_memory.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "cuda_oom", 1)
@@ -387,7 +394,7 @@ def not_started(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_that_cannot_start_is_told(not_started: Ended) -> None:
+def test_a_worker_that_cannot_start_has_the_reason_launch_failed(not_started: Ended) -> None:
     assert not_started.status == 1
     cause = not_started.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("bad_w0", "launch_failed", 127)
@@ -401,7 +408,7 @@ def unreported(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_where_no_report_is_left_the_log_that_tells_why_is_named(unreported: Ended) -> None:
+def test_the_log_is_named_if_no_report_was_written(unreported: Ended) -> None:
     assert unreported.status == 9
     log = unreported.job.run_dir / "log.out"
     assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 0); see {log}")
@@ -414,7 +421,7 @@ def too_short(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_output_that_is_too_short_is_no_success(too_short: Ended) -> None:
+def test_a_job_with_too_few_items_is_incomplete(too_short: Ended) -> None:
     assert too_short.status == 8
     report = too_short.report
     assert (report["state"], report["verification"]["verified"]) == ("INCOMPLETE", False)
@@ -435,7 +442,7 @@ def restarted(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_that_is_started_again_completes_the_work(restarted: Ended) -> None:
+def test_a_restarted_worker_completes_the_work(restarted: Ended) -> None:
     assert restarted.status == 0, restarted.job.output
     report = restarted.report
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
@@ -445,12 +452,12 @@ def test_a_worker_that_is_started_again_completes_the_work(restarted: Ended) -> 
     assert restarted.worker(0)["restarts"] == 0
 
 
-def test_each_run_of_a_worker_has_logs_of_its_own(restarted: Ended) -> None:
+def test_each_run_of_a_worker_has_its_own_logs(restarted: Ended) -> None:
     node = restarted.report["nodes"][0]
     first, second = (restarted.job.run_dir / f"{node}_worker_w1{run}" for run in ("", "_r1"))
     assert "simulated failure of worker 1" in Path(f"{first}.err").read_text()
     assert "Resuming at 60/150 items" in Path(f"{second}.out").read_text()
-    assert "worker_w1 rank 1 is started again in 0 s (1 of 1): it ended by app_error\n" in restarted.job.log()
+    assert "worker_w1 rank 1 restarts in 0 s (1 of 1): it ended by app_error\n" in restarted.job.log()
 
 
 @scenario
@@ -460,7 +467,7 @@ def restarted_in_vain(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_is_started_again_only_so_often(restarted_in_vain: Ended) -> None:
+def test_a_worker_is_restarted_at_most_max_times(restarted_in_vain: Ended) -> None:
     assert restarted_in_vain.status == 1
     worker = restarted_in_vain.worker(0)
     assert (worker["restarts"], [end["reason"] for end in worker["exits"]]) == (2, ["app_error"] * 3)
@@ -468,7 +475,7 @@ def test_a_worker_is_started_again_only_so_often(restarted_in_vain: Ended) -> No
 
 @scenario
 def tolerated(folder: Path) -> Ended:
-    spec = until(folder / "enough", embed_job("--shards 2"))  # a helper that is late would be ended with the job
+    spec = until_exists(folder / "enough", embed_job("--shards 2"))  # a late helper would be ended with the job
     spec["workers"].append({"role": "helper", "command": "sh -c 'exit 3'", "critical": False})
     with LocalJob(folder, spec, "--quiet") as job:
         job.worker(0)
@@ -477,14 +484,14 @@ def tolerated(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_that_is_not_critical_may_fail(tolerated: Ended) -> None:
+def test_the_job_continues_without_a_helper_that_failed(tolerated: Ended) -> None:
     assert tolerated.reasons() == ["completed", "completed", "app_error"]
     assert tolerated.report["items"] == tolerated.job.lines() == 300
     assert tolerated.report["stopped"] is None
-    assert "helper_w0 is not critical: the job goes on without it" in tolerated.job.log()
+    assert "helper_w0 is not critical: the job continues without it" in tolerated.job.log()
 
 
-def test_the_failure_of_a_worker_that_may_fail_is_no_failure_of_the_job(tolerated: Ended) -> None:
+def test_a_job_with_a_failed_helper_completes(tolerated: Ended) -> None:
     assert (tolerated.status, tolerated.report["state"]) == (0, "COMPLETED")
 
 
@@ -493,26 +500,26 @@ def test_the_failure_of_a_worker_that_may_fail_is_no_failure_of_the_job(tolerate
 
 @scenario
 def interrupted_in_a_terminal(folder: Path) -> Ended:
-    ours, theirs = os.openpty()
+    controller_fd, terminal_fd = os.openpty()
     env = clean_environment(TERM="xterm-256color")
     shown: list[bytes] = []
     with LocalJob(
-        folder, embed_job(items=9000), prefix=["setsid", "--ctty"], stdin=theirs, stdout=theirs, env=env
+        folder, embed_job(items=9000), prefix=["setsid", "--ctty"], stdin=terminal_fd, stdout=terminal_fd, env=env
     ) as job:
-        os.close(theirs)
+        os.close(terminal_fd)
 
         def read() -> None:
             with contextlib.suppress(OSError):
-                while readable(ours, 30):
-                    shown.append(os.read(ours, 65536))
+                while readable(controller_fd, 30):
+                    shown.append(os.read(controller_fd, 65536))
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         poll(lambda: b"RUNNING/running" in b"".join(shown), "a picture of the running job")
-        os.write(ours, b"\x03")
+        os.write(controller_fd, b"\x03")
         done = ended(job)
         reader.join(60)
-        os.close(ours)
+        os.close(controller_fd)
         done.seen["screen"] = b"".join(shown).decode(errors="replace")
         return done
 
@@ -536,7 +543,7 @@ def terminated(folder: Path) -> Ended:
 @scenario
 def hung_up(folder: Path) -> Ended:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
-        for rank in (0, 1):  # one that is not started yet would not be any more
+        for rank in (0, 1):  # a worker that has not started would not start any more
             job.worker(rank)
         job.process.send_signal(signal.SIGHUP)
         return ended(job)
@@ -547,9 +554,9 @@ def stopped(folder: Path) -> Ended:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
-        stop = look(job, "stop", job_id)
+        stop = run_gpujob(job, "stop", job_id)
         done = ended(job, stop=stop)
-        done.seen["again"] = look(job, "stop", job_id)
+        done.seen["again"] = run_gpujob(job, "stop", job_id)
         return done
 
 
@@ -564,8 +571,8 @@ def stopped(folder: Path) -> Ended:
     ],
 )
 @pytest.mark.usefixtures("interrupted_in_a_terminal", "interrupted", "terminated", "hung_up", "stopped")
-def test_a_job_that_is_ended_from_outside_was_cancelled(name: str, status: int, cause: str, stage: Stage) -> None:
-    done = stage.result(name)
+def test_a_job_ended_from_outside_is_cancelled(name: str, status: int, cause: str, scenarios: ScenarioPool) -> None:
+    done = scenarios.result(name)
     assert done.status == status
     report = done.report
     assert (report["state"], report["exit_status"], report["cause"]) == ("CANCELLED", 5, None)
@@ -590,10 +597,10 @@ def interrupted_twice(folder: Path) -> Ended:
         job.process.send_signal(signal.SIGINT)
         poll(lambda: job.json("state.json").get("stop"), "the stop")
         job.process.send_signal(signal.SIGINT)
-        return ended(job, 26)  # of KillWait the workers have 27, from the first
+        return ended(job, 26)  # the workers have 27 s of KillWait from the first signal
 
 
-def test_a_second_ctrl_c_kills_what_does_not_end(interrupted_twice: Ended) -> None:
+def test_a_second_ctrl_c_kills_workers_that_do_not_end(interrupted_twice: Ended) -> None:
     assert (interrupted_twice.status, interrupted_twice.report["state"]) == (130, "CANCELLED")
     assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
     assert interrupted_twice.left_over == {}
@@ -607,7 +614,7 @@ def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> No
     assert "Traceback" not in screen
 
 
-def test_stopping_says_so(stopped: Ended) -> None:
+def test_stop_prints_that_the_job_is_being_stopped(stopped: Ended) -> None:
     job_id = stopped.report["job_id"]
     assert (stopped.seen["stop"].returncode, stopped.seen["stop"].stdout) == (0, f"job {job_id} is being stopped\n")
     assert stopped.seen["again"].stdout == f"job {job_id} has ended: CANCELLED\n"
@@ -615,20 +622,20 @@ def test_stopping_says_so(stopped: Ended) -> None:
 
 @scenario
 def under_nohup(folder: Path) -> Ended:
-    spec = until(folder / "enough", embed_job(monitoring=UNWATCHED))
+    spec = until_exists(folder / "enough", embed_job(monitoring=UNWATCHED))
     with LocalJob(folder, spec, "--quiet", prefix=["nohup"]) as job:
         job.phase("running")
         job.process.send_signal(signal.SIGHUP)
-        (folder / "enough").touch()  # some of the work is still to be done
+        (folder / "enough").touch()  # some work remains
         return ended(job)
 
 
-def test_under_nohup_a_job_goes_on_when_its_terminal_closes(under_nohup: Ended) -> None:
+def test_a_job_under_nohup_survives_the_end_of_its_terminal(under_nohup: Ended) -> None:
     assert (under_nohup.status, under_nohup.report["state"]) == (0, "COMPLETED")
 
 
 @scenario
-def politely_stopped(folder: Path) -> Ended:
+def completed_on_sigterm(folder: Path) -> Ended:
     spec = quick_job("sh -c 'trap \"exit 0\" TERM; echo up; while :; do sleep 0.05; done'")
     with LocalJob(folder, spec, "--quiet") as job:
         await_output(job)
@@ -636,13 +643,13 @@ def politely_stopped(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_job_that_was_cancelled_did_not_complete(politely_stopped: Ended) -> None:
-    assert (politely_stopped.status, politely_stopped.report["state"]) == (5, "CANCELLED")
+def test_a_job_whose_workers_exit_0_on_sigterm_is_cancelled(completed_on_sigterm: Ended) -> None:
+    assert (completed_on_sigterm.status, completed_on_sigterm.report["state"]) == (5, "CANCELLED")
 
 
 @contextlib.contextmanager
 def orchestrator(run_dir: Path, stdout: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The orchestrator of a run directory, without the command over it."""
+    """The orchestrator of a run directory, without `gpujob run` above it."""
     argv = [sys.executable, "-I", "-m", "launcher.run.orchestrator", str(run_dir), "--local"]
     with subprocess.Popen(argv, env=clean_environment(), stdout=stdout, stderr=stdout, cwd=run_dir) as process:
         try:
@@ -652,7 +659,7 @@ def orchestrator(run_dir: Path, stdout: Any) -> Iterator[subprocess.Popen[bytes]
             kill_all_with(run_dir.parent)
 
 
-def test_a_worker_that_does_not_listen_is_killed_in_time(tmp_path: Path) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_at_the_deadline(tmp_path: Path) -> None:
     spec = quick_job("sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'")
     run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=2.5)
     with (run_dir / "log.out").open("wb") as log, orchestrator(run_dir, log) as process:
@@ -674,19 +681,19 @@ def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
     assert read_json(run_dir / "report.json")["state"] == "COMPLETED"
 
 
-# Parts of us that die
+# Parts of gpujob that are killed
 
 
 @scenario
 def orchestrator_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=90000), "--quiet") as job:  # by themselves they do not end in time
+    with LocalJob(folder, embed_job(items=90000), "--quiet") as job:  # the workers would not end in time by themselves
         job.phase("running")
         os.kill(job.json("orchestrator.json")["pid"], signal.SIGKILL)
         status = job.wait()
         poll(lambda: not job.left_over(), "the end of workers and sidecar")
         seen = {
-            "watch": look(job, "watch", str(job.run_dir), "--once", "--json"),
-            "report": look(job, "report", str(job.run_dir)),
+            "watch": run_gpujob(job, "watch", str(job.run_dir), "--once", "--json"),
+            "report": run_gpujob(job, "report", str(job.run_dir)),
         }
         return Ended(job, status, job.left_over(), seen)
 
@@ -705,12 +712,12 @@ def test_nothing_outlives_the_orchestrator(orchestrator_killed: Ended) -> None:
 def guard_killed(folder: Path) -> Ended:
     with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
-        found = processes_with(job.run_dir)
-        os.kill(next(pid for pid, words in found.items() if "launcher.guard" in words), signal.SIGKILL)
+        processes = processes_with(job.run_dir)
+        os.kill(next(pid for pid, argv in processes.items() if "launcher.guard" in argv), signal.SIGKILL)
         return ended(job)
 
 
-def test_without_its_guard_a_job_still_ends_in_order_and_is_reported(guard_killed: Ended) -> None:
+def test_a_job_without_its_guard_ends_in_order_with_a_report(guard_killed: Ended) -> None:
     assert (guard_killed.status, guard_killed.report["state"]) == (1, "FAILED")
     assert guard_killed.left_over == {}
 
@@ -725,16 +732,16 @@ def command_killed(folder: Path) -> Ended:
         return Ended(job, status, job.left_over())
 
 
-def test_a_job_ends_in_order_with_the_command_that_runs_it(command_killed: Ended) -> None:
+def test_a_job_ends_in_order_if_gpujob_run_is_killed(command_killed: Ended) -> None:
     assert command_killed.report["state"] == "CANCELLED"
     assert command_killed.left_over == {}
 
 
 @scenario
 def sidecar_killed(folder: Path) -> Ended:
-    # beside what the kernel hands out: nobody else gets the port while no sidecar listens
+    # outside the kernel's range: no other process gets the port while no sidecar listens
     monitoring = {"check_interval": 0.5, "linger": 0, "listen_address": f"127.0.0.1:{free_port()}"}
-    spec = until(folder / "enough", embed_job(items=800, monitoring=monitoring))
+    spec = until_exists(folder / "enough", embed_job(items=800, monitoring=monitoring))
     with LocalJob(folder, spec, "--quiet") as job:
         job.phase("running")
         record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
@@ -746,8 +753,8 @@ def sidecar_killed(folder: Path) -> Ended:
         return ended(job, log=log.read_text(), address=address)
 
 
-def test_a_sidecar_that_is_killed_comes_back_and_costs_nothing(sidecar_killed: Ended) -> None:
-    assert "the sidecar ended by signal 9; starting it again in " in sidecar_killed.seen["log"]
+def test_a_killed_sidecar_restarts_at_the_same_address(sidecar_killed: Ended) -> None:
+    assert "the sidecar ended by signal 9; restarting it in " in sidecar_killed.seen["log"]
     assert sidecar_killed.status == 0, sidecar_killed.job.output
     assert sidecar_killed.report["items"] == sidecar_killed.job.lines() == 800
     assert sidecar_killed.report["monitoring"]["nodes_without"] == []
@@ -764,13 +771,13 @@ def without_a_sidecar(folder: Path) -> Ended:
             return ended(job)
 
 
-def test_a_job_completes_without_a_sidecar_and_says_so(without_a_sidecar: Ended) -> None:
+def test_a_job_without_a_working_sidecar_completes_with_a_warning(without_a_sidecar: Ended) -> None:
     assert without_a_sidecar.status == 0, without_a_sidecar.job.output
     report, job = without_a_sidecar.report, without_a_sidecar.job
     assert report["items"] == job.lines() == 300
     assert report["monitoring"] == {"nodes_with_final_values": [], "nodes_without": report["nodes"]}
     assert "could not run on" in job.log()
-    assert "the job runs unwatched" in job.log()
+    assert "the job runs without monitoring" in job.log()
     assert f"no final values from: {report['nodes'][0]}" in job.output
     assert "cannot listen on 127.0.0.1:" in next(job.run_dir.glob("*sidecar.log")).read_text()
 
@@ -782,7 +789,7 @@ def not_monitored(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_job_may_do_without_sidecars_and_without_a_home_to_write_to(not_monitored: Ended) -> None:
+def test_a_job_runs_without_sidecars_and_without_a_writable_home(not_monitored: Ended) -> None:
     assert not_monitored.status == 0
     assert "No sidecars: monitoring.enabled is false" in not_monitored.job.log()
     assert (not_monitored.report["items"], not_monitored.worker(0)["items_expected"]) == (5, 5)
@@ -797,7 +804,7 @@ def wrapper_killed(folder: Path) -> Ended:
         return ended(job, pid=start["pid"])
 
 
-def test_a_wrapper_that_is_killed_ends_the_job(wrapper_killed: Ended) -> None:
+def test_a_killed_wrapper_ends_the_job(wrapper_killed: Ended) -> None:
     assert wrapper_killed.status == 1
     cause = wrapper_killed.report["cause"]
     assert (cause["worker"], cause["reason"]) == ("worker_w1", "killed_unknown")
@@ -820,7 +827,7 @@ def test_children_of_a_worker_do_not_outlive_it(children_left: Ended) -> None:
     assert children_left.left_over == {}
 
 
-# What a worker is given
+# Environment of a worker
 
 
 @scenario
@@ -844,9 +851,9 @@ def test_a_job_runs_without_a_home_or_a_locale(bare_environment: Ended) -> None:
     assert b"HOME" not in variables
 
 
-def test_a_worker_gets_the_environment_of_the_user_and_ours_alone(bare_environment: Ended) -> None:
+def test_a_worker_gets_only_the_users_variables_and_ours(bare_environment: Ended) -> None:
     ours = {name for name in environment_of(bare_environment) if name.startswith(b"GPUJOB_")}
-    given = set(environment_of(bare_environment)) - {b"PWD"}  # a script in a path with a space starts by way of sh
+    given = set(environment_of(bare_environment)) - {b"PWD"}  # a script in a path with a space is started by sh
     assert given - ours == {*(b"PATH", b"ODD", b"MINE", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE")}
 
 
@@ -867,7 +874,7 @@ def printed_by(done: Ended) -> list[str]:
     return [path.read_text().strip() for path in paths]
 
 
-def test_several_nodes_of_a_local_job_are_virtual_ones(two_nodes: Ended) -> None:
+def test_the_nodes_of_a_local_job_are_virtual(two_nodes: Ended) -> None:
     assert two_nodes.status == 0, two_nodes.job.output
     nodes = two_nodes.report["nodes"]
     assert len(set(nodes)) == 2
@@ -875,7 +882,7 @@ def test_several_nodes_of_a_local_job_are_virtual_ones(two_nodes: Ended) -> None
     assert two_nodes.report["monitoring"]["nodes_with_final_values"] == sorted(nodes)
 
 
-def test_each_worker_is_told_of_the_sidecar_of_its_node(two_nodes: Ended) -> None:
+def test_each_worker_gets_the_url_of_the_sidecar_on_its_node(two_nodes: Ended) -> None:
     ports = {
         node: read_json(two_nodes.job.run_dir / f"sidecars/{node}.json")["port"] for node in two_nodes.report["nodes"]
     }
@@ -885,7 +892,7 @@ def test_each_worker_is_told_of_the_sidecar_of_its_node(two_nodes: Ended) -> Non
         assert url == f"http://127.0.0.1:{ports[node]}/fom"
 
 
-def test_a_worker_that_nobody_watches_has_a_place_for_progress_and_none_for_figures(bare_environment: Ended) -> None:
+def test_an_unmonitored_worker_gets_a_progress_file_and_no_fom_url(bare_environment: Ended) -> None:
     variables = environment_of(bare_environment)
     assert variables[b"GPUJOB_FOM_URL"] == b""
     progress = Path(os.fsdecode(variables[b"GPUJOB_PROGRESS_FILE"]))
@@ -899,21 +906,21 @@ def test_virtual_nodes_do_not_share_gpus(two_nodes: Ended) -> None:
 
 @scenario
 def hostile(folder: Path) -> Ended:
-    place = folder.joinpath(*HARD_NAMES)
-    place.mkdir(parents=True)
+    job_folder = folder.joinpath(*HARD_NAMES)
+    job_folder.mkdir(parents=True)
     spec = embed_job(
         name="".join(HARD_NAMES), items=60,
         paths={"output_dir": f"out/{HARD_NAMES[3]}", "checkpoint_dir": f"{HARD_NAMES[5]}"},
     )  # fmt: skip
     spec["workers"][0]["env"] = {"NAME": "".join(HARD_NAMES)}
-    with LocalJob(place, spec, "--interval", "0.2", env=clean_environment(**wrong_packages(place))) as job:
+    with LocalJob(job_folder, spec, "--interval", "0.2", env=clean_environment(**wrong_packages(job_folder))) as job:
         record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
         labels = read_json(record)["labels"]
-        view = look(job, "watch", job.run_dir.name.partition("_")[0], "--once", "--json")
+        view = run_gpujob(job, "watch", job.run_dir.name.partition("_")[0], "--once", "--json")
         return ended(job, labels=labels, view=view)
 
 
-def test_hostile_names_are_data(hostile: Ended) -> None:
+def test_hostile_names_are_treated_as_data(hostile: Ended) -> None:
     assert hostile.status == 0, hostile.job.output
     assert (hostile.report["items"], hostile.report["job_name"]) == (60, "".join(HARD_NAMES))
     top = hostile.job.folder
@@ -933,24 +940,24 @@ def test_hostile_names_do_not_reach_labels_or_the_terminal(hostile: Ended) -> No
     assert ESCAPE not in hostile.job.output
 
 
-# Somebody else's process
+# Processes of others
 
 
-def test_a_pid_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
-    with subprocess.Popen(["sleep", "600"]) as somebody:
+    with subprocess.Popen(["sleep", "600"]) as foreign_process:
         try:
-            record = {"schema": 1, "job_id": "local-1", "pid": somebody.pid, "host": os.uname().nodename}
+            record = {"schema": 1, "job_id": "local-1", "pid": foreign_process.pid, "host": os.uname().nodename}
             record |= {"hosts": ["here"], "attempt": 0, "start": 1000.0, "start_ticks": 1, "local": True}
             (run_dir / "orchestrator.json").write_text(json.dumps(record))
             done = gpujob("stop", str(run_dir), cwd=tmp_path)
             assert "has ended: UNKNOWN" in done.stdout
-            assert somebody.poll() is None
+            assert foreign_process.poll() is None
         finally:
-            somebody.kill()
+            foreign_process.kill()
 
 
-def test_slurm_is_not_asked_about_a_local_job(tmp_path: Path) -> None:
+def test_slurm_is_not_queried_for_a_local_job(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     (tmp_path / "bin/squeue").chmod(0o755)

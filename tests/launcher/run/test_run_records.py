@@ -1,4 +1,4 @@
-"""What is known of a run that has left no record."""
+"""Facts about a run of a task that left no record."""
 
 import subprocess
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.launcher import job_spec, plan_of
 
 
 def run_of(folder: Path) -> tuple[RunRecords, RunningTask]:
-    """A run that has ended, and the records of its attempt, none so far."""
+    """A run that has ended, and the still empty records of its attempt."""
     facts = RunFacts("4459", folder, ("n1",))
     (folder / run_files.WORKERS_DIR).mkdir()
     with subprocess.Popen(["true"]) as process:
@@ -24,33 +24,33 @@ def run_of(folder: Path) -> tuple[RunRecords, RunningTask]:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("code", [-9, 0, 1, 137])
-def test_a_step_whose_node_is_lost_does_not_tell_how_its_task_ended(
-    tmp_path: Path, code: int, started: bool, exact: bool
-) -> None:
-    kept, first = run_of(tmp_path)
+def test_a_step_on_a_lost_node_gives_no_exit_status(tmp_path: Path, code: int, started: bool, exact: bool) -> None:
+    records, running_task = run_of(tmp_path)
     if started:
-        run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.derive_exit(first, code, is_exact=exact, is_node_lost=True).keys() == {"end"}
+        run_files.write_json(records.path(running_task.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert records.derive_exit(running_task, code, is_exact=exact, is_node_lost=True).keys() == {"end"}
 
 
-def test_the_status_of_a_step_on_a_node_that_is_there_is_its_tasks(tmp_path: Path) -> None:
-    kept, first = run_of(tmp_path)
-    assert "did not start (status 1)" in kept.derive_exit(first, 1, is_exact=False, is_node_lost=False)["error"]
-    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.derive_exit(first, 1, is_exact=False, is_node_lost=False)["code"] == 1
+def test_a_step_on_a_working_node_gives_the_exit_status_of_its_task(tmp_path: Path) -> None:
+    records, running_task = run_of(tmp_path)
+    assert (
+        "did not start (status 1)" in records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["error"]
+    )
+    run_files.write_json(records.path(running_task.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["code"] == 1
 
 
-def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
-    kept, _ = run_of(tmp_path)
+def test_tasks_have_started_when_each_has_a_record(tmp_path: Path) -> None:
+    records, _ = run_of(tmp_path)
     tasks = plan_of(job_spec(workers=[{"count": 2, "command": "x"}])).tasks
-    assert not kept.have_started(tasks)
-    run_files.write_json(kept.path(tasks[0], 0, "start"), {})
-    assert not kept.have_started(tasks)
-    kept.path(tasks[0], 0, "start").unlink()
-    run_files.write_json(kept.path(tasks[1], 0, "exit"), {})
-    assert kept.have_started(tasks)
-    kept.path(tasks[1], 0, "exit").unlink()
-    assert kept.have_started(tasks)
+    assert not records.have_started(tasks)
+    run_files.write_json(records.path(tasks[0], 0, "start"), {})
+    assert not records.have_started(tasks)
+    records.path(tasks[0], 0, "start").unlink()
+    run_files.write_json(records.path(tasks[1], 0, "exit"), {})
+    assert records.have_started(tasks)
+    records.path(tasks[1], 0, "exit").unlink()
+    assert records.have_started(tasks)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,17 @@ def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
         *("of a killed srun", "of an srun whose node has failed"),
     ],
 )
-def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
+def test_a_started_run_without_an_exit_record_has_lost_its_wrapper(
     code: int, exact: bool, wrapper: str | None, tmp_path: Path
 ) -> None:
-    kept, first = run_of(tmp_path)
-    assert "wrapper" not in kept.derive_exit(first, code, is_exact=exact, is_node_lost=False)
-    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
-    assert kept.derive_exit(first, code, is_exact=exact, is_node_lost=False).get("wrapper") == wrapper
+    records, running_task = run_of(tmp_path)
+    assert "wrapper" not in records.derive_exit(running_task, code, is_exact=exact, is_node_lost=False)
+    run_files.write_json(records.path(running_task.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert records.derive_exit(running_task, code, is_exact=exact, is_node_lost=False).get("wrapper") == wrapper
 
 
-def test_what_was_told_to_end_before_its_start_has_not_failed_to_start(tmp_path: Path) -> None:
-    kept, first = run_of(tmp_path)
-    assert kept.derive_exit(first, 1, is_exact=False, is_node_lost=False, was_signalled=True).keys() == {"end"}
+def test_a_task_terminated_before_its_start_is_not_a_launch_failure(tmp_path: Path) -> None:
+    records, running_task = run_of(tmp_path)
+    assert records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False, was_signalled=True).keys() == {
+        "end"
+    }

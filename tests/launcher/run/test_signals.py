@@ -1,4 +1,4 @@
-"""What the signals of the orchestrator mean."""
+"""Signals to the orchestrator."""
 
 import os
 import signal
@@ -12,19 +12,19 @@ from launcher.steps.steps import ENDING_SIGNALS
 
 @pytest.fixture
 def signals() -> Iterator[OrchestratorSignals]:
-    """Those of this very process, as long as the test lasts."""
+    """The signal handlers of an orchestrator, installed in this process during the test."""
     numbers = (*ENDING_SIGNALS, *CHECKPOINT_SIGNALS, *IGNORED, signal.SIGCHLD)
     before = {number: signal.getsignal(number) for number in numbers}
-    made = OrchestratorSignals()
-    made.install_handlers()
-    yield made
+    installed = OrchestratorSignals()
+    installed.install_handlers()
+    yield installed
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
-    ("number", "local", "words"),
+    ("number", "local", "text"),
     [
         (signal.SIGINT, True, "SIGINT to `gpujob run`, by Ctrl-C"),
         (signal.SIGHUP, True, "SIGHUP to `gpujob run` because the terminal was closed"),
@@ -33,12 +33,12 @@ def signals() -> Iterator[OrchestratorSignals]:
         (signal.SIGTERM, False, "SIGTERM to the job"),
     ],
 )
-def test_what_came_is_called_by_its_name(number: int, local: bool, words: str) -> None:
-    assert signal_text(number, local=local) == words
+def test_the_text_of_a_signal_names_it_and_its_source(number: int, local: bool, text: str) -> None:
+    assert signal_text(number, local=local) == text
 
 
 @pytest.mark.parametrize(
-    ("sent", "first", "hurry"),
+    ("sent", "first", "kill_requested"),
     [
         ((signal.SIGINT,), signal.SIGINT, False),
         ((signal.SIGINT, signal.SIGINT), signal.SIGINT, True),
@@ -48,9 +48,9 @@ def test_what_came_is_called_by_its_name(number: int, local: bool, words: str) -
         ((signal.SIGINT, signal.SIGTERM), signal.SIGINT, False),
     ],
 )
-def test_the_first_signal_is_the_reason_and_a_second_ctrl_c_is_impatience(
-    signals: OrchestratorSignals, sent: tuple[int, ...], first: int, hurry: bool
+def test_the_first_signal_is_the_reason_and_a_second_ctrl_c_kills(
+    signals: OrchestratorSignals, sent: tuple[int, ...], first: int, kill_requested: bool
 ) -> None:
     for number in sent:
         os.kill(os.getpid(), number)
-    assert (signals.end_signal, signals.is_kill_requested) == (first, hurry)
+    assert (signals.end_signal, signals.is_kill_requested) == (first, kill_requested)

@@ -1,4 +1,4 @@
-"""Events of the sidecars, and parts of the work that are done, as lines of events.jsonl."""
+"""Events of the sidecars, and milestones, as lines of events.jsonl."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ def status(*events: dict[str, object], **workers: Any) -> dict[str, Any]:
     return {"events": list(events), "workers": [{"rank": 0, "items_expected": 1000, **workers}]}
 
 
-class Written:
-    """Events that are written to a file of their own."""
+class CopiedEvents:
+    """Events of sidecars and the file to which they are copied."""
 
     def __init__(self, folder: Path, total: int | None = None) -> None:
         self.path = folder / "events.jsonl"
@@ -30,15 +30,15 @@ class Written:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    return Written(tmp_path)
+def copied(tmp_path: Path) -> CopiedEvents:
+    return CopiedEvents(tmp_path)
 
 
-def test_what_a_sidecar_tells_is_written_once_with_its_node_and_its_time(written: Written) -> None:
-    said: list[str] = []
+def test_an_event_is_copied_once_with_its_node_and_time(copied: CopiedEvents) -> None:
+    messages: list[str] = []
     for _ in range(2):
-        written.events.copy_new_events({"n1": status(event(5.0, "checkpoint saved", worker=None))}, said.append)
-    (line,) = written.lines()
+        copied.events.copy_new_events({"n1": status(event(5.0, "checkpoint saved", worker=None))}, messages.append)
+    (line,) = copied.lines()
     assert {key: line[key] for key in ("event", "node", "happened", "detail")} == {
         "event": "checkpoint saved",
         "node": "n1",
@@ -46,26 +46,24 @@ def test_what_a_sidecar_tells_is_written_once_with_its_node_and_its_time(written
         "detail": "step_100, 5 GB",
     }
     assert "worker" not in line
-    assert said == ["n1: checkpoint saved: step_100, 5 GB"]
+    assert messages == ["n1: checkpoint saved: step_100, 5 GB"]
 
 
-def test_the_same_on_two_nodes_and_at_two_times_are_four_events_in_their_order(written: Written) -> None:
+def test_events_of_several_nodes_are_copied_in_order_of_time(copied: CopiedEvents) -> None:
     statuses = {node: status(event(2.0, "disk low"), event(1.0, "disk low")) for node in ("n1", "n2")}
-    written.events.copy_new_events(statuses)
-    assert [line["happened"] for line in written.lines()] == [1.0, 1.0, 2.0, 2.0]
+    copied.events.copy_new_events(statuses)
+    assert [line["happened"] for line in copied.lines()] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_what_the_orchestrator_knows_itself_is_not_told_twice(written: Written) -> None:
-    written.events.copy_new_events(
-        {"n1": status(event(1.0, "worker ended", worker="w0"), event(2.0, "output stalled"))}
-    )
-    assert [line["event"] for line in written.lines()] == ["output stalled"]
+def test_events_that_the_orchestrator_writes_are_not_copied(copied: CopiedEvents) -> None:
+    copied.events.copy_new_events({"n1": status(event(1.0, "worker ended", worker="w0"), event(2.0, "output stalled"))})
+    assert [line["event"] for line in copied.lines()] == ["output stalled"]
 
 
-def test_each_tenth_of_the_work_is_one_event_whatever_the_looks_have_missed(written: Written) -> None:
+def test_each_read_gives_at_most_one_milestone_for_tenths_of_the_work(copied: CopiedEvents) -> None:
     for items in (0, 99, 100, 150, 420, 410, 999, 1000, 1000):
-        written.events.copy_new_events({"n1": status(items=items)})
-    assert [(line["event"], line["detail"], line["items"]) for line in written.lines()] == [
+        copied.events.copy_new_events({"n1": status(items=items)})
+    assert [(line["event"], line["detail"], line["items"]) for line in copied.lines()] == [
         ("milestone", "10% done", 100),
         ("milestone", "40% done", 420),
         ("milestone", "90% done", 999),
@@ -73,12 +71,12 @@ def test_each_tenth_of_the_work_is_one_event_whatever_the_looks_have_missed(writ
     ]
 
 
-def test_without_a_total_there_is_no_part_of_it(written: Written) -> None:
-    written.events.copy_new_events({"n1": status(items=5, items_expected=None), "n2": {}})
-    assert written.lines() == []
+def test_there_are_no_milestones_without_a_total(copied: CopiedEvents) -> None:
+    copied.events.copy_new_events({"n1": status(items=5, items_expected=None), "n2": {}})
+    assert copied.lines() == []
 
 
-def test_the_total_of_the_job_file_counts_before_what_the_logs_say(tmp_path: Path) -> None:
-    written = Written(tmp_path, total=10_000)
-    written.events.copy_new_events({"n1": status(items=1000)})
-    assert [line["detail"] for line in written.lines()] == ["10% done"]
+def test_the_total_of_the_job_file_takes_precedence_over_the_logs(tmp_path: Path) -> None:
+    copied = CopiedEvents(tmp_path, total=10_000)
+    copied.events.copy_new_events({"n1": status(items=1000)})
+    assert [line["detail"] for line in copied.lines()] == ["10% done"]

@@ -1,4 +1,4 @@
-"""What a signal to the batch step makes of its job."""
+"""The stop of a job after a signal to its batch step."""
 
 import json
 import signal
@@ -21,115 +21,111 @@ from launcher.steps.steps import ExternalEnd, Steps
 from tests.support.launcher import settled_run_dir
 
 
-class Made:
-    """A batch step that has had its SIGTERM, and steps that say what is given here of the end of the job."""
+class SignalledJob:
+    """A batch step that has received SIGTERM, and steps whose end query gives these values."""
 
-    def __init__(self, place: Path, **ending: Any) -> None:
-        run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
+    def __init__(self, folder: Path, **ending: Any) -> None:
+        run_dir = settled_run_dir(folder, {"name": "job", "workers": [{"command": "true"}]})
         plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
         self.steps, self.signals = Mock(spec=Steps), OrchestratorSignals()
-        self.steps.ending.return_value = ExternalEnd(**ending)
+        self.steps.query_end.return_value = ExternalEnd(**ending)
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
-        self.course = JobState(facts, 30.0, self.signals)
-        self.crew = JobTasks(plan, facts, self.steps, self.course, self.signals, None)
+        self.job_state = JobState(facts, 30.0, self.signals)
+        self.job_tasks = JobTasks(plan, facts, self.steps, self.job_state, self.signals, None)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
-        self.stopping = StopReasons(plan, facts, self.course, self.signals, self.crew, stages, None)
+        self.stop_reasons = StopReasons(plan, facts, self.job_state, self.signals, self.job_tasks, stages, None)
         self._events = run_dir / run_files.EVENTS_FILE
 
-    def signals_told(self) -> int:
-        """How many events are about signals."""
+    def count_signal_events(self) -> int:
+        """Number of events about signals."""
         return [json.loads(line)["event"] for line in self._events.read_text().splitlines()].count("signal")
 
 
-def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Made(tmp_path, is_unanswered=True)
-    made.stopping.handle_end_signal()
-    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, True)
+def test_workers_are_terminated_if_slurm_is_not_ending_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = SignalledJob(tmp_path, is_unanswered=True)
+    job.stop_reasons.handle_end_signal()
+    assert (job.job_state.is_sigterm_due, job.job_tasks.slurm_end_query.is_left_to_slurm) == (False, True)
     now = time.monotonic()
-    for later_s, answer, asks in ((2.0, ExternalEnd(is_unanswered=True), False), (4.0, ExternalEnd(), True)):
-        monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda moment=now + later_s: moment)
-        made.steps.ending.return_value = answer
-        made.stopping.handle_signals()
-        assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (asks, not asks)
-    made.steps.ending.reset_mock()
+    for later_s, answer, is_due in ((2.0, ExternalEnd(is_unanswered=True), False), (4.0, ExternalEnd(), True)):
+        monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda time_s=now + later_s: time_s)
+        job.steps.query_end.return_value = answer
+        job.stop_reasons.handle_signals()
+        assert (job.job_state.is_sigterm_due, job.job_tasks.slurm_end_query.is_left_to_slurm) == (is_due, not is_due)
+    job.steps.query_end.reset_mock()
     monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + 60.0)
-    made.stopping.handle_signals()
-    made.steps.ending.assert_not_called()
+    job.stop_reasons.handle_signals()
+    job.steps.query_end.assert_not_called()
 
 
-def ask_again(made: Made, answer: ExternalEnd, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
-    """A turn some time after a question that nobody has answered."""
+def query_again(job: SignalledJob, answer: ExternalEnd, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
+    """Handle signals again, some time after an unanswered query, with this answer."""
     now = time.monotonic()
-    made.steps.ending.return_value = answer
+    job.steps.query_end.return_value = answer
     with monkeypatch.context() as patch:
         patch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + later_s)
-        made.stopping.handle_signals()
+        job.stop_reasons.handle_signals()
 
 
-def test_a_late_answer_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path, is_unanswered=True)
-    made.stopping.handle_end_signal()
-    assert made.course.stop is not None
-    assert made.course.stop["reason"] == "cancelled"
-    ask_again(made, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
-    assert (made.course.stop["reason"], made.course.is_sigterm_due) == ("time_limit", False)
+def test_a_late_answer_of_slurm_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = SignalledJob(tmp_path, is_unanswered=True)
+    job.stop_reasons.handle_end_signal()
+    assert job.job_state.stop is not None
+    assert job.job_state.stop["reason"] == "cancelled"
+    query_again(job, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
+    assert (job.job_state.stop["reason"], job.job_state.is_sigterm_due) == ("time_limit", False)
 
 
-def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path, is_unanswered=True)
-    number, made.signals.end_signal = made.signals.end_signal, None
-    made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
-    made.crew.terminate_if_due()
-    made.crew.unconfirmed_since = time.time()
-    made.signals.end_signal = number
-    made.stopping.handle_end_signal()
-    assert made.crew.slurm_end_query.is_left_to_slurm
-    ask_again(made, ExternalEnd(), monkeypatch)
-    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, False)
+def test_workers_are_terminated_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = SignalledJob(tmp_path, is_unanswered=True)
+    number, job.signals.end_signal = job.signals.end_signal, None
+    job.job_state.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
+    job.job_tasks.terminate_if_due()
+    job.job_tasks.unconfirmed_since = time.time()
+    job.signals.end_signal = number
+    job.stop_reasons.handle_end_signal()
+    assert job.job_tasks.slurm_end_query.is_left_to_slurm
+    query_again(job, ExternalEnd(), monkeypatch)
+    assert (job.job_state.is_sigterm_due, job.job_tasks.slurm_end_query.is_left_to_slurm) == (False, False)
 
 
-def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Made(tmp_path, is_unanswered=True)
-    made.stopping.handle_end_signal()
-    made.steps.ending.reset_mock()
-    made.course.deadline = time.monotonic() + QUERY_MARGIN_S - 0.5
-    ask_again(made, ExternalEnd(), monkeypatch)
-    made.steps.ending.assert_not_called()
+def test_slurm_is_not_queried_shortly_before_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = SignalledJob(tmp_path, is_unanswered=True)
+    job.stop_reasons.handle_end_signal()
+    job.steps.query_end.reset_mock()
+    job.job_state.deadline = time.monotonic() + QUERY_MARGIN_S - 0.5
+    query_again(job, ExternalEnd(), monkeypatch)
+    job.steps.query_end.assert_not_called()
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(asked: bool, tmp_path: Path) -> None:
-    made = Made(tmp_path, ends_all=True, reason="cancelled", cause="Slurm: cancelled")
-    made.course.begin_stop("time_limit", "the time limit is near", {"requeue": True}, sigterm_after_s=255.0)
-    if asked:
-        made.course.mark_signalled()
-    made.stopping.handle_end_signal()
-    assert made.course.stop is not None
-    assert made.course.stop["reason"] == ("time_limit" if asked else "cancelled")
-    if not asked:
-        assert made.course.deadline == pytest.approx(made.signals.end_signal_at + 27.0)
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_signal_ends_the_time_to_save_before_a_requeue(signalled: bool, tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path, ends_all=True, reason="cancelled", cause="Slurm: cancelled")
+    job.job_state.begin_stop("time_limit", "the time limit is near", {"requeue": True}, sigterm_after_s=255.0)
+    if signalled:
+        job.job_state.mark_signalled()
+    job.stop_reasons.handle_end_signal()
+    assert job.job_state.stop is not None
+    assert job.job_state.stop["reason"] == ("time_limit" if signalled else "cancelled")
+    if not signalled:
+        assert job.job_state.deadline == pytest.approx(job.signals.end_signal_at + 27.0)
 
 
-def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    number, made.signals.end_signal = made.signals.end_signal, None
-    made.crew.slurm_end_query.stop_job(ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), "")
-    stop, deadline = made.course.stop, made.course.deadline
-    made.signals.end_signal, made.signals.end_signal_at = number, time.monotonic() + 4.0
+def test_a_signal_is_recorded_once_even_if_its_reason_is_known(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    number, job.signals.end_signal = job.signals.end_signal, None
+    job.job_tasks.slurm_end_query.stop_job(ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), "")
+    stop, deadline = job.job_state.stop, job.job_state.deadline
+    job.signals.end_signal, job.signals.end_signal_at = number, time.monotonic() + 4.0
     for _ in range(2):
-        made.stopping.handle_end_signal()
-    assert (made.course.stop, made.signals_told()) == (stop, 1)
-    assert made.course.deadline == pytest.approx((deadline or 0.0) + 4.0, abs=1.0)
+        job.stop_reasons.handle_end_signal()
+    assert (job.job_state.stop, job.count_signal_events()) == (stop, 1)
+    assert job.job_state.deadline == pytest.approx((deadline or 0.0) + 4.0, abs=1.0)
 
 
-def test_a_worker_that_somebody_has_ended_stays_the_cause_where_a_signal_says_no_more(tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
-    made.crew.unconfirmed_since = time.time()
-    stop = made.course.stop
-    made.stopping.handle_end_signal()
-    assert (made.course.stop, made.signals_told()) == (stop, 1)
+def test_a_terminated_worker_stays_the_cause_if_slurm_gives_no_reason(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    job.job_state.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
+    job.job_tasks.unconfirmed_since = time.time()
+    stop = job.job_state.stop
+    job.stop_reasons.handle_end_signal()
+    assert (job.job_state.stop, job.count_signal_events()) == (stop, 1)

@@ -1,4 +1,4 @@
-"""Which tasks are started, and started again, together, and what each of a step is."""
+"""Start, restart and end of tasks, alone and as task groups of one step."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
 from launcher.run.tasks import JobTasks, is_awaited, task_groups
-from launcher.steps import slurm_steps as slurm
+from launcher.steps import slurm_steps
 from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import (
     ExternalEnd,
@@ -55,26 +55,26 @@ def mpi_plan(command: list[str], processes: int = 2, gpus: int = 2) -> Plan:
     return dataclasses.replace(plan, tasks=tasks)
 
 
-def test_a_worker_is_a_unit_and_so_is_a_step() -> None:
+def test_a_worker_is_a_task_group_and_so_is_a_step() -> None:
     plan = plan_of(
         job_spec(
             resources={"nodes": 3, "gpus_per_node": 1},
             workers=[{"role": "a", "gpus": 2, "command": "x"}, {"role": "b", "count": 2, "command": "x"}],
         )
     )
-    names = [[planned.task.rank for planned in unit.tasks] for unit in task_groups(plan.tasks)]
-    assert names == [[0, 1], [2], [3]]
+    ranks = [[planned.task.rank for planned in group.tasks] for group in task_groups(plan.tasks)]
+    assert ranks == [[0, 1], [2], [3]]
     together = [dataclasses.replace(planned, step="all") for planned in plan.tasks]
-    assert [len(unit.tasks) for unit in task_groups(together)] == [4]
+    assert [len(group.tasks) for group in task_groups(together)] == [4]
 
 
-@pytest.mark.parametrize(("over", "work"), [({}, True), ({"critical": False}, False), ({"service": True}, False)])
-def test_the_job_waits_for_what_is_critical_and_serves_nobody(over: dict[str, Any], work: bool) -> None:
-    assert is_awaited(dataclasses.replace(plan_of().tasks[0], **over)) is work
+@pytest.mark.parametrize(("over", "awaited"), [({}, True), ({"critical": False}, False), ({"service": True}, False)])
+def test_the_job_waits_for_critical_tasks_that_are_not_services(over: dict[str, Any], awaited: bool) -> None:
+    assert is_awaited(dataclasses.replace(plan_of().tasks[0], **over)) is awaited
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=4))
-def test_shared_variables_and_those_of_its_own_are_the_environment_of_each(
+def test_shared_and_own_variables_make_up_each_environment(
     environments: list[dict[str, str]],
 ) -> None:
     common = shared_variables(environments)
@@ -87,7 +87,7 @@ def facts_in(folder: Path, **over: Any) -> RunFacts:
     return RunFacts("4459", folder, ("cn00", "cn01"), **over)
 
 
-def test_each_task_of_a_step_has_its_rank_and_its_command(tmp_path: Path) -> None:
+def test_each_task_of_a_step_has_its_rank_and_command(tmp_path: Path) -> None:
     plan = mpi_plan(["solve", "--rank", "{rank}"])
     entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
     assert [(entry["worker"], entry["rank"], entry["argv"][-1]) for entry in entries] == [
@@ -99,7 +99,7 @@ def test_each_task_of_a_step_has_its_rank_and_its_command(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("narrowed", "gpus", "first_gpu", "told"),
+    ("narrowed", "gpus", "first_gpu", "expected"),
     [
         (True, (1,), None, "1"),
         (False, (0, 1), None, None),
@@ -107,26 +107,26 @@ def test_each_task_of_a_step_has_its_rank_and_its_command(tmp_path: Path) -> Non
         (False, (0, 1), 2, "2,3"),
     ],
 )
-def test_a_task_with_all_gpus_of_its_node_sees_what_it_was_given(
-    narrowed: bool, gpus: tuple[int, ...], first_gpu: int | None, told: str | None, tmp_path: Path
+def test_a_task_with_all_gpus_of_its_node_sees_the_given_ones(
+    narrowed: bool, gpus: tuple[int, ...], first_gpu: int | None, expected: str | None, tmp_path: Path
 ) -> None:
     plan = mpi_plan(["true"])
     planned = dataclasses.replace(
         plan.tasks[0], narrowed=narrowed, task=dataclasses.replace(plan.tasks[0].task, gpus=gpus)
     )
     argv = wrapper_argv(plan, planned, facts_in(tmp_path), 0, first_gpu=first_gpu)
-    given = argv[argv.index("--gpus") + 1] if "--gpus" in argv else None
-    assert given == told
+    gpus_option = argv[argv.index("--gpus") + 1] if "--gpus" in argv else None
+    assert gpus_option == expected
 
 
-@pytest.mark.parametrize(("attempt", "told"), [(0, None), (2, "1")])
-def test_a_later_attempt_is_told_to_go_on(attempt: int, told: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("attempt", "expected"), [(0, None), (2, "1")])
+def test_a_later_attempt_gets_the_resume_variable(attempt: int, expected: str | None, tmp_path: Path) -> None:
     plan = plan_of()
     environment = run_environment(plan, plan.tasks[0], facts_in(tmp_path, attempt=attempt), 0)
-    assert environment.get("GPUJOB_RESUME") == told
+    assert environment.get("GPUJOB_RESUME") == expected
 
 
-def test_tasks_of_a_step_are_started_by_one_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
         monkeypatch.setenv(name, value)
@@ -143,8 +143,8 @@ def test_tasks_of_a_step_are_started_by_one_srun(tmp_path: Path, monkeypatch: py
     started = steps.start_tasks(plan.tasks, 0)
     assert [running.process.wait(20) for running in started] == [0, 0]
     (call,) = slurm.calls("srun")
-    asked = {"ntasks", "nodes", "ntasks-per-node", "mpi", "job-name", "nodelist", "distribution", "wait"}
-    assert {name: call["options"][name] for name in asked} == {
+    options = {"ntasks", "nodes", "ntasks-per-node", "mpi", "job-name", "nodelist", "distribution", "wait"}
+    assert {name: call["options"][name] for name in options} == {
         "ntasks": "2",
         "nodes": "2",
         "ntasks-per-node": "1",
@@ -160,7 +160,7 @@ def test_tasks_of_a_step_are_started_by_one_srun(tmp_path: Path, monkeypatch: py
         assert (record["rank"], record["code"], record["node"]) == (rank, 0, node)
 
 
-def test_a_wrapper_that_does_not_know_its_place_says_so(tmp_path: Path) -> None:
+def test_a_wrapper_without_an_entry_in_the_step_file_fails(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     (tmp_path / "step.json").write_text(json.dumps({"tasks": []}))
     argv = [
@@ -184,7 +184,7 @@ def test_a_wrapper_that_does_not_know_its_place_says_so(tmp_path: Path) -> None:
         timeout=20,
     )
     assert done.returncode == 1
-    assert f"{tmp_path / 'step.json'} does not tell what task 3 of it is" in done.stderr
+    assert f"{tmp_path / 'step.json'} has no entry for task 3" in done.stderr
 
 
 def run_dir_of(folder: Path, workers: list[dict[str, Any]]) -> Path:
@@ -196,38 +196,38 @@ def run_dir_of(folder: Path, workers: list[dict[str, Any]]) -> Path:
     return run_dir
 
 
-def test_the_log_of_a_task_that_was_told_to_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_terminated_task_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     manifest = read_manifest(run_dir)
     read = Mock(return_value=b"")
-    monkeypatch.setattr("launcher.report.exit_reasons.read_last_bytes", read)
-    judge, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
+    monkeypatch.setattr("launcher.report.run_logs.read_last_bytes", read)
+    finder, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
     record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    assert judge.describe_end(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
     read.assert_not_called()
     assert (
-        judge.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
+        finder.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
     )
     read.assert_called()
 
 
-def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path: Path) -> None:
+def test_a_task_ended_with_its_worker_has_the_reason_terminated_peer(tmp_path: Path) -> None:
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     manifest = read_manifest(run_dir)
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
     record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    judge = ExitReasonFinder(manifest, 0, None)
-    assert judge.describe_end(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
+    finder = ExitReasonFinder(manifest, 0, None)
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
     run_files.write_json(f"{stem}.stop.json", {"stop": stop})
-    ended = judge.describe_end(manifest.tasks[0], 0, "cn00", record, None)
+    ended = finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)
     assert (ended["reason"], ended["evidence"][-1]) == (
         "terminated_peer",
         "the job was being stopped: worker_w0 rank 1 ended by app_error",
     )
 
 
-def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> None:
+def test_the_report_takes_the_cause_from_the_stop_if_no_worker_failed(tmp_path: Path) -> None:
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     failed = {"worker": "orchestrator", "rank": None, "node": "cn00", "reason": "killed_unknown", "evidence": ["x"]}
     stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
@@ -236,7 +236,7 @@ def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> No
     assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
 
 
-def test_all_have_ended_when_each_start_has_its_end(tmp_path: Path) -> None:
+def test_all_runs_have_ended_when_each_start_has_an_exit_record(tmp_path: Path) -> None:
     folder = tmp_path / "workers"
     folder.mkdir()
     assert have_all_runs_ended(tmp_path, 1)
@@ -246,27 +246,27 @@ def test_all_have_ended_when_each_start_has_its_end(tmp_path: Path) -> None:
     assert not have_all_runs_ended(tmp_path, 0)
 
 
-class Made:
-    """A crew on steps that the test plays."""
+class SimulatedJob:
+    """The tasks of a job, on steps that the test simulates."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         (folder / run_files.WORKERS_DIR).mkdir()
         self.plan, self.facts, self.signals = plan, facts_in(folder), OrchestratorSignals()
-        self.steps = Mock(spec=Steps, exact_status=False)
-        self.steps.sweep.return_value = 0
-        self.steps.is_over.return_value = True
+        self.steps = Mock(spec=Steps, has_exact_status=False)
+        self.steps.kill_leftovers.return_value = 0
+        self.steps.has_no_leftovers.return_value = True
         self.steps.start_tasks.side_effect = self._start
-        self.steps.ending.return_value = ExternalEnd()
-        self.course = JobState(self.facts, 30.0, self.signals)
-        self.crew = JobTasks(plan, self.facts, self.steps, self.course, self.signals, None)
+        self.steps.query_end.return_value = ExternalEnd()
+        self.job_state = JobState(self.facts, 30.0, self.signals)
+        self.job_tasks = JobTasks(plan, self.facts, self.steps, self.job_state, self.signals, None)
         self.processes: list[Mock] = []
 
     def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
         self.processes.append(Mock(spec=subprocess.Popen, poll=Mock(return_value=None)))
         return [RunningTask(planned, restart, self.processes[-1]) for planned in tasks]
 
-    def tell_end(self, rank: int, code: int, **facts: Any) -> None:
-        """The exit record of a task's first run."""
+    def record_end(self, rank: int, code: int, **facts: Any) -> None:
+        """Write the exit record of the first run of a task."""
         body = {"code": code, "signal": None, "end": time.time(), **facts}
         run_files.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
 
@@ -277,160 +277,160 @@ def serving_step(**over: Any) -> Plan:
     return dataclasses.replace(plan, tasks=tuple(tasks))
 
 
-def test_a_service_that_ends_in_a_step_that_goes_on_is_a_failure_at_once(tmp_path: Path) -> None:
-    made = Made(tmp_path, serving_step())
-    made.crew.start(made.plan.tasks)
-    made.crew.reap()
-    assert made.course.stop is None
-    made.tell_end(1, 0, service=True)
-    made.crew._next_steps_poll_at = 0.0
-    made.crew.reap()
-    assert made.course.stop is not None
-    assert made.course.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
-    assert made.crew.busy
-    made.tell_end(0, 143, service=True)
-    made.processes[0].poll.return_value = 143
-    made.crew.reap()
-    assert made.crew.ends[1]["reason"] == "app_error"
-    assert not made.crew.busy
+def test_a_service_that_ends_in_a_running_step_fails_immediately(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, serving_step())
+    job.job_tasks.start(job.plan.tasks)
+    job.job_tasks.reap()
+    assert job.job_state.stop is None
+    job.record_end(1, 0, service=True)
+    job.job_tasks._next_steps_poll_at = 0.0
+    job.job_tasks.reap()
+    assert job.job_state.stop is not None
+    assert job.job_state.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
+    assert job.job_tasks.busy
+    job.record_end(0, 143, service=True)
+    job.processes[0].poll.return_value = 143
+    job.job_tasks.reap()
+    assert job.job_tasks.ends[1]["reason"] == "app_error"
+    assert not job.job_tasks.busy
 
 
-def test_a_task_that_has_completed_waits_for_its_step(tmp_path: Path) -> None:
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.tell_end(1, 0)
-    made.crew.reap()
-    assert made.crew.ends == {}
-    made.tell_end(0, 0)
-    made.processes[0].poll.return_value = 0
-    made.crew.reap()
-    assert [made.crew.ends[rank]["reason"] for rank in (0, 1)] == ["completed", "completed"]
+def test_a_completed_task_waits_for_its_step(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.record_end(1, 0)
+    job.job_tasks.reap()
+    assert job.job_tasks.ends == {}
+    job.record_end(0, 0)
+    job.processes[0].poll.return_value = 0
+    job.job_tasks.reap()
+    assert [job.job_tasks.ends[rank]["reason"] for rank in (0, 1)] == ["completed", "completed"]
 
 
-def test_a_step_is_started_again_once_what_ended_first_has_gone_with_it(tmp_path: Path) -> None:
-    made = Made(tmp_path, serving_step(restart_max=1, restart_backoff_s=0.0))
-    made.crew.start(made.plan.tasks)
-    made.tell_end(1, 0, service=True)
-    made.crew.reap()
-    made.crew.handle_task_groups()
-    (told,) = made.steps.terminate.call_args.args
-    assert [running.planned.task.rank for running in told] == [0]
+def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, serving_step(restart_max=1, restart_backoff_s=0.0))
+    job.job_tasks.start(job.plan.tasks)
+    job.record_end(1, 0, service=True)
+    job.job_tasks.reap()
+    job.job_tasks.handle_task_groups()
+    (terminated_tasks,) = job.steps.terminate.call_args.args
+    assert [running.planned.task.rank for running in terminated_tasks] == [0]
     stops = sorted(path.name for path in (tmp_path / "workers").glob("*.stop.json"))
     assert stops == ["solver_w0_rank0_a0_r0.stop.json"]
-    assert len(made.processes) == 1
-    made.processes[0].poll.return_value = 143
-    made.tell_end(0, 143, service=True)
-    made.steps.is_over.return_value = False
-    made.crew.reap()
-    made.crew.handle_task_groups()
-    assert len(made.processes) == 1
-    made.steps.is_over.return_value = True
-    made.crew.reap()
-    made.crew.handle_task_groups()
-    assert len(made.processes) == 2
-    assert made.crew.restarts() == {0: 1, 1: 1}
+    assert len(job.processes) == 1
+    job.processes[0].poll.return_value = 143
+    job.record_end(0, 143, service=True)
+    job.steps.has_no_leftovers.return_value = False
+    job.job_tasks.reap()
+    job.job_tasks.handle_task_groups()
+    assert len(job.processes) == 1
+    job.steps.has_no_leftovers.return_value = True
+    job.job_tasks.reap()
+    job.job_tasks.handle_task_groups()
+    assert len(job.processes) == 2
+    assert job.job_tasks.restarts() == {0: 1, 1: 1}
 
 
-def slow(clock: list[float], seconds: float) -> Callable[[object], None]:
-    """A request that takes its time."""
+def slow_request(clock: list[float], seconds: float) -> Callable[[object], None]:
+    """A request that takes this long on the fake clock."""
     return lambda _: clock.__setitem__(0, clock[0] + seconds)
 
 
-def test_the_time_to_end_begins_when_the_tasks_have_been_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_end_begins_after_the_sigterm_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.steps.terminate.side_effect = slow(clock, OWN_TEARDOWN_S + 2.0)
-    made.steps.kill.side_effect = slow(clock, 2.0)
-    made.course.begin_stop("cancelled", "a test")
-    made.crew.terminate_if_due()
-    assert made.crew.kill_at_deadline()
-    made.steps.kill.assert_not_called()
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.steps.terminate.side_effect = slow_request(clock, OWN_TEARDOWN_S + 2.0)
+    job.steps.kill.side_effect = slow_request(clock, 2.0)
+    job.job_state.begin_stop("cancelled", "a test")
+    job.job_tasks.terminate_if_due()
+    assert job.job_tasks.kill_at_deadline()
+    job.steps.kill.assert_not_called()
     clock[0] += OWN_TEARDOWN_S + 0.1
-    assert made.crew.kill_at_deadline()
-    made.steps.kill.assert_called_once()
+    assert job.job_tasks.kill_at_deadline()
+    job.steps.kill.assert_called_once()
     clock[0] += 1.1
-    assert not made.crew.kill_at_deadline()
+    assert not job.job_tasks.kill_at_deadline()
 
 
 def terminated(**over: Any) -> dict[str, Any]:
-    """What the record of a task says that was asked to end from outside just now."""
+    """Record entries of a task that just received SIGTERM from outside."""
     return {"signals": [[time.time(), 15, 1]], **over}
 
 
-def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
+def test_slurm_is_queried_for_the_reason_of_a_sigterm_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.processes[0].poll.return_value = 143
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.processes[0].poll.return_value = 143
     ended_at = time.time() - 3.0
-    made.tell_end(0, 143, **terminated(end=ended_at))
-    made.tell_end(1, 143, **terminated(end=ended_at + 1.0))
-    made.crew.reap()
-    made.steps.ending.return_value = ExternalEnd(is_unanswered=True)
+    job.record_end(0, 143, **terminated(end=ended_at))
+    job.record_end(1, 143, **terminated(end=ended_at + 1.0))
+    job.job_tasks.reap()
+    job.steps.query_end.return_value = ExternalEnd(is_unanswered=True)
     for waited_s in (NOTICE_GRACE_S + 1.0, QUERY_INTERVAL_S + 0.1):
         clock[0] += waited_s
-        made.crew.reap()
-        assert made.crew.ends == {}, "it may still be told why"
-    assert made.steps.ending.call_count == 2
+        job.job_tasks.reap()
+        assert job.job_tasks.ends == {}, "the reason may still arrive"
+    assert job.steps.query_end.call_count == 2
     clock[0] += QUERY_INTERVAL_S + 0.1
-    made.steps.ending.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
-    made.crew.reap()
-    made.crew.reap()
-    assert {end["reason"] for end in made.crew.ends.values()} == {"time_limit"}
-    assert made.course.stop is not None
-    assert made.course.stop["time"] == ended_at, "ends before the word came belong to the stop"
+    job.steps.query_end.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
+    job.job_tasks.reap()
+    job.job_tasks.reap()
+    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"time_limit"}
+    assert job.job_state.stop is not None
+    assert job.job_state.stop["time"] == ended_at, "ends before the answer belong to the stop"
 
 
-def test_a_signal_that_has_just_come_tells_the_reason_first(tmp_path: Path) -> None:
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.processes[0].poll.return_value = 143
-    made.tell_end(0, 143, **terminated())
-    made.tell_end(1, 143, **terminated())
-    made.signals.end_signal = 15
-    made.crew.reap()
-    assert (made.crew.ends, made.course.stop) == ({}, None)
-    made.course.begin_stop("cancelled", "Slurm: cancelled", send_sigterm=False)
-    made.crew.reap()
-    assert {end["reason"] for end in made.crew.ends.values()} == {"cancelled"}
+def test_a_pending_signal_decides_the_reason_before_the_ends_are_read(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.processes[0].poll.return_value = 143
+    job.record_end(0, 143, **terminated())
+    job.record_end(1, 143, **terminated())
+    job.signals.end_signal = 15
+    job.job_tasks.reap()
+    assert (job.job_tasks.ends, job.job_state.stop) == ({}, None)
+    job.job_state.begin_stop("cancelled", "Slurm: cancelled", send_sigterm=False)
+    job.job_tasks.reap()
+    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"cancelled"}
 
 
-def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_signal_is(
+def test_tasks_that_slurm_ends_are_neither_restarted_nor_terminated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
     plan = mpi_plan(["solve"])
     tasks = (dataclasses.replace(planned, restart_max=2, critical=False) for planned in plan.tasks)
-    made = Made(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
-    made.steps.ending.return_value = ExternalEnd(ends_all=True)
-    made.crew.start(made.plan.tasks)
-    made.processes[0].poll.return_value = 143
+    job = SimulatedJob(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
+    job.steps.query_end.return_value = ExternalEnd(ends_all=True)
+    job.job_tasks.start(job.plan.tasks)
+    job.processes[0].poll.return_value = 143
     for rank in (0, 1):
-        made.tell_end(rank, 143, **terminated())
+        job.record_end(rank, 143, **terminated())
     for waited_s in (0.0, QUERY_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
         clock[0] += waited_s
-        made.crew.reap()
-    assert made.course.stop is not None
-    assert (made.course.is_sigterm_due, made.crew.slurm_end_query.is_left_to_slurm) == (False, True)
-    made.crew.handle_task_groups()
-    assert len(made.processes) == 1
-    made.steps.terminate.assert_not_called()
+        job.job_tasks.reap()
+    assert job.job_state.stop is not None
+    assert (job.job_state.is_sigterm_due, job.job_tasks.slurm_end_query.is_left_to_slurm) == (False, True)
+    job.job_tasks.handle_task_groups()
+    assert len(job.processes) == 1
+    job.steps.terminate.assert_not_called()
 
 
-def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.crew.slurm_end_query.stop_job(ExternalEnd(failed_nodes=("cn01",), is_unanswered=True), "")
+def test_tasks_are_left_to_slurm_if_it_does_not_answer_about_a_node(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.job_tasks.slurm_end_query.stop_job(ExternalEnd(failed_nodes=("cn01",), is_unanswered=True), "")
     assert (
-        made.course.is_sigterm_due,
-        made.crew.slurm_end_query.is_left_to_slurm,
-        made.crew.slurm_end_query._next_query_at is None,
+        job.job_state.is_sigterm_due,
+        job.job_tasks.slurm_end_query.is_left_to_slurm,
+        job.job_tasks.slurm_end_query._next_query_at is None,
     ) == (
         False,
         True,
@@ -439,42 +439,45 @@ def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_p
 
 
 @pytest.mark.parametrize("grace_s", [None, 120.0])
-def test_who_saves_has_the_time_that_slurm_gives(
+def test_the_stop_deadline_includes_the_grace_time_of_slurm(
     grace_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.job_state.time.monotonic", lambda: now)
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
     ends_at = None if grace_s is None else time.time() + grace_s
     signal_by = None if ends_at is None else ends_at + SIGNAL_LATE_S
-    made.crew.slurm_end_query.stop_job(ExternalEnd(True, "preempted", "Slurm", grace_ends_at=ends_at), "")
-    assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
+    job.job_tasks.slurm_end_query.stop_job(ExternalEnd(True, "preempted", "Slurm", grace_ends_at=ends_at), "")
+    assert job.job_state.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
     assert (
-        made.course.is_sigterm_due,
-        made.crew.slurm_end_query.is_left_to_slurm,
-        made.crew.slurm_end_query.signal_deadline,
+        job.job_state.is_sigterm_due,
+        job.job_tasks.slurm_end_query.is_left_to_slurm,
+        job.job_tasks.slurm_end_query.signal_deadline,
     ) == (False, True, signal_by)
 
 
-def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
-    made = Made(tmp_path, mpi_plan(["solve"]))
-    made.crew.start(made.plan.tasks)
-    made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
-    made.crew.slurm_end_query.stop_job(made.steps.ending(), "")
-    assert made.course.stop is not None
-    assert "nodes" not in made.course.stop
-    made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
-    made.tell_end(0, 143, **terminated())
-    made.processes[0].poll.return_value = 137
-    made.crew._killed_at = time.monotonic()  # what has left no record by now leaves none
-    made.crew.reap()
-    assert made.course.stop["nodes"] == ["cn01"]
-    assert {rank: end["reason"] for rank, end in made.crew.ends.items()} == {0: "terminated_peer", 1: "node_failure"}
+def test_the_failed_node_is_queried_until_its_tasks_have_a_reason(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
+    job.job_tasks.slurm_end_query.stop_job(job.steps.query_end(), "")
+    assert job.job_state.stop is not None
+    assert "nodes" not in job.job_state.stop
+    job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
+    job.record_end(0, 143, **terminated())
+    job.processes[0].poll.return_value = 137
+    job.job_tasks._killed_at = time.monotonic()  # tasks without a record by now leave none
+    job.job_tasks.reap()
+    assert job.job_state.stop["nodes"] == ["cn01"]
+    assert {rank: end["reason"] for rank, end in job.job_tasks.ends.items()} == {
+        0: "terminated_peer",
+        1: "node_failure",
+    }
     assert read_json(tmp_path / run_files.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
 
 
-def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_a_record_is_terminated_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
         monkeypatch.setenv(name, value)
@@ -487,10 +490,10 @@ def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, mon
     run_files.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
     steps.terminate(running)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
-    assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm knows nothing of the last"  # type: ignore[attr-defined]
+    assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm does not know the last step"  # type: ignore[attr-defined]
 
 
-def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_of_a_killed_srun_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
         monkeypatch.setenv(name, value)
@@ -515,7 +518,7 @@ def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytes
     assert steps.sidecars_have_no_leftovers([Mock(returncode=-9)])
 
 
-def test_a_step_that_nobody_can_ask_for_is_not_over(
+def test_a_step_is_not_over_if_squeue_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -532,8 +535,8 @@ def test_a_step_that_nobody_can_ask_for_is_not_over(
 def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, Any]]]:
     task = plan_of().tasks[0].task
     return [
-        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), {"time": float(moment), "reason": reason})
-        for rank, moment, reason in reasons
+        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), {"time": float(time_s), "reason": reason})
+        for rank, time_s, reason in reasons
     ]
 
 
@@ -545,22 +548,22 @@ def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, A
     st.integers(0, 4),
     st.integers(0, 40),
 )
-def test_the_first_of_the_failures_of_others_that_explain_an_end_is_found(
-    told: list[tuple[int, int, str]], rank: int, end: int
+def test_the_earliest_recent_failure_of_a_peer_is_found(
+    reasons: list[tuple[int, int, str]], rank: int, end: int
 ) -> None:
-    kept, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
-    for task, ended in ends_of(told):
-        kept.add(task, ended)
+    failures, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
+    for task, ended in ends_of(reasons):
+        failures.add(task, ended)
         last[task.rank] = (task, ended)
     others = [peer for other, peer in task_failures(last.values()) if other != rank]
-    lately = [peer for peer in others if end - PEER_WINDOW_S <= peer.end <= end]
-    found = kept.find_before(rank, end)
-    assert [peer.end for peer in found] == sorted(peer.end for peer in lately)[:1]
-    assert set(found) <= set(lately)
-    assert kept.find_before(rank, None) == []
+    recent = [peer for peer in others if end - PEER_WINDOW_S <= peer.end <= end]
+    found = failures.find_before(rank, end)
+    assert [peer.end for peer in found] == sorted(peer.end for peer in recent)[:1]
+    assert set(found) <= set(recent)
+    assert failures.find_before(rank, None) == []
 
 
-def test_a_task_on_another_node_than_planned_is_told(tmp_path: Path) -> None:
+def test_a_task_on_another_node_than_planned_fails(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     plan = mpi_plan(["true"])
     entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
@@ -577,43 +580,41 @@ def test_a_task_on_another_node_than_planned_is_told(tmp_path: Path) -> None:
         "--rank",
         "0",
     ]
-    for node, place in itertools.product(("cn00", "cn01"), ("0", "1")):
+    for node, proc_id in itertools.product(("cn00", "cn01"), ("0", "1")):
         done = subprocess.run(
             [*argv, "--step-file", str(tmp_path / "step.json"), "--", "true"],
-            env=clean_environment(SLURM_PROCID=place, SLURMD_NODENAME=node),
+            env=clean_environment(SLURM_PROCID=proc_id, SLURMD_NODENAME=node),
             capture_output=True,
             text=True,
             check=False,
             timeout=20,
         )
-        planned = f"cn0{place}"
+        planned = f"cn0{proc_id}"
         assert done.returncode == int(node != planned)
-        assert (f"task {place} of its step is on {node} and was planned for {planned}" in done.stderr) is (
+        assert (f"task {proc_id} of its step is on {node}, but was planned for {planned}" in done.stderr) is (
             node != planned
         )
 
 
-def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_failed_node_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, log = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)), tmp_path / "log.err"
     log.write_text(
         "slurmstepd-cn01: error: *** JOB 7 ON cn01 CANCELLED AT 2026-01-01T12:02:53 DUE TO NODE FAILURE ***\n"
     )
-    monkeypatch.setattr(slurm, "NODE_NAME_WAIT_S", 0.2)
+    monkeypatch.setattr(slurm_steps, "NODE_NAME_WAIT_S", 0.2)
     unnamed = steps.query_end()
     assert (unnamed.reason, unnamed.cause, unnamed.failed_nodes) == ("node_failure", "Slurm: a node has failed", ())
 
-    def name(_: float) -> None:
+    def write_node_name(_: float) -> None:
         log.write_text(log.read_text() + "srun: error: Node failure on cn02\n")
 
-    monkeypatch.setattr("launcher.steps.slurm_steps.time.sleep", name)
+    monkeypatch.setattr("launcher.steps.slurm_steps.time.sleep", write_node_name)
     named = steps.query_end()
     assert (named.cause, named.failed_nodes) == ("Slurm: node cn02 has failed", ("cn02",))
 
 
-LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
-"""A preemption that stays behind in a job that was suspended for it."""
+# A job that was suspended keeps the time of its preemption.
+PREEMPTED_LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
 IN_GRACE = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:22:00 PreemptTime=2026-11-21T12:20:00"
 PREEMPTED = ExternalEnd(
     True,
@@ -624,12 +625,12 @@ PREEMPTED = ExternalEnd(
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("scontrol_text", "expected"),
     [
         ("JobState=RUNNING Reason=None", ExternalEnd()),
         ("JobState=COMPLETING Reason=None", ExternalEnd(ends_all=True)),
         ("JobState=COMPLETING Reason=TimeLimit", ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")),
-        (f"JobState=COMPLETING Reason=None {LONG_AGO}", ExternalEnd(ends_all=True)),
+        (f"JobState=COMPLETING Reason=None {PREEMPTED_LONG_AGO}", ExternalEnd(ends_all=True)),
         (f"JobState=RUNNING Reason=None {IN_GRACE}", PREEMPTED),
         (None, ExternalEnd(is_unanswered=True)),
     ],
@@ -638,13 +639,13 @@ PREEMPTED = ExternalEnd(
         *("preempted with a grace time", "no answer"),
     ],
 )
-def test_what_slurm_is_asked_about_the_end_of_a_job(
-    shown: str | None, told: ExternalEnd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_slurm_end_query_reads_the_state_of_the_job(
+    scontrol_text: str | None, expected: ExternalEnd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def show(*_: object, **__: object) -> str:
-        if shown is None:
+        if scontrol_text is None:
             raise SlurmError("scontrol did not answer in 2 s")
-        return shown
+        return scontrol_text
 
-    monkeypatch.setattr(slurm, "run_command", show)
-    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).query_end() == told
+    monkeypatch.setattr(slurm_steps, "run_command", show)
+    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).query_end() == expected

@@ -1,4 +1,4 @@
-"""Secrets by name: in one file for the owner alone, and in the environment of the tasks."""
+"""Secrets by name: in one private file and in the environment of tasks."""
 
 import json
 from pathlib import Path
@@ -25,11 +25,11 @@ JOB = {
 
 
 def files_with(folder: Path, text: str) -> list[str]:
-    """Files under a folder that hold a text."""
+    """Files under a folder that contain a text."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
 
 
-def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_secrets_survive_writing_and_reading(tmp_path: Path) -> None:
     environ = {f"SECRET_{index}": value for index, value in enumerate((*HARD_NAMES, "", "\udcff"))}
     write_secrets(tmp_path, tuple(environ), {**environ, "OTHER": "x"})
     assert read_secrets(tmp_path, tuple(environ)) == environ
@@ -43,15 +43,15 @@ def test_a_job_without_secrets_has_no_file(tmp_path: Path) -> None:
     assert read_secrets(tmp_path, ()) == {}
 
 
-def test_what_is_not_set_or_lost_is_told(tmp_path: Path) -> None:
+def test_unset_and_lost_secrets_are_reported(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"secrets: B, C is not set here; export it, or leave it out"):
         write_secrets(tmp_path, ("A", "B", "C"), {"A": "a"})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(LauncherError, match=r"secrets\.json is gone or does not hold A; submit the job again"):
+    with pytest.raises(LauncherError, match=r"secrets\.json is missing or does not contain A; submit the job again"):
         read_secrets(tmp_path, ("A",))
 
 
-def test_a_secret_is_in_no_file_of_a_submitted_job_but_its_own(tmp_path: Path) -> None:
+def test_only_the_secrets_file_of_a_submitted_job_contains_secrets(tmp_path: Path) -> None:
     slurm, folder = FakeSlurm(tmp_path / "fake"), tmp_path / "work"
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -72,7 +72,7 @@ def test_a_secret_that_is_not_set_stops_the_submission(tmp_path: Path) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
     done = gpujob("submit", "job.yaml", cwd=folder, env=slurm.environment(HF_TOKEN=SECRET))
     assert done.returncode == 2
-    assert "secrets: WANDB_API_KEY is not set here; export it before, or leave it out" in done.stderr
+    assert "secrets: WANDB_API_KEY is not set here; export it first, or leave it out" in done.stderr
     assert slurm.calls() == []
     assert [path.name for path in folder.iterdir()] == ["job.yaml"]
 
@@ -85,13 +85,13 @@ def test_a_task_has_the_secrets_of_the_file_in_its_environment(tmp_path: Path) -
     assert run_environment(plan, plan.tasks[0], facts, 0)["HF_TOKEN"] == SECRET
 
 
-def test_the_workers_of_a_local_job_have_its_secrets(tmp_path: Path) -> None:
+def test_workers_of_a_local_job_have_its_secrets(tmp_path: Path) -> None:
     command = 'test "$HF_TOKEN" = "$EXPECTED" && test "$WANDB_API_KEY" = "$EXPECTED"'
     job = {**JOB, "workers": [{"command": command, "shell": True}], "env": {"EXPECTED": "{role}"}}
     environ = clean_environment(HF_TOKEN="worker", WANDB_API_KEY="worker")
-    with LocalJob(tmp_path / "job", job, "--quiet", env=environ) as ran:
-        assert ran.wait() == 0, ran.output
-        assert files_with(ran.run_dir, '"WANDB_API_KEY": "worker"') == [SECRETS_FILE]
+    with LocalJob(tmp_path / "job", job, "--quiet", env=environ) as running:
+        assert running.wait() == 0, running.output
+        assert files_with(running.run_dir, '"WANDB_API_KEY": "worker"') == [SECRETS_FILE]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_the_workers_of_a_local_job_have_its_secrets(tmp_path: Path) -> None:
         ({"workers": [{"command": "x"}, {"role": "b", "command": "x", "env": {"A_KEY": "x"}}]}, r"workers\[1\].env"),
     ],
 )
-def test_a_variable_is_a_secret_or_has_a_value_in_the_file(spec: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValidationError, match=rf"secrets\n  A_KEY has a value in {place}; take it away there"):
+def test_a_secret_may_not_have_a_value_in_the_job_file(spec: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=rf"secrets\n  A_KEY has a value in {place}; remove it there"):
         job_spec(secrets=["A_KEY"], **spec)
 
 
-def test_values_of_secret_looking_names_are_left_out_of_what_others_read() -> None:
+def test_values_of_secret_names_are_redacted_in_readable_files() -> None:
     spec = job_spec(
         env={"HF_TOKEN": SECRET, "PLAIN": "p"},
         workers=[{"command": "x", "env": {"MY_PASSWORD": SECRET}}],
@@ -120,7 +120,7 @@ def test_values_of_secret_looking_names_are_left_out_of_what_others_read() -> No
     body = redacted_job(spec)
     assert SECRET not in json.dumps(body)
     assert body["env"] == {"HF_TOKEN": "<redacted>", "PLAIN": "p"}
-    told = {"api-key": "<redacted>", "max-total-tokens": 8192, "tokenizer-path": "/models/t"}
-    assert body["backend"]["args"] == told
+    args = {"api-key": "<redacted>", "max-total-tokens": 8192, "tokenizer-path": "/models/t"}
+    assert body["backend"]["args"] == args
     assert body["sweep"]["grid"]["resources.nodes"] == [1, 2]
     assert body["backend"]["decode"]["config"]["key"] == 1

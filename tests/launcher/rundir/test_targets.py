@@ -26,9 +26,9 @@ GROUPS = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    made = tmp_path / "4459_job_20251122_041341"
-    (made / "sidecars").mkdir(parents=True)
-    return made
+    path = tmp_path / "4459_job_20251122_041341"
+    (path / "sidecars").mkdir(parents=True)
+    return path
 
 
 def test_sidecars_of_this_attempt_are_found(run_dir: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_target_has_the_labels_of_its_series() -> None:
     ]
 
 
-def test_targets_are_published_where_prometheus_looks_and_taken_away(run_dir: Path, tmp_path: Path) -> None:
+def test_target_files_are_published_and_removed(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     targets = TargetFiles(run_dir, str(tmp_path / "site"))
     files = [run_dir / "targets.json", tmp_path / "site/gpujob-4459_job_20251122_041341.json"]
@@ -69,7 +69,7 @@ def test_targets_are_published_where_prometheus_looks_and_taken_away(run_dir: Pa
     assert targets.problems == []
 
 
-def test_a_directory_that_is_not_there_is_told_and_the_rest_is_written(run_dir: Path, tmp_path: Path) -> None:
+def test_a_missing_target_directory_is_reported_and_the_other_file_written(run_dir: Path, tmp_path: Path) -> None:
     targets = TargetFiles(run_dir, str(tmp_path / "none"))
     targets.publish(GROUPS)
     (problem,) = targets.problems
@@ -78,7 +78,7 @@ def test_a_directory_that_is_not_there_is_told_and_the_rest_is_written(run_dir: 
     assert json.loads((run_dir / "targets.json").read_text()) == GROUPS
 
 
-def test_hostile_names_make_a_plain_file_name(tmp_path: Path) -> None:
+def test_hard_names_become_a_plain_file_name(tmp_path: Path) -> None:
     run_dir = tmp_path / f"4459_{''.join(HARD_NAMES)}"
     run_dir.mkdir()
     (tmp_path / "site").mkdir()
@@ -95,7 +95,7 @@ LABELS = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "node": "cn01"
 
 
 def serving_plan() -> Plan:
-    """A decode worker of two nodes that serves metrics on the first, and a benchmark that serves none."""
+    """A decode worker on two nodes with metrics on the first, a prefill worker, and a benchmark without metrics."""
     tasks = [
         TaskPlan(Task("decode_w0", "decode", 0, 0, 0, 0), (), {}, ports={"http": 6100}, metrics="http_port/metrics"),
         TaskPlan(Task("decode_w0", "decode", 0, 1, 1, 1), (), {}, metrics="http_port/metrics"),
@@ -114,7 +114,7 @@ DECODE = {"node": "cn01", "worker": "decode_w0", "role": "decode", "rank": "0"}
 PREFILL = {"node": "cn02", "worker": "prefill_w0", "role": "prefill", "rank": "2"}
 
 
-def test_engines_that_are_up_are_targets_where_they_serve_metrics() -> None:
+def test_started_engines_are_targets_at_their_metrics_port() -> None:
     facts = RunFacts("4459", Path("/runs/1"), ("cn01", "cn02"), addresses=("10.0.0.1", "fd00::2"), port_offset=17)
     assert engine_target_groups(serving_plan(), facts, LABELS, range(4)) == [
         engine("10.0.0.1:6117", "/metrics", **DECODE),
@@ -124,7 +124,7 @@ def test_engines_that_are_up_are_targets_where_they_serve_metrics() -> None:
 
 
 class OneSidecar:
-    """Steps of which this test needs the start of the sidecars alone."""
+    """Steps that only start and end a sidecar."""
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         return [subprocess.Popen(["sleep", "60"])]
@@ -135,7 +135,7 @@ class OneSidecar:
             process.wait()
 
 
-def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_become_targets_when_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecars, "TARGETS_INTERVAL_S", 0.0)
     (run_dir / run_files.WORKERS_DIR).mkdir()
     facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
@@ -154,38 +154,40 @@ def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch
         stem = run_files.record_name(worker, rank, attempt, 0)
         run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {})
     started.maintain(may_restart=False)
-    assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # the other was up in an earlier attempt
+    assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # decode_w0 ran in an earlier attempt
     started.end(hurry=True)
     assert not (run_dir / "targets.json").exists()
 
 
-def test_sidecars_are_started_again_once_the_old_ones_are_over(run_dir: Path) -> None:
+def test_sidecars_are_restarted_when_the_old_ones_have_ended(run_dir: Path) -> None:
     steps = Mock(spec=Steps)
     steps.start_sidecars.return_value = [Mock(returncode=-9, poll=Mock(return_value=-9))]
     facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
-    kept = Sidecars(serving_plan(), facts, steps, lambda _: None, lambda: False)
-    kept.start()
-    steps.are_over.return_value = False
-    kept.maintain(may_restart=True)
+    sidecars_of_job = Sidecars(serving_plan(), facts, steps, lambda _: None, lambda: False)
+    sidecars_of_job.start()
+    steps.sidecars_have_no_leftovers.return_value = False
+    sidecars_of_job.maintain(may_restart=True)
     assert steps.start_sidecars.call_count == 1
-    steps.are_over.return_value = True
-    kept.maintain(may_restart=True)
+    steps.sidecars_have_no_leftovers.return_value = True
+    sidecars_of_job.maintain(may_restart=True)
     assert steps.start_sidecars.call_count == 2
 
 
-def test_a_sidecar_that_does_not_end_is_killed_with_its_supervisor(
+def test_a_sidecar_that_ignores_sigterm_is_killed_with_its_supervisor(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecars, "END_S", 0.2)
-    deaf = "trap '' TERM; sh -c 'while :; do sleep 600; done' & echo $!; wait; wait"
+    ignores_sigterm = "trap '' TERM; sh -c 'while :; do sleep 600; done' & echo $!; wait; wait"
     steps = Mock(spec=Steps)
-    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE, start_new_session=True) as supervisor:
+    with subprocess.Popen(["sh", "-c", ignores_sigterm], stdout=subprocess.PIPE, start_new_session=True) as supervisor:
         assert supervisor.stdout is not None
         child = int(supervisor.stdout.readline())
         steps.start_sidecars.return_value = [supervisor]
-        kept = Sidecars(serving_plan(), RunFacts("4459", run_dir, ("cn01",)), steps, time.sleep, lambda: True)
-        kept.start()
-        kept.end(hurry=True)
+        sidecars_of_job = Sidecars(
+            serving_plan(), RunFacts("4459", run_dir, ("cn01",)), steps, time.sleep, lambda: True
+        )
+        sidecars_of_job.start()
+        sidecars_of_job.end(hurry=True)
         assert supervisor.poll() == -signal.SIGKILL
     steps.end_sidecars.assert_called_once_with([supervisor])
     poll(lambda: is_zombie(child) or not Path(f"/proc/{child}").exists(), "the end of the sidecar")

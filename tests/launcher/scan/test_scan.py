@@ -1,4 +1,4 @@
-"""What `gpujob scan` says of logs."""
+"""Results of `gpujob scan`."""
 
 import errno
 import gzip
@@ -21,7 +21,7 @@ from exporter.logs.lexicon_reader import build_lexicon
 from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind
 from launcher.cli.main import commands
-from launcher.scan import scan as scanning
+from launcher.scan import scan
 from launcher.scan.log_file import os_error_text, read_chunks
 from launcher.scan.position import ExpectedTotals
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, scan_logs
@@ -68,7 +68,7 @@ def report_of(
 
 
 def by_name(report: LogScan) -> dict[str, PatternResult]:
-    """What was found by each pattern of the user."""
+    """Results of the user's patterns, by name."""
     return {found.name: found for found in report.pattern_results if found.own}
 
 
@@ -77,8 +77,8 @@ def place_of(found: PatternResult) -> tuple[int, int]:
     return found.last.line, found.last.offset
 
 
-def scanned(folder: Path, *words: str) -> dict[str, Any]:
-    done = gpujob("scan", "train.log", "--json", *words, cwd=folder)
+def scan_folder(folder: Path, *options: str) -> dict[str, Any]:
+    done = gpujob("scan", "train.log", "--json", *options, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     body = json.loads(done.stdout)
     assert body["schema"] == 1
@@ -86,14 +86,14 @@ def scanned(folder: Path, *words: str) -> dict[str, Any]:
     return dict(log)
 
 
-def test_a_log_is_shown_with_all_that_was_found_in_it(folder: Path, golden: Golden) -> None:
+def test_the_scan_of_a_log_matches_the_golden_page(folder: Path, golden: Golden) -> None:
     done = gpujob("scan", "train.log", "--config", "job.yaml", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     golden("launcher/scan.txt", re.sub(r"\d+\.\d{3} s", "0.000 s", done.stdout))
 
 
-def test_each_match_is_told_with_its_line_its_byte_and_its_groups(folder: Path) -> None:
-    log = scanned(folder, "--config", "job.yaml")
+def test_each_match_has_its_line_offset_and_groups(folder: Path) -> None:
+    log = scan_folder(folder, "--config", "job.yaml")
     assert (log["bytes"], log["records"], log["lines"]) == (len(LOG), 7, 6)
     patterns = {(entry["name"], entry["kind"]): entry for entry in log["patterns"]}
     items = patterns["items", "position"]
@@ -112,13 +112,13 @@ def test_each_match_is_told_with_its_line_its_byte_and_its_groups(folder: Path) 
     assert patterns["nope", "value"]["matches"] == 0
 
 
-def test_a_line_of_progress_that_no_pattern_knows_is_shown_with_one_that_would(folder: Path) -> None:
-    (line,) = scanned(folder)["unmatched"]
+def test_an_unmatched_progress_line_has_a_suggested_pattern(folder: Path) -> None:
+    (line,) = scan_folder(folder)["unmatched"]
     assert (line["line"], line["text"]) == (3, "Fancy progress 3/10 done")
     assert line["suggestion"] == {"name": "item", "pattern": r"Fancy progress (\d+)/(\d+)"}
 
 
-def test_the_pack_is_found_out_from_the_lines_and_says_by_which(tmp_path: Path) -> None:
+def test_the_pack_is_detected_with_its_evidence(tmp_path: Path) -> None:
     bar = b"Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]\n"
     report = report_of(tmp_path / "a.log", b"starting\n" + bar, "auto")
     assert (report.pack, report.is_pack_detected) == ("tqdm", True)
@@ -128,10 +128,10 @@ def test_the_pack_is_found_out_from_the_lines_and_says_by_which(tmp_path: Path) 
     assert (named.pack, named.is_pack_detected, named.pack_evidence) == ("generic", False, None)
 
 
-def test_a_log_that_turns_out_late_to_be_of_another_pack_is_searched_again(
+def test_a_log_is_searched_again_when_its_pack_is_detected_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "FULL_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(scan, "FULL_READ_BYTES", 1 << 20)
     noise = b"nothing is said in this line\n" * (5 << 15)
     bar = b"Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]\n"
     report = report_of(tmp_path / "a.log", b"Processed 1/2 items\n" + noise + bar, "auto")
@@ -139,7 +139,7 @@ def test_a_log_that_turns_out_late_to_be_of_another_pack_is_searched_again(
     assert (report.pack, found["bar"].done, found["items"].done) == ("tqdm", 10, 1)
 
 
-def test_a_log_that_fits_no_pack_is_told_which_comes_nearest(tmp_path: Path) -> None:
+def test_a_log_without_matches_has_the_nearest_pack(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"Decode throughput of this scheduler 40 %\n" * 3, "generic")
     assert report.has_no_match
     assert report.nearest_pack is not None
@@ -148,19 +148,19 @@ def test_a_log_that_fits_no_pack_is_told_which_comes_nearest(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (gzip.compress(LOG), "is compressed by gzip: unpack it first"),
+        (gzip.compress(LOG), "is compressed with gzip; unpack it first"),
         (bytes(range(256)) * 64, "is binary, not a text that can be searched"),
         (LOG.decode("latin-1").encode("utf-16"), "is UTF-16, not a text that can be searched"),
     ],
     ids=["gzip", "binary", "utf-16"],
 )
-def test_what_is_no_text_is_said_and_not_searched(folder: Path, content: bytes, problem: str) -> None:
+def test_a_file_that_is_not_text_is_reported_and_not_searched(folder: Path, content: bytes, problem: str) -> None:
     (folder / "train.log").write_bytes(content)
-    log = scanned(folder)
+    log = scan_folder(folder)
     assert (log["problem"], log["records"], log["patterns"]) == (problem, 0, [])
 
 
-def test_a_log_with_a_hole_at_its_top_is_text(tmp_path: Path) -> None:
+def test_a_log_with_a_hole_at_its_beginning_is_text(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", bytes(200_000) + LOG)
     found = next(found for found in report.pattern_results if found.name == "items")
     assert (found.done, found.matches) == (14, 3)
@@ -173,12 +173,12 @@ def test_the_page_of_packs_names_every_pack() -> None:
 
 
 UNREADABLE = """gpujob: 2 logs cannot be read
-  no.log: is not there; check the name, which counts from the working directory
+  no.log: does not exist; check the name, which is relative to the working directory
   .: is a directory; name the logs in it
 """
 
 
-def test_logs_that_cannot_be_read_are_all_named_after_the_others_were_shown(folder: Path) -> None:
+def test_unreadable_logs_are_all_named_after_the_results_of_others(folder: Path) -> None:
     done = gpujob("scan", "no.log", "train.log", ".", cwd=folder)
     assert (done.returncode, done.stderr) == (2, UNREADABLE)
     assert "Processed 14/400 items" in done.stdout
@@ -187,91 +187,89 @@ def test_logs_that_cannot_be_read_are_all_named_after_the_others_were_shown(fold
     body = json.loads(done.stdout)
     assert [log["path"] for log in body["logs"]] == ["train.log"]
     assert body["errors"] == [
-        {"path": "no.log", "problem": "is not there; check the name, which counts from the working directory"},
+        {"path": "no.log", "problem": "does not exist; check the name, which is relative to the working directory"},
         {"path": ".", "problem": "is a directory; name the logs in it"},
     ]
 
 
-def test_where_no_log_can_be_read_nothing_is_shown(folder: Path) -> None:
+def test_nothing_is_shown_if_no_log_can_be_read(folder: Path) -> None:
     done = gpujob("scan", "a\nb\x1b[2J.log", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("gpujob: 1 log cannot be read\n  ")
     assert (done.stderr.count("\n"), "\x1b" in done.stderr) == (2, False)
 
 
-def test_a_log_that_fails_while_it_is_read_is_named_beside_the_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_with_a_read_error_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", refuse)
     reports, (error,) = scan_logs([str(folder / "train.log")], build_lexicon("generic"))
-    assert (reports, error.problem) == ([], "cannot be read (Input/output error); is its file system there?")
+    assert (reports, error.problem) == ([], "cannot be read (Input/output error); is its file system mounted?")
     _, (error,) = scan_logs(["/dev/null"], build_lexicon())
     assert error.problem.startswith("is not a regular file; ")
     assert scan_to_json([], [error])["errors"] == [{"path": "/dev/null", "problem": error.problem}]
 
 
 @pytest.mark.parametrize(
-    ("number", "cure"),
-    [(errno.EACCES, "chmod +r"), (errno.ENOTDIR, "check the name"), (errno.ESTALE, "is its file system there?")],
+    ("number", "fix"),
+    [(errno.EACCES, "chmod +r"), (errno.ENOTDIR, "check the name"), (errno.ESTALE, "is its file system mounted?")],
 )
-def test_a_log_that_is_refused_is_told_with_the_cure(number: int, cure: str) -> None:
-    assert cure in os_error_text(OSError(number, os.strerror(number)))
+def test_a_read_error_is_reported_with_a_fix(number: int, fix: str) -> None:
+    assert fix in os_error_text(OSError(number, os.strerror(number)))
 
 
 TRAINING = b"Batch 10/100\nBatch 20/100\nBatch 30/100\n"
 VALIDATION = b"Batch 1/12\nBatch 6/12\n"
 
 
-def standing_of(path: Path, text: bytes, own: Mapping[str, str] | None = None) -> tuple[float, float | None, bool]:
+def position_of(path: Path, text: bytes, own: Mapping[str, str] | None = None) -> tuple[float, float | None, bool]:
     position = report_of(path, text, own=own).position
     assert position is not None
     return position.done, position.total, position.aside
 
 
-def test_the_position_is_that_of_the_work_and_not_of_a_validation_after_it(tmp_path: Path) -> None:
+def test_the_position_is_that_of_the_work_and_not_of_a_later_validation(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    assert standing_of(path, TRAINING) == (30, 100, False)
-    assert standing_of(path, TRAINING + VALIDATION) == (30, 100, True)
-    assert standing_of(path, TRAINING + VALIDATION + b"Batch 40/100\n") == (40, 100, False)
+    assert position_of(path, TRAINING) == (30, 100, False)
+    assert position_of(path, TRAINING + VALIDATION) == (30, 100, True)
+    assert position_of(path, TRAINING + VALIDATION + b"Batch 40/100\n") == (40, 100, False)
 
 
-def test_of_a_long_log_the_position_is_as_near_the_end_as_of_a_short_one(tmp_path: Path) -> None:
+def test_the_position_in_a_long_log_is_as_recent_as_in_a_short_one(tmp_path: Path) -> None:
     text = b"".join(b"Batch %d/200000\n" % batch for batch in range(1, 100_001)) + VALIDATION
-    assert standing_of(tmp_path / "a.log", text) == (100_000, 200_000, True)
+    assert position_of(tmp_path / "a.log", text) == (100_000, 200_000, True)
 
 
-def test_how_a_long_log_counts_is_told_by_its_beginning(tmp_path: Path) -> None:
+def test_counting_in_a_long_log_is_detected_from_its_beginning(tmp_path: Path) -> None:
     epochs = [b"Epoch %d/3 Batch %d/100\n" % (epoch, batch) for epoch in range(3) for batch in range(1, 101)]
     noise = b"nothing is said in this line\n" * (3 << 15)
     text = epochs[0] + noise + b"".join(epochs[100:200]) + noise + b"".join(epochs[200:])
-    assert standing_of(tmp_path / "a.log", text) == (300, 300, False)
+    assert position_of(tmp_path / "a.log", text) == (300, 300, False)
 
 
-def test_a_validation_that_goes_on_for_long_is_the_work_as_a_sidecar_says(tmp_path: Path) -> None:
+def test_a_long_validation_becomes_the_position_as_in_a_sidecar(tmp_path: Path) -> None:
     lines = [b"12:00:00 Batch 30/100", b"12:01:00 Batch 1/12", b"13:01:00 Batch 6/12"]
-    assert standing_of(tmp_path / "a.log", b"\n".join([*lines, b""]))[:2] == (6, 12)
-    assert standing_of(tmp_path / "a.log", b"\n".join([*lines[:2], b""]))[:2] == (30, 100)
+    assert position_of(tmp_path / "a.log", b"\n".join([*lines, b""]))[:2] == (6, 12)
+    assert position_of(tmp_path / "a.log", b"\n".join([*lines[:2], b""]))[:2] == (30, 100)
 
 
-def test_a_worker_that_evaluates_stands_where_it_was(tmp_path: Path) -> None:
+def test_an_evaluation_does_not_change_the_position(tmp_path: Path) -> None:
     text = b"Epoch 1: 100%|###| 50/50 [00:05<00:00, 9it/s, v_num=0]\nValidation DataLoader 0: 0%| | 0/9 [00:00<?]\n"
     report = report_of(
         tmp_path / "a.log", text + b"Epoch 1: 20%|# | 10/50 [00:05<00:00, 9it/s, v_num=0]\n", "lightning"
     )
     assert report.position is not None
     assert (report.position.done, report.position.epoch) == (100, 1)
-    assert "  position 100 batches, in epoch 1, by epoch_bar, and another counter goes on after it" in render_scan(
+    assert "  position 100 batches, in epoch 1, by epoch_bar, and another counter advanced after it" in render_scan(
         [report]
     )
 
 
-def test_the_epochs_of_the_job_file_give_the_position_its_total(folder: Path) -> None:
+def test_totals_of_the_job_file_give_the_position_its_total(folder: Path) -> None:
     (folder / "train.log").write_bytes(b"Epoch 3:  45%|#  | 45/100 [00:12<00:15, 3.66it/s, v_num=0]\n")
     (folder / "job.yaml").write_text(JOB.replace("pack: generic", "total_epochs: 10"))
-    position = scanned(folder, "--config", "job.yaml")["position"]
+    position = scan_folder(folder, "--config", "job.yaml")["position"]
     assert (position["done"], position["total"], position["unit"]) == (345, 1000, "batches")
     found = scan_log(str(folder / "train.log"), build_lexicon(), ExpectedTotals(epochs=5)).position
     assert found is not None
@@ -279,15 +277,15 @@ def test_the_epochs_of_the_job_file_give_the_position_its_total(folder: Path) ->
     (folder / "train.log").write_bytes(b"at step 7\n")
     job = JOB.replace("pack: generic", "total_steps: 70").replace("{lr:", r"{step: 'at step (\d+)', lr:")
     (folder / "job.yaml").write_text(job)
-    position = scanned(folder, "--config", "job.yaml")["position"]
+    position = scan_folder(folder, "--config", "job.yaml")["position"]
     assert (position["done"], position["total"], position["unit"]) == (7, 70, "steps")
 
 
-def test_a_last_record_without_an_end_is_marked_and_not_in_the_position(tmp_path: Path) -> None:
+def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     whole = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items\n")
     assert whole.unfinished is None
-    assert "unfinished" not in "\n".join(render_scan([whole]))
+    assert "unfinished" not in "\n".join(render_scan([whole])[1:])  # the first line has the path, with the test's name
     half = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items")
     assert half.unfinished == ScanRecord(23, "Processed 15/400 items", 2, unfinished=True)
     assert half.position is not None
@@ -301,19 +299,19 @@ def test_a_last_record_without_an_end_is_marked_and_not_in_the_position(tmp_path
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)
 
 
-def test_a_long_last_record_without_an_end_is_not_in_the_position(tmp_path: Path) -> None:
+def test_a_long_unfinished_last_record_is_not_in_the_position(tmp_path: Path) -> None:
     text = b"Processed 14/400 items\nProcessed 15/400 items" + b"." * 400_000
-    assert standing_of(tmp_path / "a.log", text) == (14, 400, False)
+    assert position_of(tmp_path / "a.log", text) == (14, 400, False)
 
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"\n\n", b"\n\x1b[0m"])
-def test_a_record_is_finished_by_a_newline_or_a_return(tmp_path: Path, end: bytes) -> None:
+def test_a_record_ends_with_a_newline_or_a_carriage_return(tmp_path: Path, end: bytes) -> None:
     report = report_of(tmp_path / "a.log", b"Processed 14/400 items" + end)
     assert report.unfinished is None
     assert report.position is not None
 
 
-def test_for_a_half_written_line_no_pattern_is_suggested(tmp_path: Path) -> None:
+def test_no_pattern_is_suggested_for_an_unfinished_line(tmp_path: Path) -> None:
     assert report_of(tmp_path / "a.log", b"Processed 14/400 items\nProcessed 15/4").unmatched == []
     assert len(report_of(tmp_path / "a.log", b"Processed 14/400 items\nProcessed 15/4\n").unmatched) == 1
 
@@ -324,7 +322,7 @@ def suggested_names(*lines: str, names: Sequence[str] = ()) -> list[str | None]:
     return [None if suggested is None else suggested[0] for suggested in found]
 
 
-def test_no_two_suggestions_have_one_name_and_all_can_be_used_together(tmp_path: Path) -> None:
+def test_suggestions_have_unique_names_and_work_together(tmp_path: Path) -> None:
     lines = {"Fancy progress 3/10 done": (3, 10), "Sorted 4/20 rows": (4, 20), "Packed 1,000/5,000 rows": (1000, 5000)}
     assert suggested_names(*lines, names=["item"]) == ["items", "items_2", "items_3"]
     report = report_of(tmp_path / "a.log", "\n".join([*lines, ""]).encode())
@@ -336,14 +334,14 @@ def test_no_two_suggestions_have_one_name_and_all_can_be_used_together(tmp_path:
         assert (last.kind, last.unit, last.done, last.total) == (PatternKind.POSITION, "items", *numbers)
 
 
-def test_nothing_is_suggested_once_all_names_for_what_is_counted_are_taken() -> None:
+def test_no_pattern_is_suggested_when_all_names_of_its_unit_are_used() -> None:
     lines = ("Training step 500 loss 0.4", "Tuning steps 7/9", "Polishing steps 7/9")
-    assert suggested_names(*lines) == ["step", "steps", None], "a pattern of another name would not count steps"
+    assert suggested_names(*lines) == ["step", "steps", None], "a pattern with another name would not count steps"
     assert suggested_names("batch 3/9", "batches 3/9 of", "a batch 3/9") == ["batch", "batches", None]
-    assert suggested_names("done 7%", "Copied 8% done") == ["items", None], "a share is one of items alone"
+    assert suggested_names("done 7%", "Copied 8% done") == ["items", None], "a share always counts items"
 
 
-def test_a_suggestion_does_not_hide_a_pattern_that_finds_something(tmp_path: Path) -> None:
+def test_a_suggestion_does_not_replace_a_matching_pattern(tmp_path: Path) -> None:
     text = b"Processed 14/400 items\nFancy progress 3/10 done\n"
     (unmatched,) = report_of(tmp_path / "a.log", text).unmatched
     assert unmatched.suggestion == ("item", r"Fancy progress (\d+)/(\d+)")
@@ -351,13 +349,13 @@ def test_a_suggestion_does_not_hide_a_pattern_that_finds_something(tmp_path: Pat
     assert unmatched.suggestion == ("item", r"Fancy progress (\d+)/(\d+)")
 
 
-def test_an_unknown_pack_is_answered_with_the_nearest_name(folder: Path) -> None:
+def test_an_unknown_pack_is_reported_with_the_nearest_name(folder: Path) -> None:
     done = gpujob("scan", "train.log", "--pack", "tqmd", cwd=folder)
     assert done.returncode == 2
     assert done.stderr.startswith('gpujob: --pack: unknown pack "tqmd"; did you mean "tqdm"? (known: auto, ')
 
 
-def test_bad_patterns_of_a_job_file_are_all_told_with_their_place(folder: Path) -> None:
+def test_invalid_patterns_of_a_job_file_are_all_reported_with_their_key(folder: Path) -> None:
     (folder / "job.yaml").write_text(JOB.replace("lr=(", "lr=((").replace(r"nope (\d+)", "nope"))
     done = gpujob("scan", "train.log", "--config", "job.yaml", cwd=folder)
     assert done.returncode == 2
@@ -366,20 +364,20 @@ def test_bad_patterns_of_a_job_file_are_all_told_with_their_place(folder: Path) 
     assert "progress.patterns.nope: " in done.stderr
 
 
-def test_an_empty_log_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_an_empty_log_is_reported_as_empty(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"")
     shown = CliRunner().invoke(commands, ["scan", str(tmp_path / "a.log")])
     assert (shown.exit_code, shown.output) == (0, f"{tmp_path}/a.log: is empty\n")
 
 
-def test_what_could_move_the_cursor_is_not_shown(tmp_path: Path) -> None:
+def test_terminal_escapes_are_not_shown(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"v=\x1b]0;title\x07\x1b[2J\x08 3\n", own={"v": "v=(?:.*) (.*)"})
     shown = json.dumps(scan_to_json([report]))
     assert not re.search(r"\\u00[01]|\\b", shown)
     assert by_name(report)["v"].values == {"v": 3.0}
 
 
-def test_a_pattern_that_takes_too_long_is_told_and_does_not_hold_the_rest(tmp_path: Path) -> None:
+def test_a_slow_pattern_is_reported_and_does_not_block_others(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"a" * 5000 + b"\nlr=3\n", own={"slow": "((?:a+)+)b", "lr": r"lr=(\d+)"})
     assert by_name(report)["lr"].values == {"lr": 3.0}
     assert report.timeouts["slow"] > 0
@@ -387,10 +385,10 @@ def test_a_pattern_that_takes_too_long_is_told_and_does_not_hold_the_rest(tmp_pa
 
 
 @pytest.mark.parametrize("count_all", [True, False])
-def test_two_patterns_that_give_the_same_value_keep_their_own_last_matches(
+def test_patterns_for_the_same_value_keep_their_own_last_match(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, count_all: bool
 ) -> None:
-    monkeypatch.setattr(scanning, "COUNT_ALL_BYTES", 0)
+    monkeypatch.setattr(scan, "COUNT_ALL_BYTES", 0)
     text = b"one v=1\n" + b"noise\n" * 100_000 + b"two v=2\n" + b"noise\n" * 100_000
     own = {"one": r"one v=(?P<v>\d)", "two": r"two v=(?P<v>\d)", "three": r"three v=(?P<v>\d)"}
     found = by_name(report_of(tmp_path / "a.log", text, own=own, count_all=count_all))
@@ -403,16 +401,16 @@ def test_two_patterns_that_give_the_same_value_keep_their_own_last_matches(
 @given(st.lists(HARD_TEXT, max_size=40).map(b"\n".join), st.booleans())
 @example(b"Processed 7/9 items\r\noom\rProcessed 7/9 items", True)
 @example(b"Processed 5/9 items\n" + b"-" * 50 + b"\nProcessed 7/9 items", False)
-def test_a_log_searched_in_parts_says_the_same_as_a_whole(
+def test_a_search_in_parts_equals_a_search_of_the_whole_log(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, count_all: bool
 ) -> None:
-    # a record that is longer than a chunk comes in several pieces, and each of them is a record
+    # a record longer than a chunk is split, and each part is a record
     assume(all(len(record) <= 60 for record in re.split(rb"[\r\n]", text)))
     path = tmp_path_factory.mktemp("logs") / "a.log"
     own = {"oom": r"oom (\d)", "share": r"Processed (?P<oom>\d)|loss: (?P<loss>0)"}
     whole = report_of(path, text, own=own, count_all=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "SEGMENT_BYTES", 64)
+        patch.setattr(scan, "SEGMENT_BYTES", 64)
         patch.setattr("exporter.logs.tail_reader.CHUNK_BYTES", 64)
         patch.setattr("launcher.scan.log_file.CHUNK_BYTES", 64)
         parts = report_of(path, text, own=own, count_all=count_all)
@@ -422,7 +420,7 @@ def test_a_log_searched_in_parts_says_the_same_as_a_whole(
 
 
 @given(HARD_TEXT, st.integers(16, 80))
-def test_pieces_are_whole_records_that_make_up_the_log(text: bytes, size: int) -> None:
+def test_chunks_are_whole_records_and_cover_the_log(text: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("launcher.scan.log_file.CHUNK_BYTES", size)
         found = list(read_chunks(lambda offset, count: text[offset : offset + count], 0, len(text)))
@@ -461,13 +459,13 @@ def test_a_suggested_pattern_finds_the_position_in_its_line(
 
 
 @pytest.mark.parametrize("line", ["[ 12/ 400]", "worker 3: 17 left", "6.9 it/s", "2026/03/01 12:00:00", "v1.2/3.4"])
-def test_no_pattern_is_made_of_numbers_that_say_no_position(line: str) -> None:
+def test_no_pattern_is_suggested_for_numbers_without_a_position(line: str) -> None:
     assert suggest_pattern(line.encode()) is None
 
 
 @given(st.text(max_size=80))
 @example("a" * 60 + " 3/4")
 @example("\\ (x 3/4")
-def test_a_suggestion_is_always_a_pattern_that_can_be_used(line: str) -> None:
+def test_a_suggestion_is_always_a_valid_pattern(line: str) -> None:
     suggested = suggest_pattern(line.encode("utf-8", "replace"))
     assert suggested is None or compile_job_pattern(*suggested).kind is PatternKind.POSITION

@@ -1,4 +1,4 @@
-"""The plan for programs: what `gpujob plan --json` prints."""
+"""The JSON of `gpujob plan --json`."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
 
 
-def described(resources: Mapping[str, Any], *hosts: str, **over: Any) -> dict[str, Any]:
-    """The description of a job whose workers `resources` counts."""
+def view_of(resources: Mapping[str, Any], *hosts: str, **over: Any) -> dict[str, Any]:
+    """The JSON view of a job with workers counted in `resources`."""
     plan = plan_of(job_spec(resources=dict(resources), workers=over.pop("workers", []), **over))
     return describe_plan(plan, render_sbatch(plan), hosts)
 
@@ -31,7 +31,7 @@ def two_roles() -> Plan:
     return plan_of(spec)
 
 
-def test_describing_a_plan_names_every_worker_process_and_file() -> None:
+def test_the_json_view_has_all_workers_tasks_and_files() -> None:
     found = describe_plan(two_roles(), "#!script\n", ("n1", "n2"))
     assert json.loads(json.dumps(found)) == found
     assert set(found) == {
@@ -85,19 +85,19 @@ def test_describing_a_plan_names_every_worker_process_and_file() -> None:
         ),
     ],
 )
-def test_visible_devices_are_told_where_a_process_has_a_part_of_its_node(
+def test_visible_devices_are_listed_for_tasks_with_part_of_a_node(
     resources: dict[str, int], visible: list[str | None]
 ) -> None:
-    processes = described(resources)["processes"]
+    processes = view_of(resources)["processes"]
     assert [process["cuda_visible_devices"] for process in processes] == visible
     assert ["CUDA_VISIBLE_DEVICES" in process["environment"] for process in processes] == [
         devices is not None for devices in visible
     ]
 
 
-def test_processes_of_one_worker_on_one_node_make_one_list_of_gpus() -> None:
+def test_tasks_of_one_worker_on_one_node_share_a_gpu_list() -> None:
     resources = {"gpus_per_node": 2, "agg_workers": 1, "gpus_per_agg": 4, "process_granularity": "gpu"}
-    found = described(resources, "b", "a")
+    found = view_of(resources, "b", "a")
     assert found["workers"][0]["nodes"] == ["b", "a"]
     assert found["workers"][0]["gpus"] == {"b": [0, 1], "a": [0, 1]}
     places = [(process["local_rank"], process["node"], process["gpus"]) for process in found["processes"]]
@@ -106,7 +106,7 @@ def test_processes_of_one_worker_on_one_node_make_one_list_of_gpus() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
-def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runtime: str) -> None:
+def test_the_command_of_a_task_is_shown_without_its_container(runtime: str) -> None:
     container = {"image": "/images/i.sqsh", "runtime": runtime}
     spec = job_spec(workers=[{"count": 2, "command": "serve -- {rank}"}], container=container)
     found = describe_plan(plan_of(spec), "")
@@ -114,7 +114,7 @@ def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runti
 
 
 @pytest.mark.parametrize("count", [0, 1, ENTRIES_PER_CHUNK, ENTRIES_PER_CHUNK + 1, 3 * ENTRIES_PER_CHUNK])
-def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_name: str) -> None:
+def test_json_in_chunks_equals_json_as_a_whole(count: int, hard_name: str) -> None:
     body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
     assert "".join(dump_json_chunks(body)) == json.dumps(body, ensure_ascii=False)
     assert "".join(dump_json_chunks({**body, "last": [count]})) == json.dumps(
@@ -123,7 +123,7 @@ def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_n
 
 
 def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:
-    found = described({"gpus_per_node": 1, "agg_workers": 2, "nodes": 2}, "z", "b", "a")
+    found = view_of({"gpus_per_node": 1, "agg_workers": 2, "nodes": 2}, "z", "b", "a")
     assert [process["node"] for process in found["processes"]] == ["z", "b"]
     assert found["sbatch_nodes"] == 2
     assert len(found["targets"]) == 2
@@ -136,7 +136,7 @@ def test_ports_are_those_of_the_plan() -> None:
     assert [process["ports"] for process in found["processes"]] == [{"http": 6100}, {}, {}]
 
 
-def test_services_are_processes_but_no_workers() -> None:
+def test_services_are_tasks_but_not_workers() -> None:
     plan = two_roles()
     service = dataclasses.replace(plan.tasks[2], stage="balancer", service=True)
     found = describe_plan(dataclasses.replace(plan, tasks=(*plan.tasks[:2], service)), "")
@@ -147,26 +147,26 @@ def test_services_are_processes_but_no_workers() -> None:
     ]
 
 
-def test_describing_a_plan_shows_no_value_of_the_environment() -> None:
+def test_the_json_view_has_no_values_of_variables() -> None:
     plan = plan_of(job_spec(env={"HF_TOKEN": "hunter2"}))
     text = json.dumps(describe_plan(plan, render_sbatch(plan)))
     assert "hunter2" not in text
     assert "HF_TOKEN" in text
 
 
-def test_the_files_named_are_those_that_are_written() -> None:
+def test_the_listed_files_are_those_that_are_written() -> None:
     plan = dataclasses.replace(two_roles(), templates={"nginx.conf": "x"})
     assert set(describe_plan(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf"}
 
 
-def word_of(line: list[str], option: str) -> str:
+def option_value(line: list[str], option: str) -> str:
     """The value of an option of srun."""
     return next(word.partition("=")[2] for word in line if word.startswith(f"{option}="))
 
 
 def test_each_step_has_its_srun_line() -> None:
     lines = describe_plan(two_roles(), "", ("n1", "n2"))["srun"]
-    assert [(word_of(line, "--job-name"), word_of(line, "--nodelist")) for line in lines] == [
+    assert [(option_value(line, "--job-name"), option_value(line, "--nodelist")) for line in lines] == [
         ("sidecar", "n1,n2"),
         ("pre_w0-0", "n1"),
         ("pre_w0-1", "n2"),
@@ -178,7 +178,7 @@ def test_each_step_has_its_srun_line() -> None:
 
 @pytest.mark.parametrize("step", ["", "together"])
 @pytest.mark.parametrize("contained", [False, True])
-def test_the_srun_lines_are_those_that_start_the_steps(
+def test_the_srun_lines_equal_those_of_the_real_steps(
     step: str, contained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job_spec(
@@ -198,23 +198,23 @@ def test_the_srun_lines_are_those_that_start_the_steps(
     monkeypatch.setattr("launcher.steps.slurm_steps.subprocess.Popen", lambda argv, **_: started.append(argv))
     steps = slurm_steps.SlurmSteps(plan, facts)
     steps.start_sidecars()
-    units = [list(tasks[:-1])] if step else [[planned] for planned in tasks[:-1]]
-    for unit in [*units, [tasks[-1]]]:
-        steps.start_tasks(unit, 0)
+    task_groups = [list(tasks[:-1])] if step else [[planned] for planned in tasks[:-1]]
+    for task_group in [*task_groups, [tasks[-1]]]:
+        steps.start_tasks(task_group, 0)
     assert describe_plan(plan, "")["srun"] == started
     modes = [path.stat().st_mode & 0o777 for path in (facts.run_dir / "workers").glob("*.step.json")]
     assert modes == ([0o600] if step else []), "it holds the words and variables of the tasks"
     assert len(started) == (3 if step else 10)
 
 
-def test_a_job_that_is_not_watched_has_neither_sidecars_nor_targets() -> None:
-    found = described({"gpus_per_node": 1, "agg_workers": 1}, monitoring={"enabled": False})
+def test_a_job_without_monitoring_has_no_sidecars_and_targets() -> None:
+    found = view_of({"gpus_per_node": 1, "agg_workers": 1}, monitoring={"enabled": False})
     assert found["targets"] == []
     assert len(found["srun"]) == 1
 
 
 def test_targets_are_the_sidecars_with_the_labels_of_their_series() -> None:
-    found = described({"gpus_per_node": 1, "agg_workers": 1}, "cn 1", slurm={"partition": "gpu"})
+    found = view_of({"gpus_per_node": 1, "agg_workers": 1}, "cn 1", slurm={"partition": "gpu"})
     assert found["targets"] == [
         {
             "targets": ["cn 1:{port}"],
@@ -229,7 +229,7 @@ def test_targets_are_the_sidecars_with_the_labels_of_their_series() -> None:
             },
         }
     ]
-    assert described({"gpus_per_node": 0, "agg_workers": 1}, monitoring={"listen_address": ":9410"})["targets"][0][
+    assert view_of({"gpus_per_node": 0, "agg_workers": 1}, monitoring={"listen_address": ":9410"})["targets"][0][
         "targets"
     ] == ["node0:9410"]
 
@@ -240,7 +240,7 @@ def plan_json(folder: Path, job: Mapping[str, Any], *options: str) -> dict[str, 
     done = gpujob("plan", "job.yaml", "--json", *options, cwd=folder)
     assert done.returncode == 0
     assert all(
-        line.endswith("has no command; give it one, or name a backend that has; submit and run refuse it")
+        line.endswith("has no command; give it one, or use a backend that has one; submit and run refuse it")
         for line in done.stderr.splitlines()
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -261,7 +261,7 @@ def test_the_command_plans_roles_without_any_command_on_the_hosts_given(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
 
 
-def test_the_command_refuses_what_cannot_be_placed(tmp_path: Path) -> None:
+def test_plan_refuses_workers_that_cannot_be_placed(tmp_path: Path) -> None:
     resources = {"gpus_per_node": 8, "prefill_workers": 1, "gpus_per_prefill": 4, "decode_workers": 1}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "serve", "resources": resources}))
     done = gpujob("plan", "job.yaml", "--json", "--nodes", "a", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The plan of `gpujob run`: what it starts on this machine."""
+"""The plan of `gpujob run`: processes on this machine."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def two_nodes(**over: Any) -> Plan:
     return plan_of(job_spec(resources={"nodes": 2, "gpus_per_node": 2}, workers=workers, **over), local=True)
 
 
-def test_one_machine_plays_all_nodes_and_their_gpus() -> None:
+def test_one_machine_stands_for_all_nodes_and_their_gpus() -> None:
     plan = two_nodes()
     found = describe_local(plan, local_facts(plan, "lab.example.org"))
     assert json.loads(json.dumps(found)) == found
@@ -34,7 +34,9 @@ def test_one_machine_plays_all_nodes_and_their_gpus() -> None:
 
 
 @pytest.mark.parametrize("runtime", [None, "apptainer", "enroot"])
-def test_what_is_told_is_what_is_started(runtime: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_view_equals_the_started_processes(
+    runtime: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     container = {"container": {"image": "i.sif", "runtime": runtime}} if runtime else {}
     plan = two_nodes(env={"A": "1"}, secrets=["HF_TOKEN"], **container)
     monkeypatch.setattr("launcher.steps.steps.read_secrets", lambda _, names: dict.fromkeys(names, "hunter2"))
@@ -60,55 +62,57 @@ def test_what_is_told_is_what_is_started(runtime: str | None, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("devices", ["4,5,6,7", "GPU-a,GPU-b,GPU-c,GPU-d", "4,5", "", None])
-def test_gpus_are_those_that_the_wrappers_give(devices: str | None) -> None:
+def test_visible_gpus_equal_those_of_the_wrappers(devices: str | None) -> None:
     plan = two_nodes()
     found = describe_local(plan, local_facts(plan, "lab"), devices)
-    told = [process["cuda_visible_devices"] for process in found["processes"]]
-    assert told == [
+    visible = [process["cuda_visible_devices"] for process in found["processes"]]
+    assert visible == [
         task_visible_devices(word, None if devices is None else devices.encode()).decode()
         for word in ("0", "1", "2", "3", "")
     ]
-    assert told == {
+    assert visible == {
         "4,5,6,7": ["4", "5", "6", "7", ""],
         "GPU-a,GPU-b,GPU-c,GPU-d": ["GPU-a", "GPU-b", "GPU-c", "GPU-d", ""],
         "4,5": ["4", "5", "2", "3", ""],
     }.get(devices or "", ["0", "1", "2", "3", ""])
 
 
-def test_a_variable_of_the_file_is_what_the_wrapper_finds() -> None:
+def test_visible_devices_of_the_job_file_have_precedence() -> None:
     plan = two_nodes(env={"CUDA_VISIBLE_DEVICES": "7,6,5,4"})
     found = describe_local(plan, local_facts(plan, "lab"), "0,1,2,3")
     assert [process["cuda_visible_devices"] for process in found["processes"]] == ["7", "6", "5", "4", ""]
 
 
-def test_the_gpus_of_a_point_depend_on_its_slot_where_several_run_at_once() -> None:
+def test_gpus_of_parallel_points_depend_on_their_slot() -> None:
     plan = two_nodes()
     body = describe_local(plan, local_facts(plan, "lab"))
-    told = "2 points of the sweep run at once, each on its own GPUs; the GPUs shown are those of the first"
-    assert told in " ".join(render_local(body, 2).split())
+    expected = "2 points of the sweep run at once, each on its own GPUs; the GPUs shown are those of the first"
+    assert expected in " ".join(render_local(body, 2).split())
     assert "slot" not in render_local(body)
     assert "slot" not in render_local({**body, "gpus_per_node": 0}, 2)
 
 
-def test_the_command_tells_gpus_of_this_shell_and_of_slots(tmp_path: Path) -> None:
+def test_plan_local_uses_visible_devices_and_mentions_parallel_points(tmp_path: Path) -> None:
     workers = [{"count": 2, "gpus": 1, "command": "x {v}"}]
     job = {"name": "j", "resources": {"gpus_per_node": 2}, "workers": workers}
     (tmp_path / "job.yaml").write_text(json.dumps({**job, "sweep": {"max_parallel": 2, "grid": {"v": [1, 2]}}}))
-    words = ("plan", "job.yaml", "--local", "--point", "0")
+    arguments = ("plan", "job.yaml", "--local", "--point", "0")
     environment = clean_environment(CUDA_VISIBLE_DEVICES="4,5,6,7")
-    body = json.loads(gpujob(*words, "--json", cwd=tmp_path, env=environment).stdout)
+    body = json.loads(gpujob(*arguments, "--json", cwd=tmp_path, env=environment).stdout)
     assert [process["cuda_visible_devices"] for process in body["processes"]] == ["4", "5"]
-    shown = gpujob(*words, cwd=tmp_path, env=environment).stdout
+    shown = gpujob(*arguments, cwd=tmp_path, env=environment).stdout
     assert "GPUs 4\n  x 1\n" in shown
     assert "2 points of the sweep run at once" in " ".join(shown.split())
 
 
-def test_variables_that_processes_share_are_told_once() -> None:
+def test_shared_variables_are_listed_once() -> None:
     plan = two_nodes(env={"A": "1"})
     text = render_local(describe_local(plan, local_facts(plan, "lab")))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("variables beside the user's own: A CUDA_VISIBLE_DEVICES GPUJOB_ATTEMPT") == 2
-    assert text.count("variables beside the user's own: ") == 2, "those of the GPUs' workers, and of the other"
+    assert text.count("variables in addition to the user's own: A CUDA_VISIBLE_DEVICES GPUJOB_ATTEMPT") == 2
+    assert text.count("variables in addition to the user's own: ") == 2, (
+        "one list for the GPU workers and one for the other"
+    )
     assert text.count(" OWN") == 1
     assert "\na_w1: rank 1, on lab-n0, GPUs 1\n  x 1 127.0.0.1\n" in text
     assert "\nctl_w0: rank 4, on lab-n0\n  y\n" in text

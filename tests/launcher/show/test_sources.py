@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from launcher.show.sources import SourceNames, explain_values, render_sources, source_names
-from tests.launcher.check.planned_jobs import subject_of
+from tests.launcher.check.planned_jobs import planned_job
 from tests.launcher.conftest import Golden
 from tests.support.launcher import clean_environment, gpujob
 
@@ -38,11 +38,11 @@ JOB: dict[str, Any] = {
 SOURCES = SourceNames("job.yaml", "gpujob.yaml", "in or above the working directory")
 
 
-def test_every_value_is_told_with_its_source(tmp_path: Path, golden: Golden) -> None:
-    subject = subject_of(tmp_path, local=False, cluster=CLUSTER, environ={"SBATCH_PARTITION": "x"}, **JOB)
-    rows = explain_values(subject, SOURCES)
-    here = str(Path(__file__).resolve().parents[3])
-    table = "\n".join(render_sources(tuple(row for row in rows if here not in str(row.value)))) + "\n"
+def test_every_value_is_shown_with_its_source(tmp_path: Path, golden: Golden) -> None:
+    job = planned_job(tmp_path, local=False, cluster=CLUSTER, environ={"SBATCH_PARTITION": "x"}, **JOB)
+    rows = explain_values(job, SOURCES)
+    checkout = str(Path(__file__).resolve().parents[3])
+    table = "\n".join(render_sources(tuple(row for row in rows if checkout not in str(row.value)))) + "\n"
     golden("launcher/explain.txt", re.sub(" {2,}", "  ", table.replace(str(tmp_path), "FOLDER")))
     assert "hunter2" not in str(rows)
 
@@ -55,35 +55,36 @@ def test_every_value_is_told_with_its_source(tmp_path: Path, golden: Golden) -> 
         ({}, {}, None, "default"),
     ],
 )
-def test_the_job_file_comes_first(
+def test_the_job_file_has_precedence(
     slurm: dict[str, Any], cluster: dict[str, Any], value: str | None, source: str, tmp_path: Path
 ) -> None:
-    subject = subject_of(tmp_path, local=False, cluster=cluster, slurm=slurm)
-    (row,) = (row for row in explain_values(subject, SOURCES) if row.key == "slurm.partition")
+    job = planned_job(tmp_path, local=False, cluster=cluster, slurm=slurm)
+    (row,) = (row for row in explain_values(job, SOURCES) if row.key == "slurm.partition")
     assert (row.value, row.source) == (value, source)
-    assert subject.plan.slurm["partition"] == value
+    assert job.plan.slurm["partition"] == value
 
 
-def test_the_cluster_file_is_told_with_how_it_was_found(tmp_path: Path) -> None:
+def test_the_cluster_file_is_named_with_how_it_was_found(tmp_path: Path) -> None:
     assert source_names("j", {}, tmp_path).cluster is None
     home = tmp_path / "home/.config/gpujob"
     home.mkdir(parents=True)
     (home / "config.yaml").write_text("")
     environ = {"HOME": str(tmp_path / "home")}
-    assert source_names("j", environ, tmp_path) == SourceNames("j", str(home / "config.yaml"), "the user's own")
+    found_by = "in the user's configuration directory"
+    assert source_names("j", environ, tmp_path) == SourceNames("j", str(home / "config.yaml"), found_by)
     (tmp_path / "gpujob.yaml").write_text("")
     assert source_names("j", environ, tmp_path).found_by == "in or above the working directory"
     named = {**environ, "GPUJOB_CONFIG": str(home / "config.yaml")}
     assert source_names("j", named, tmp_path).found_by == "environment: GPUJOB_CONFIG"
 
 
-def test_the_command_explains_as_text_and_as_an_object(tmp_path: Path) -> None:
+def test_plan_explain_prints_text_and_json(tmp_path: Path) -> None:
     (tmp_path / "gpujob.yaml").write_text(yaml.safe_dump({"partition": "gpu"}))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "job", "workers": [{"command": "true"}]}))
     environ = clean_environment()
-    shown = gpujob("plan", "job.yaml", "--explain", cwd=tmp_path, env=environ)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert [line.split() for line in shown.stdout.splitlines() if line.startswith("slurm.partition")] == [
+    result = gpujob("plan", "job.yaml", "--explain", cwd=tmp_path, env=environ)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split() for line in result.stdout.splitlines() if line.startswith("slurm.partition")] == [
         ["slurm.partition", "gpu", f"{tmp_path}/gpujob.yaml:", "partition"]
     ]
     body = json.loads(gpujob("plan", "job.yaml", "--explain", "--json", cwd=tmp_path, env=environ).stdout)

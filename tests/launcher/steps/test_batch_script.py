@@ -1,4 +1,4 @@
-"""The batch script and the lines that start its steps."""
+"""The batch script and the srun commands of its steps."""
 
 import json
 import os
@@ -92,12 +92,12 @@ CASES: dict[str, Plan] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_script_is_the_golden_one(case: str, golden: Golden) -> None:
+def test_the_script_matches_the_golden_file(case: str, golden: Golden) -> None:
     golden(f"launcher/{case}.sh", render_sbatch(CASES[case]))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_shell_can_read_the_script(case: str) -> None:
+def test_the_script_is_valid_shell(case: str) -> None:
     done = subprocess.run(
         ["bash", "-n"], input=render_sbatch(CASES[case]), capture_output=True, text=True, check=False, timeout=10
     )
@@ -132,7 +132,7 @@ def test_the_run_directory_reaches_the_orchestrator_as_data(hard_name: str, tmp_
     assert (argv[0], argv[-3:]) == ("-I", ["-m", "launcher.guard", str(plan.run_dir("4459"))])
 
 
-def test_the_orchestrator_takes_the_place_of_the_shell(tmp_path: Path) -> None:
+def test_the_orchestrator_replaces_the_shell(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
@@ -141,13 +141,13 @@ def test_the_orchestrator_takes_the_place_of_the_shell(tmp_path: Path) -> None:
     script.write_text(render_sbatch(plan))
     with subprocess.Popen(["bash", script], stdout=subprocess.PIPE, env=clean_environment(SLURM_JOB_ID="1")) as shell:
         assert shell.stdout is not None
-        told = json.loads(shell.stdout.read())
+        result = json.loads(shell.stdout.read())
     assert shell.returncode == 0
-    assert told["parent"] != shell.pid  # it is the shell's own process, a child of this one
+    assert result["parent"] != shell.pid  # it replaced the shell
 
 
 def options_of(script: str) -> Iterator[str]:
-    """Options as sbatch takes them from a script: quotes group, and a backslash escapes, in quotes as well."""
+    """Options as sbatch parses them: quotes group, and a backslash escapes, also in quotes."""
     for line in script.split("\n"):
         if not line.startswith("#"):
             if line.strip():
@@ -177,7 +177,7 @@ def options_of(script: str) -> Iterator[str]:
             yield word
 
 
-def test_sbatch_reads_each_value_as_it_was_meant(hard_name: str) -> None:
+def test_sbatch_parses_each_value_unchanged(hard_name: str) -> None:
     spec = job_spec(name=hard_name, slurm={"account": hard_name, "directives": {"comment": hard_name, "requeue": True}})
     plan = plan_of(spec, workdir=f"/data/{hard_name}")
     expected = [f"--{name}" + ("" if value is None else f"={value}") for name, value in job_directives(plan)]
@@ -188,13 +188,13 @@ def test_sbatch_reads_each_value_as_it_was_meant(hard_name: str) -> None:
     assert "--requeue" in found
 
 
-def test_a_percent_sign_begins_no_replacement_but_that_of_the_job_id() -> None:
+def test_only_the_job_id_is_a_percent_replacement() -> None:
     found = dict(job_directives(plan_of(workdir="/home/ana/100%j")))
     assert found["output"] == "/home/ana/100%%j/logs/%j_job_20251122_041341/log.out"
     assert found["chdir"] == "/home/ana/100%j"
 
 
-def test_a_folder_may_be_called_like_the_placeholder_of_the_job_id(tmp_path: Path) -> None:
+def test_a_folder_may_have_the_name_of_the_job_id_placeholder(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
@@ -205,18 +205,18 @@ def test_a_folder_may_be_called_like_the_placeholder_of_the_job_id(tmp_path: Pat
     assert plan.run_dir("4459") == Path("/data/{job_id}/logs/4459_job_20251122_041341")
 
 
-def test_a_job_name_is_reduced_to_what_is_safe(hard_name: str) -> None:
+def test_a_job_name_is_reduced_to_safe_characters(hard_name: str) -> None:
     name = dict(job_directives(plan_of(job_spec(name=hard_name))))["job-name"]
     assert name is not None
     assert not set(name) & set("\n \"'$`*?[]{}()<>|&;\\#%,/")
 
 
 def lines_of(words: list[str]) -> str:
-    """One word on each line, quoted where it needs to be seen."""
+    """One argument per line, as JSON."""
     return "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in words)
 
 
-def test_a_step_shares_the_job_and_is_named(golden: Golden) -> None:
+def test_a_task_step_matches_the_golden_file(golden: Golden) -> None:
     plan = CASES["options"]
     out, err = Path("/scratch/logs/4459_x/cn01_worker_w0.out"), Path("/scratch/logs/4459_x/cn01_worker_w0.err")
     argv = srun_argv(plan, name="worker_w0", hosts=["cn01"], output=out, error=err, command=["/py", "-I", "a b"])
@@ -229,7 +229,7 @@ def test_a_step_on_all_nodes_has_one_task_on_each(golden: Golden) -> None:
     golden("launcher/srun-sidecar.txt", lines_of(argv))
 
 
-def test_a_step_of_several_tasks_says_how_many_and_how_they_find_each_other() -> None:
+def test_a_step_of_several_tasks_has_their_number_and_mpi_type() -> None:
     log = Path("/x.log")
     argv = srun_argv(
         plan_of(),
@@ -257,25 +257,23 @@ def test_a_step_of_several_tasks_says_how_many_and_how_they_find_each_other() ->
         (0, ["cn00", "cn01", "cn02", "cn03"], {"0": "cn00,cn01,cn02", "1": "cn03"}),
     ],
 )
-def test_a_step_names_the_components_that_its_hosts_are_in(
-    first: int, hosts: list[str], groups: dict[str, str]
-) -> None:
+def test_a_step_names_the_components_of_its_hosts(first: int, hosts: list[str], groups: dict[str, str]) -> None:
     """The plan has three nodes for infra and prefill, and one for decode."""
     log = Path("/x.log")
     argv = srun_argv(CASES["het"], name="w", hosts=hosts, output=log, error=log, command=["a", "b"], first_node=first)
     assert argv[0] == "srun"
     parts = " ".join(argv[1:]).split(" : ")
-    told = {}
+    found = {}
     for part in parts:
         words = part.split()
         assert words[-2:] == ["a", "b"]
         options = dict(word.removeprefix("--").partition("=")[::2] for word in words[:-2])
         assert int(options["nodes"]) == options["nodelist"].count(",") + 1
-        told[options["het-group"]] = options["nodelist"]
-    assert told == groups
+        found[options["het-group"]] = options["nodelist"]
+    assert found == groups
 
 
-def test_hosts_of_a_heterogeneous_job_come_in_the_order_of_its_components() -> None:
+def test_hosts_of_a_heterogeneous_job_are_in_order_of_components() -> None:
     het = {"SLURM_JOB_NODELIST_HET_GROUP_1": "d[1-2]", "SLURM_JOB_NODELIST_HET_GROUP_0": "p1"}
     assert allocated_nodes({**het, "SLURM_JOB_NODELIST": "p1"}) == "p1,d[1-2]"
     assert allocated_nodes({"SLURM_JOB_NODELIST": "cn[01-03]"}) == "cn[01-03]"
@@ -291,7 +289,7 @@ def test_a_step_is_addressed_in_the_component_of_its_nodes() -> None:
     assert without_outer_components(inherited, het=False) == {"SLURM_JOB_ID": "9"}, (
         "of the job from which it was submitted"
     )
-    apart = plan_of(
+    heterogeneous = plan_of(
         job_spec(
             workers=[{"role": role, "command": "serve"} for role in ("prefill", "decode")],
             resources={"gpus_per_node": 2, "prefill_workers": 2, "decode_workers": 1, "gpus_per_prefill": 2}
@@ -299,15 +297,15 @@ def test_a_step_is_addressed_in_the_component_of_its_nodes() -> None:
             slurm={"het": True},
         )
     )
-    assert [component_index(apart, index) for index in range(3)] == [0, 0, 1]
+    assert [component_index(heterogeneous, index) for index in range(3)] == [0, 0, 1]
     assert component_index(plan_of(), 0) == 0
 
 
-# What the batch script does first
+# Setup in the batch script
 
 
 def run_setup(folder: Path, tools: str = "", **spec: Any) -> subprocess.CompletedProcess[str]:
-    """The batch script of a job, run with an interpreter that tells its environment; ``tools`` is shell before it."""
+    """Run the batch script of a job with an interpreter that prints its environment, after the shell code ``tools``."""
     python = folder / "python"
     python.write_text("#!/bin/sh\nenv\n")
     python.chmod(0o755)
@@ -327,7 +325,7 @@ def run_setup(folder: Path, tools: str = "", **spec: Any) -> subprocess.Complete
 MODULE = 'module() { [ "$2" != bad ] && LOADED="$LOADED $2" && export LOADED; }\n'
 
 
-def test_modules_script_and_lines_come_in_the_order_cluster_then_job(tmp_path: Path) -> None:
+def test_setup_of_the_cluster_runs_before_setup_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text('export ORDER="$ORDER script"; export SEEN="$LOADED"; false\n')
     done = run_setup(
         tmp_path,
@@ -340,19 +338,19 @@ def test_modules_script_and_lines_come_in_the_order_cluster_then_job(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("tools", "setup", "told"),
+    ("tools", "setup", "message"),
     [
         (MODULE, {"modules": ["a", "bad", "c"]}, "gpujob: the module bad cannot be loaded; nothing was started"),
         ("", {"modules": ["a"]}, "gpujob: the module a cannot be loaded; nothing was started"),
         ("", {"script": "none's.sh"}, "none's.sh cannot be read; nothing was started"),
     ],
 )
-def test_what_cannot_be_set_up_ends_the_job_before_it_starts(
-    tools: str, setup: dict[str, Any], told: str, tmp_path: Path
+def test_a_failed_setup_ends_the_job_before_it_starts(
+    tools: str, setup: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     done = run_setup(tmp_path, tools, setup=setup)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].endswith(told)
+    assert done.stderr.splitlines()[-1].endswith(message)
 
 
 def test_the_path_of_a_setup_script_is_data(hard_name: str, tmp_path: Path) -> None:
@@ -365,7 +363,7 @@ def test_the_path_of_a_setup_script_is_data(hard_name: str, tmp_path: Path) -> N
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_step_gets_nothing_that_the_batch_step_was_given_for_itself() -> None:
+def test_variables_of_the_batch_step_are_not_passed_to_steps() -> None:
     leaking = {
         *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_NODE"),
         *("SLURM_GPUS", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),

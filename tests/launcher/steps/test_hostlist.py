@@ -46,27 +46,27 @@ def test_a_host_list_is_expanded_in_its_order(text: str, hosts: list[str]) -> No
         ("cn[1-3", "a bracket is not closed"),
         ("cn1-3]", "brackets do not match at character 6"),
         ("cn[[1]]", "brackets do not match at character 4"),
-        ("cn[]", "'' is neither a number nor a rising range"),
-        ("cn[a-b]", "'a-b' is neither a number nor a rising range"),
-        ("foo[9-11],-foo10", "'-foo10' is no host name; it must begin with a letter or a digit"),
-        ("cn1,.", "'.' is no host name"),
-        ("c" * 250 + "[1-1000]", "a name of 254 letters is no host name; use 253"),
-        ("a,b/c", "'/' at character 4 is in no host name"),
-        ("cn[1-2]:x", "':' at character 8 is in no host name"),
-        ("cn[3-1]", "'3-1' is neither a number nor a rising range"),
-        ("cn[1-]", "'1-' is neither a number nor a rising range"),
-        ("cn[1,,2]", "'' is neither a number nor a rising range"),
-        ("cn[1-2-3]", "'1-2-3' is neither a number nor a rising range"),
-        ("cn[1, 2]", "' 2' is neither a number nor a rising range"),
+        ("cn[]", "'' is neither a number nor an ascending range"),
+        ("cn[a-b]", "'a-b' is neither a number nor an ascending range"),
+        ("foo[9-11],-foo10", "'-foo10' is not a host name; it must begin with a letter or a digit"),
+        ("cn1,.", "'.' is not a host name"),
+        ("c" * 250 + "[1-1000]", "a name of 254 characters is too long; use at most 253"),
+        ("a,b/c", "'/' at character 4 is not allowed in a host name"),
+        ("cn[1-2]:x", "':' at character 8 is not allowed in a host name"),
+        ("cn[3-1]", "'3-1' is neither a number nor an ascending range"),
+        ("cn[1-]", "'1-' is neither a number nor an ascending range"),
+        ("cn[1,,2]", "'' is neither a number nor an ascending range"),
+        ("cn[1-2-3]", "'1-2-3' is neither a number nor an ascending range"),
+        ("cn[1, 2]", "' 2' is neither a number nor an ascending range"),
         ("cn[1[2-3]]", "brackets do not match at character 5"),
         ("cn]1[", "brackets do not match at character 3"),
-        ("cn1 cn2", "'cn1 cn2' is no part of a host name; put commas between hosts"),
+        ("cn1 cn2", "'cn1 cn2' is not part of a host name; put commas between hosts"),
         ("cn[0-100000]", "'0-100000' is more than 100000 hosts"),
         ("r[1-1000]n[1-1000]", "'r[1-1000]n[1-1000]' is more than 100000 hosts"),
-        (f"cn[{'9' * 5000}]", "is neither a number nor a rising range"),
+        (f"cn[{'9' * 5000}]", "is neither a number nor an ascending range"),
     ],
 )
-def test_what_is_no_host_list_is_told_with_its_text(text: str, problem: str) -> None:
+def test_an_invalid_host_list_is_reported_with_its_text(text: str, problem: str) -> None:
     with pytest.raises(SlurmError) as caught:
         parse_hostlist(text)
     assert repr(text) in str(caught.value)
@@ -74,13 +74,13 @@ def test_what_is_no_host_list_is_told_with_its_text(text: str, problem: str) -> 
 
 
 @pytest.mark.parametrize("text", ["cn[²]", "cn[1-³]"])
-def test_a_digit_is_one_of_ten(text: str) -> None:
-    with pytest.raises(SlurmError, match="is neither a number nor a rising range"):
+def test_only_ascii_digits_are_digits(text: str) -> None:
+    with pytest.raises(SlurmError, match="is neither a number nor an ascending range"):
         parse_hostlist(text)
 
 
 def folded(prefix: str, numbers: list[int], width: int, suffix: str) -> str:
-    """Hosts with these numbers as Slurm writes them: rising neighbours as a range."""
+    """Hosts with these numbers as Slurm writes them: ascending neighbours as a range."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][-1] + 1 == number:
@@ -136,7 +136,7 @@ def test_any_text_is_a_host_list_or_a_slurm_error(text: str) -> None:
         (["cn1", "cn1", "cn2"], "cn1,cn[1-2]"),
     ],
 )
-def test_neighbours_share_brackets(names: list[str], text: str) -> None:
+def test_consecutive_hosts_share_brackets(names: list[str], text: str) -> None:
     assert fold_hostlist(names) == text
     assert list(parse_hostlist(text)) == names
 
@@ -152,7 +152,7 @@ def test_folded_hosts_are_unfolded_in_their_order(hosts: list[str]) -> None:
 
 
 @given(st.integers(0, 5000), st.integers(1, 3000), st.integers(1, 6))
-def test_a_row_of_hosts_is_one_range(first: int, count: int, width: int) -> None:
+def test_consecutive_numbers_are_one_range(first: int, count: int, width: int) -> None:
     hosts = [f"cn{number:0{width}}" for number in range(first, first + count)]
     if count > 1:
         assert fold_hostlist(hosts) == f"cn[{hosts[0][2:]}-{hosts[-1][2:]}]"

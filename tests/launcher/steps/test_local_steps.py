@@ -1,4 +1,4 @@
-"""What processes of a job on this machine alone are started with."""
+"""Steps of a local job."""
 
 import json
 import subprocess
@@ -16,11 +16,11 @@ from tests.support.launcher import job_spec, plan_of
 
 
 @pytest.mark.parametrize(
-    ("resources", "told"),
+    ("resources", "expected"),
     [({"nodes": 2, "gpus_per_node": 4}, ["0", "4"]), ({"nodes": 2}, ["0", "0"]), ({"gpus_per_node": 4}, ["0"])],
 )
-def test_each_sidecar_knows_where_the_gpus_of_its_node_begin(
-    resources: dict[str, int], told: list[str], tmp_path: Path
+def test_each_sidecar_has_the_first_gpu_of_its_node(
+    resources: dict[str, int], expected: list[str], tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$GPUJOB_FIRST_GPU"\n')
@@ -29,10 +29,10 @@ def test_each_sidecar_knows_where_the_gpus_of_its_node_begin(
     hosts = local_hosts(plan, "here")
     for sidecar in LocalSteps(plan, RunFacts("local-1", tmp_path, hosts)).start_sidecars():
         assert sidecar.wait(60) == 0
-    assert [(tmp_path / f"{host}_sidecar.log").read_text().strip() for host in hosts] == told
+    assert [(tmp_path / f"{host}_sidecar.log").read_text().strip() for host in hosts] == expected
 
 
-def test_an_orchestrator_that_nobody_reaps_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreaped_orchestrator_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_steps, "ORPHAN_S", 30.0)
     with subprocess.Popen(["sleep", "60"]) as orchestrator, subprocess.Popen(["sleep", "60"]) as guard:
         record = {"pid": orchestrator.pid, "start_ticks": read_start_ticks(orchestrator.pid)}
@@ -41,6 +41,6 @@ def test_an_orchestrator_that_nobody_reaps_is_not_waited_for(tmp_path: Path, mon
         guard.kill()
         while not is_zombie(orchestrator.pid):
             time.sleep(0.01)
-        began = time.monotonic()
+        started_at = time.monotonic()
         assert wait_for_guard(guard, tmp_path) == -9
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - started_at < 15

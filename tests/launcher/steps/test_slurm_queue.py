@@ -1,4 +1,4 @@
-"""How a job stands in Slurm's queue, with a fake squeue on PATH."""
+"""State of a job in the Slurm queue, with a fake squeue on PATH."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from tests.support.fake_slurm import FakeSlurm
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    made = FakeSlurm(tmp_path / "fake")
-    for name, value in made.environment().items():
+    fake = FakeSlurm(tmp_path / "fake")
+    for name, value in fake.environment().items():
         monkeypatch.setenv(name, value)
-    return made
+    return fake
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_state_and_reason_are_those_of_the_first_component(text: str, found: Que
     assert parse_queue(text) == found
 
 
-def test_slurm_is_asked_once_for_state_and_reason(
+def test_slurm_is_queried_once_for_state_and_reason(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.say("squeue", "out", "PENDING|Dependency\n")
@@ -48,9 +48,7 @@ def test_slurm_is_asked_once_for_state_and_reason(
     assert queue.read() == QueueState("RUNNING")
 
 
-def test_a_job_that_slurm_does_not_know_is_told_from_a_slurm_that_does_not_answer(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_an_unknown_job_differs_from_a_slurm_that_does_not_answer(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.say("squeue", "status", 1)
     slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
     assert SlurmQueue(tmp_path / "4459_job").read() == QueueState("")

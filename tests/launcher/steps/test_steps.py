@@ -1,4 +1,4 @@
-"""What a step is started with, wherever it runs."""
+"""The environment of a step."""
 
 import dataclasses
 from pathlib import Path
@@ -16,30 +16,30 @@ URL = "http://127.0.0.1:40001/fom"
 
 @pytest.fixture
 def facts(tmp_path: Path) -> RunFacts:
-    """A job on two nodes; the sidecar of the second one listens."""
+    """A job on two nodes. Only the second one has a listening sidecar."""
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
     run_files.write_json(tmp_path / run_files.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": URL})
     return RunFacts("4459", tmp_path, ("cn00", "cn01"))
 
 
 def url_of(facts: RunFacts, rank: int, **over: Any) -> str:
-    """Where the task with this rank is to tell its figures of merit."""
+    """URL for figures of merit of the task with this rank."""
     plan = plan_of(job_spec(resources={"nodes": 2}, workers=[{"count": 2, "command": "x"}], **over))
     return run_environment(plan, plan.tasks[rank], facts, 0)["GPUJOB_FOM_URL"]
 
 
-def test_a_worker_is_told_of_the_sidecar_of_its_node(facts: RunFacts) -> None:
+def test_a_worker_has_the_url_of_the_sidecar_on_its_node(facts: RunFacts) -> None:
     assert (url_of(facts, 0), url_of(facts, 1)) == ("", URL)
 
 
-def test_a_sidecar_of_an_earlier_attempt_is_none(facts: RunFacts) -> None:
+def test_a_sidecar_of_an_earlier_attempt_is_not_used(facts: RunFacts) -> None:
     assert url_of(dataclasses.replace(facts, attempt=1), 1) == ""
 
 
-def test_a_sidecar_that_other_addresses_alone_reach_is_none(facts: RunFacts) -> None:
+def test_a_sidecar_without_a_loopback_url_is_not_used(facts: RunFacts) -> None:
     run_files.write_json(facts.run_dir / run_files.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": None})
     assert url_of(facts, 1) == ""
 
 
-def test_a_place_that_the_job_file_names_is_left_as_it_is(facts: RunFacts) -> None:
+def test_a_url_of_the_job_file_is_kept(facts: RunFacts) -> None:
     assert url_of(facts, 1, env={"GPUJOB_FOM_URL": "http://localhost:8001/fom"}) == "http://localhost:8001/fom"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from launcher.cli.main import commands
 from launcher.errors import SlurmError
 from launcher.planner import planned_job
-from launcher.steps import slurm_steps as slurm_module
+from launcher.steps import slurm_steps
 from launcher.steps.batch_script import sbatch_arguments
 from launcher.steps.slurm_steps import clean_environment as slurm_environment
 from launcher.steps.slurm_steps import read_kill_wait_s, run_command, submit_held
@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
 FILES = [
     *("config.yaml", "manifest.json", "plan.json", "progress", "sbatch_script.sh", "sidecars", "state.json", "status"),
     "workers",
-]  # what a run directory holds before the job has an id
+]  # contents of a run directory before the job has an id
 
 
 def submit(
@@ -41,7 +41,7 @@ def submit(
     return gpujob("submit", "job.yaml", *options, cwd=folder, env=slurm.environment() | dict(env or {}))
 
 
-def left_in_logs(folder: Path) -> list[str]:
+def names_in_logs(folder: Path) -> list[str]:
     return sorted(os.listdir(folder / "logs")) if (folder / "logs").exists() else []
 
 
@@ -60,7 +60,7 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
     assert re.fullmatch(r"4459_embed_v2_\d{8}_\d{6}", name)
     assert files == sorted([*FILES, "4459.json"])
     run_dir = folder / "logs" / name
-    assert left_in_logs(folder) == [name]
+    assert names_in_logs(folder) == [name]
     assert (run_dir / "sbatch_script.sh").read_text() == submitted["script"]
     assert f"--output={run_dir.parent}/%j_{name.partition('_')[2]}/log.out" in submitted["script"]
     assert done.stdout.splitlines() == [
@@ -72,7 +72,7 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
     ]
 
 
-def test_the_run_directory_says_who_submitted_what_from_where(slurm: FakeSlurm, folder: Path) -> None:
+def test_the_run_directory_records_the_submission(slurm: FakeSlurm, folder: Path) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "env": {"HF_TOKEN": "hunter2"}}))
     printed = json.loads(submit(slurm, folder, "--json").stdout)
     run_dir = Path(printed["run_dir"])
@@ -87,15 +87,15 @@ def test_the_run_directory_says_who_submitted_what_from_where(slurm: FakeSlurm, 
     assert read_json(run_dir / "state.json")["phase"] == "launching"
 
 
-def test_what_submit_hands_to_sbatch_is_what_plan_shows(slurm: FakeSlurm, folder: Path) -> None:
+def test_submit_passes_the_script_of_plan_to_sbatch(slurm: FakeSlurm, folder: Path) -> None:
     shown = json.loads(gpujob("plan", "job.yaml", "--json", cwd=folder).stdout)["script"]
     submit(slurm, folder)
     (call,) = slurm.calls("sbatch")
-    moment = re.compile(r"\d{8}_\d{6}")
-    assert moment.sub("MOMENT", call["script"]) == moment.sub("MOMENT", shown)
+    timestamp = re.compile(r"\d{8}_\d{6}")
+    assert timestamp.sub("TIME", call["script"]) == timestamp.sub("TIME", shown)
 
 
-def test_a_refusal_is_told_with_what_was_asked_for(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_refusal_is_reported_with_the_slurm_options(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "status", 1)
     slurm.say("sbatch", "out", "")
     refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
@@ -106,12 +106,12 @@ def test_a_refusal_is_told_with_what_was_asked_for(slurm: FakeSlurm, folder: Pat
     assert "Invalid account or account/partition combination specified" in done.stderr
     assert "sbatch: error" not in done.stderr
     assert "partition: gpu   account: nlp2   time_limit: 00:10:00" in done.stderr
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
     assert [call["command"] for call in slurm.calls()] == ["scontrol", "sbatch"]
 
 
-def test_a_refusal_names_everything_that_was_asked_for(slurm: FakeSlurm, folder: Path) -> None:
-    asked = {
+def test_a_refusal_names_all_requested_options(slurm: FakeSlurm, folder: Path) -> None:
+    options = {
         "dependency": "afterok:1",
         "exclusive": True,
         "segment": 2,
@@ -119,7 +119,7 @@ def test_a_refusal_names_everything_that_was_asked_for(slurm: FakeSlurm, folder:
         "requeue": {"preempted": True},
         "directives": {"constraint": "h100", "reboot": False},
     }
-    job = {**JOB, "slurm": {**JOB["slurm"], **asked}, "resources": {**JOB["resources"], "memory_per_node": "64G"}}
+    job = {**JOB, "slurm": {**JOB["slurm"], **options}, "resources": {**JOB["resources"], "memory_per_node": "64G"}}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     slurm.say("sbatch", "status", 1)
     done = submit(slurm, folder)
@@ -131,7 +131,7 @@ def test_a_refusal_names_everything_that_was_asked_for(slurm: FakeSlurm, folder:
     )
 
 
-def test_a_job_of_another_cluster_is_looked_at_and_stopped_there(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_job_of_another_cluster_is_queried_and_stopped_there(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "out", "4459;other\n")
     assert submit(slurm, folder).returncode == 0
     slurm.say("squeue", "out", "CLUSTER: other\nPENDING\n")
@@ -152,17 +152,17 @@ def test_a_job_is_planned_once(slurm: FakeSlurm, folder: Path, monkeypatch: pyte
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
     slurm.say("scontrol", "config", "KillWait                = 77 sec\n")
-    made: list[str] = []
+    planned: list[str] = []
 
     def counted(job: str, **options: Any) -> planned_job.PlannedJob:
-        made.append(job)
-        return make_subject(job, **options)
+        planned.append(job)
+        return read_planned_job(job, **options)
 
-    make_subject = planned_job.read_planned_job
+    read_planned_job = planned_job.read_planned_job
     monkeypatch.setattr(planned_job, "read_planned_job", counted)
     done = CliRunner().invoke(commands, ["submit", "job.yaml", "--json"])
     assert done.exit_code == 0, done.output
-    assert made == ["job.yaml"]
+    assert planned == ["job.yaml"]
     run_dir = Path(json.loads(done.output)["run_dir"])
     assert read_json(run_dir / "plan.json")["kill_wait_s"] == 77.0
     assert read_json(run_dir / "manifest.json")["kill_wait_s"] == 77.0
@@ -177,10 +177,10 @@ def test_a_dependency_of_the_command_reaches_sbatch(slurm: FakeSlurm, folder: Pa
     assert yaml.safe_load(config.read_text())["slurm"]["dependency"] == "afterok:4458"
 
 
-def test_a_dependency_that_is_none_is_refused_before_anything_is_done(slurm: FakeSlurm, folder: Path) -> None:
+def test_an_invalid_dependency_is_refused_before_any_command(slurm: FakeSlurm, folder: Path) -> None:
     done = submit(slurm, folder, "--dependency", "4458")
-    told = 'gpujob: --dependency: \'4458\' is no dependency; write for example "afterok:4459" or "singleton"\n'
-    assert (done.returncode, done.stderr, slurm.calls()) == (2, told, [])
+    message = 'gpujob: --dependency: \'4458\' is not a dependency; write for example "afterok:4459" or "singleton"\n'
+    assert (done.returncode, done.stderr, slurm.calls()) == (2, message, [])
 
 
 def test_without_slurm_nothing_is_written(folder: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_without_slurm_nothing_is_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty/true").symlink_to("/bin/true")
     done = gpujob("submit", "job.yaml", cwd=folder, env=clean_environment(PATH=str(tmp_path / "empty")))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "sbatch: is not on PATH: there is no Slurm here; load its module, or use `gpujob run`" in done.stderr
+    assert "sbatch: is not on PATH; load the Slurm module, or use `gpujob run`" in done.stderr
     assert os.listdir(folder) == ["job.yaml"]
 
 
@@ -204,43 +204,43 @@ def test_a_job_that_cannot_work_is_not_submitted(slurm: FakeSlurm, folder: Path)
 def test_a_job_on_another_cluster_is_released_there(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "out", "sbatch: lua: welcome\n4459;hpc2\n")
     assert json.loads(submit(slurm, folder, "--json").stdout)["job_id"] == "4459"
-    words = slurm.calls("scontrol")[-1]["argv"]
-    assert "hpc2" in " ".join(words)
-    assert words[-2:] == ["release", "4459"]
+    argv = slurm.calls("scontrol")[-1]["argv"]
+    assert "hpc2" in " ".join(argv)
+    assert argv[-2:] == ["release", "4459"]
 
 
-def test_an_answer_without_a_job_id_is_told(slurm: FakeSlurm, folder: Path) -> None:
+def test_an_sbatch_answer_without_a_job_id_is_reported(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "out", "what a nice day\n")
     done = submit(slurm, folder)
     assert done.returncode == 2
     assert "what a nice day" in done.stderr
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
 
 
-def test_options_of_sbatch_in_the_environment_do_not_count(slurm: FakeSlurm, folder: Path) -> None:
+def test_sbatch_variables_of_the_environment_are_ignored(slurm: FakeSlurm, folder: Path) -> None:
     submit(slurm, folder, env={"SBATCH_PARTITION": "debug", "SBATCH_EXPORT": "NONE", "MY_SBATCH_": "x"})
     (call,) = slurm.calls("sbatch")
     assert not [name for name in call["env"] if name.startswith("SBATCH_")]
     assert call["stdin"] == ""
 
 
-def test_the_time_to_end_is_that_of_the_cluster(slurm: FakeSlurm, folder: Path) -> None:
+def test_kill_wait_comes_from_the_cluster(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("scontrol", "config", "KillOnBadExit = 0\nKillWait                = 77 sec\n")
     printed = json.loads(submit(slurm, folder, "--json").stdout)
     assert read_json(Path(printed["run_dir"], "plan.json"))["kill_wait_s"] == 77.0
 
 
-def test_a_job_that_cannot_be_released_is_cancelled_and_nothing_is_left_of_it(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_job_that_cannot_be_released_is_cancelled_without_traces(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("scontrol", "status", 1)
     slurm.say("scontrol", "err", "slurm_update error: Access denied\n")
     done = submit(slurm, folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "scontrol exited with 1: slurm_update error: Access denied" in done.stderr
     assert slurm.calls("scancel")[0]["argv"] == ["4459"]
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
 
 
-def test_when_nothing_works_both_failures_are_told(slurm: FakeSlurm, folder: Path) -> None:
+def test_failures_of_release_and_cancel_are_both_reported(slurm: FakeSlurm, folder: Path) -> None:
     for command in ("scontrol", "scancel"):
         slurm.say(command, "status", 1)
         slurm.say(command, "err", f"{command} is ill\n")
@@ -251,7 +251,7 @@ def test_when_nothing_works_both_failures_are_told(slurm: FakeSlurm, folder: Pat
     assert "4459" in done.stderr
 
 
-def test_hostile_names_reach_sbatch_as_data(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_hard_names_reach_sbatch_as_data(slurm: FakeSlurm, tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*(name for name in HARD_NAMES if "\\" not in name))
     folder.mkdir(parents=True)
     job = {**JOB, "name": "".join(HARD_NAMES)}
@@ -268,7 +268,7 @@ def test_hostile_names_reach_sbatch_as_data(slurm: FakeSlurm, tmp_path: Path) ->
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_folder_that_slurm_cannot_write_to_is_told(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_folder_that_slurm_cannot_write_to_is_reported(slurm: FakeSlurm, tmp_path: Path) -> None:
     folder = tmp_path / "back\\slash"
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -283,13 +283,13 @@ def test_a_folder_that_slurm_cannot_write_to_is_told(slurm: FakeSlurm, tmp_path:
 
 @pytest.fixture
 def on_path(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """The fake commands for code that runs in this process."""
+    """Fake Slurm commands for code in this process."""
     for name, value in slurm.environment().items():
         monkeypatch.setenv(name, value)
     return slurm
 
 
-def test_a_command_is_asked_in_a_pinned_locale(on_path: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_command_runs_in_a_fixed_locale(on_path: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SQUEUE_FORMAT", "SQUEUE_USERS", "SLURM_TIME_FORMAT", "LC_ALL"):
         monkeypatch.setenv(name, "x")
     assert run_command(["squeue", "-h", "-j", "1"]) == "RUNNING\n"
@@ -297,14 +297,14 @@ def test_a_command_is_asked_in_a_pinned_locale(on_path: FakeSlurm, monkeypatch: 
     assert (call["argv"], call["env"]) == (["-h", "-j", "1"], {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"})
 
 
-def test_scancel_is_not_told_to_ask() -> None:
+def test_scancel_never_asks_for_confirmation() -> None:
     assert slurm_environment({"SCANCEL_INTERACTIVE": "1", "SCONTROL_ALL": "1", "A": "a"}).keys() == {
         *("A", "LC_ALL", "SLURM_TIME_FORMAT")
     }
 
 
-def test_a_command_that_is_missing_refuses_or_hangs_is_told(on_path: FakeSlurm) -> None:
-    with pytest.raises(SlurmError, match="sacct-of-nobody is not on PATH: there is no Slurm here"):
+def test_a_missing_failing_or_hanging_command_is_reported(on_path: FakeSlurm) -> None:
+    with pytest.raises(SlurmError, match="sacct-of-nobody is not on PATH; load the Slurm module"):
         run_command(["sacct-of-nobody"])
     on_path.say("squeue", "status", 1)
     on_path.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
@@ -315,17 +315,17 @@ def test_a_command_that_is_missing_refuses_or_hangs_is_told(on_path: FakeSlurm) 
         run_command(["squeue"], timeout_s=0.3)
 
 
-def test_a_state_of_accounting_that_is_not_final_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"sacct": "RUNNING\n", "scontrol": "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"}
-    monkeypatch.setattr(slurm_module, "run_command", lambda argv, **_: told[argv[0]])
-    assert slurm_module.read_final_state("7") == "NODE_FAIL"
-    told["sacct"] = "CANCELLED by 1000\n"
-    assert slurm_module.read_final_state("7") == "CANCELLED"
-    told |= {"sacct": "", "scontrol": "   JobState=COMPLETING Reason=None\n"}
-    assert slurm_module.read_final_state("7") is None
+def test_a_state_of_accounting_that_is_not_final_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"sacct": "RUNNING\n", "scontrol": "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"}
+    monkeypatch.setattr(slurm_steps, "run_command", lambda argv, **_: answers[argv[0]])
+    assert slurm_steps.read_final_state("7") == "NODE_FAIL"
+    answers["sacct"] = "CANCELLED by 1000\n"
+    assert slurm_steps.read_final_state("7") == "CANCELLED"
+    answers |= {"sacct": "", "scontrol": "   JobState=COMPLETING Reason=None\n"}
+    assert slurm_steps.read_final_state("7") is None
 
 
-def test_without_an_answer_the_time_to_end_is_the_default(on_path: FakeSlurm) -> None:
+def test_kill_wait_has_a_default_without_an_answer(on_path: FakeSlurm) -> None:
     assert read_kill_wait_s(12.0) == 12.0
     on_path.say("scontrol", "config", "nothing of interest")
     assert read_kill_wait_s(12.0) == 12.0
@@ -333,11 +333,11 @@ def test_without_an_answer_the_time_to_end_is_the_default(on_path: FakeSlurm) ->
     assert read_kill_wait_s(12.0) == 5.0
 
 
-def test_a_submission_without_an_answer_is_told(
+def test_a_submission_without_an_answer_is_reported(
     on_path: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     on_path.say("sbatch", "sleep", 30)
-    monkeypatch.setattr(slurm_module, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(slurm_steps, "COMMAND_TIMEOUT_S", 0.3)
     (tmp_path / "script.sh").write_text("")
     with pytest.raises(SlurmError, match=r"sbatch did not answer in 0\.3 s"):
         submit_held(plan_of(), tmp_path / "script.sh")
@@ -346,7 +346,7 @@ def test_a_submission_without_an_answer_is_told(
 # After the submission
 
 
-def test_a_job_that_waits_is_pending(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_queued_job_is_pending(slurm: FakeSlurm, folder: Path) -> None:
     run_dir = json.loads(submit(slurm, folder, "--json").stdout)["run_dir"]
     slurm.say("squeue", "out", "PENDING\n")
     done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
@@ -357,7 +357,7 @@ def test_a_job_that_waits_is_pending(slurm: FakeSlurm, folder: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
 
 
-def test_a_job_of_two_components_has_the_state_of_the_first(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_heterogeneous_job_has_the_state_of_its_first_component(slurm: FakeSlurm, folder: Path) -> None:
     submit(slurm, folder)
     slurm.say("squeue", "out", "PENDING\nPENDING\n")
     done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())

@@ -1,4 +1,4 @@
-"""The record of a sweep, and how its points stand."""
+"""The record of a sweep and the states of its points."""
 
 import dataclasses
 import json
@@ -50,18 +50,18 @@ sweeps = st.builds(
 
 
 @given(sweeps)
-def test_a_record_comes_back_as_it_was(record: SweepRecord) -> None:
+def test_a_record_survives_writing_and_reading(record: SweepRecord) -> None:
     assert parse_record(json.loads(json.dumps(dump_record(record)))) == record
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """The fake commands for code that runs in this process; the queue is empty."""
-    made = FakeSlurm(tmp_path / "fake")
-    for name, value in made.environment().items():
+    """Fake Slurm commands for code in this process, with an empty queue."""
+    fake = FakeSlurm(tmp_path / "fake")
+    for name, value in fake.environment().items():
         monkeypatch.setenv(name, value)
-    made.say("squeue", "out", "")
-    return made
+    fake.say("squeue", "out", "")
+    return fake
 
 
 def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
@@ -70,12 +70,12 @@ def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
     return SweepRecord(submission, 2, local, points, (SweepArray("4459", "0-3%2", 1.0),))
 
 
-def run_dir(home: Path, name: str, state: str | None = None, *, began: bool = True) -> None:
-    """A run directory in which a job has come so far."""
+def run_dir(home: Path, name: str, state: str | None = None, *, has_started: bool = True) -> None:
+    """Write a run directory of a job in this state."""
     index = name.split("_")[1]
-    made = settled_run_dir(home / "made", {"name": f"p{index}"}, job_id=f"4459_{index}")
-    made.rename(home / name)
-    if began:
+    path = settled_run_dir(home / "made", {"name": f"p{index}"}, job_id=f"4459_{index}")
+    path.rename(home / name)
+    if has_started:
         facts = {"job_id": f"4459_{index}", "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x"}
         run_files.write_json(home / name / run_files.ORCHESTRATOR_FILE, facts)
     if state is not None:
@@ -85,14 +85,14 @@ def run_dir(home: Path, name: str, state: str | None = None, *, began: bool = Tr
         run_files.write_json(home / name / run_files.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
 
 
-def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: FakeSlurm) -> None:
     home = tmp_path / "4459_embed_20251122_041341"
     names = [f"4459_{index}_p{index}_20251122_041341" for index in range(6)]
     run_dir(home, names[0], "COMPLETED")
     run_dir(home, names[1], "FAILED")
     run_dir(home, names[2])
-    run_dir(home, names[3], began=False)
-    run_dir(home, names[4], began=False)
+    run_dir(home, names[3], has_started=False)
+    run_dir(home, names[4], has_started=False)
     run_dir(home, names[5])
     slurm.say("squeue", "out", "4459_2|RUNNING\n4459_3|PENDING\n")
     record = record_of(*((name,) for name in names), ())
@@ -126,10 +126,10 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
 def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     long = "worker_w0 (rank 0) on cn01: app_error: exit status 3; " + "x" * 90
     states = [PointState(0, "p0", {}, "FAILED", "4459_0", None, 1, cause=long, nodes=("cn01",))]
-    whole = render_states(states)[1]
-    assert whole.endswith(long)
+    full_line = render_states(states)[1]
+    assert full_line.endswith(long)
     line = render_states(states, 80)[1]
-    assert (len(line), line[:-3], line[-3:]) == (80, whole[:77], "...")
+    assert (len(line), line[:-3], line[-3:]) == (80, full_line[:77], "...")
     assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
     assert render_states(states, 400) == render_states(states)
 
@@ -146,7 +146,7 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
             {"name": "files", "passed": False, "detail": "3 of 4 files"}]}}, "files: 3 of 4 files"),
     ],
 )  # fmt: skip
-def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
+def test_a_point_without_a_failed_worker_has_its_stop_or_failed_check(
     report: dict[str, Any], expected: str | None, tmp_path: Path, slurm: FakeSlurm
 ) -> None:
     name = "4459_0_p0_20251122_041341"
@@ -156,26 +156,26 @@ def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
     assert state.cause == expected
 
 
-def test_a_job_that_was_put_back_into_the_queue_waits_whatever_its_report_says(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_a_requeued_point_is_pending_despite_its_report(tmp_path: Path, slurm: FakeSlurm) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "PREEMPTED")
-    run_dir(tmp_path / "s", "4459_1_p1_20251122_041341", began=False)
+    run_dir(tmp_path / "s", "4459_1_p1_20251122_041341", has_started=False)
     slurm.say("squeue", "out", "4459_0|PENDING\n")
     states = read_point_states(tmp_path / "s", record_of((name,), ("4459_1_p1_20251122_041341",)))
     assert [state.state for state in states] == ["PENDING", MISSING]
 
 
-@pytest.mark.parametrize(("at", "state"), [("PENDING", "PENDING"), ("COMPLETING", "RUNNING"), ("RUNNING", "RUNNING")])
-def test_a_point_that_was_requeued_is_on_its_way_while_the_queue_has_it(
-    tmp_path: Path, slurm: FakeSlurm, at: str, state: str
+@pytest.mark.parametrize(
+    ("queue_state", "state"), [("PENDING", "PENDING"), ("COMPLETING", "RUNNING"), ("RUNNING", "RUNNING")]
+)
+def test_a_requeued_point_is_not_resumed_while_it_is_queued(
+    tmp_path: Path, slurm: FakeSlurm, queue_state: str, state: str
 ) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "TIMEOUT")
     path = tmp_path / "s" / name / run_files.REPORT_FILE
     run_files.write_json(path, {**(run_files.read_json(path) or {}), "requeued": True})
-    slurm.say("squeue", "out", f"4459_0|{at}\n")
+    slurm.say("squeue", "out", f"4459_0|{queue_state}\n")
     states = read_point_states(tmp_path / "s", record_of((name,)))
     assert [point.state for point in states] == [state]
     assert points_to_resume(states) == ()
@@ -183,12 +183,12 @@ def test_a_point_that_was_requeued_is_on_its_way_while_the_queue_has_it(
     assert points_to_resume(read_point_states(tmp_path / "s", record_of((name,)))) == (0,)
 
 
-def test_arrays_of_which_something_is_left_are_those_in_the_queue() -> None:
+def test_arrays_with_remaining_tasks_are_in_the_queue() -> None:
     record = dataclasses.replace(record_of(), arrays=tuple(SweepArray(job_id, "0", 1.0) for job_id in ("7", "70", "8")))
     assert arrays_in_queue(record, {"70_1": "RUNNING", "8_[2-4]": "PENDING"}) == ("70", "8")
 
 
-def test_slurm_is_not_asked_once_all_have_ended(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_slurm_is_not_queried_when_all_points_have_ended(tmp_path: Path, slurm: FakeSlurm) -> None:
     run_dir(tmp_path / "s", "4459_0_p0_20251122_041341", "COMPLETED")
     read_point_states(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
     assert slurm.calls() == []
@@ -203,7 +203,7 @@ def test_the_last_run_of_a_point_counts(tmp_path: Path, slurm: FakeSlurm) -> Non
     assert (state.state, state.runs) == ("COMPLETED", 2)
 
 
-def test_a_queue_that_does_not_answer_is_no_empty_queue(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_queue_without_an_answer_is_not_an_empty_queue(tmp_path: Path, slurm: FakeSlurm) -> None:
     run_dir(tmp_path / "s", "4459_0_p0_20251122_041341")
     slurm.say("squeue", "status", 1)
     slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
@@ -214,7 +214,7 @@ def test_a_queue_that_does_not_answer_is_no_empty_queue(tmp_path: Path, slurm: F
     assert state.state == "UNKNOWN"
 
 
-def test_a_sweep_is_found_by_directory_and_by_job_id(tmp_path: Path) -> None:
+def test_a_sweep_is_found_by_directory_and_job_id(tmp_path: Path) -> None:
     home = tmp_path / "logs" / "4459_embed_20251122_041341"
     home.mkdir(parents=True)
     write_record(home, record_of())
@@ -225,11 +225,11 @@ def test_a_sweep_is_found_by_directory_and_by_job_id(tmp_path: Path) -> None:
         with pytest.raises(LauncherError, match="is neither the directory of a sweep nor the id of one"):
             find_sweep_dir(name, tmp_path / "logs")
     (home / "sweep.json").write_text('{"schema": 2}')
-    with pytest.raises(LauncherError, match="has schema 2 and this is 1; update gpujob"):
+    with pytest.raises(LauncherError, match="has schema 2 and this gpujob reads 1; update gpujob"):
         read_record(home)
 
 
-def test_points_are_found_by_the_id_that_slurm_shows(tmp_path: Path) -> None:
+def test_points_are_found_by_the_job_id_of_slurm(tmp_path: Path) -> None:
     home = tmp_path / "4459_embed_20251122_041341"
     run_dir(home, "4459_1_p1_20251122_041341")
     run_dir(home, "4459_12_p12_20251122_041341")
@@ -259,9 +259,7 @@ def test_points_are_found_by_the_id_that_slurm_shows(tmp_path: Path) -> None:
         ("local-1f2e_0_embed_20251122_041341", "local-1f2e_0", "local-1f2e_0"),
     ],
 )
-def test_the_id_of_a_job_is_in_the_name_of_its_run_directory(
-    tmp_path: Path, name: str, record: str, expected: str
-) -> None:
+def test_the_job_id_comes_from_the_run_directory(tmp_path: Path, name: str, record: str, expected: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / f"{record}.json").touch()
     assert job_id_of(tmp_path / name) == expected

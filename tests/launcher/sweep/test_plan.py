@@ -1,4 +1,4 @@
-"""What `gpujob plan` shows of a sweep, and how points become arrays."""
+"""`gpujob plan` for a sweep, and how points become array jobs."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {
 }
 
 
-def planned(cluster: Mapping[str, Any] | None = None, **over: Any) -> PlannedSweep:
+def plan_of_sweep(cluster: Mapping[str, Any] | None = None, **over: Any) -> PlannedSweep:
     return plan_sweep(
         {**BODY, **over},
         "job.yaml",
@@ -41,22 +41,24 @@ def planned(cluster: Mapping[str, Any] | None = None, **over: Any) -> PlannedSwe
     )
 
 
-def described(sweep: PlannedSweep) -> str:
+def sweep_text(sweep: PlannedSweep) -> str:
     text = "\n".join(render_sweep(describe_sweep(sweep, local=False))) + "\n"
     return text.replace(f"exec {shlex.quote(sys.executable)} ", "exec /opt/gpujob/bin/python3 ")
 
 
 def test_a_sweep_is_shown_as_a_table_and_one_array(golden: Callable[[str, str], Path]) -> None:
-    golden("launcher/sweep-plan.txt", described(planned()))
+    golden("launcher/sweep-plan.txt", sweep_text(plan_of_sweep()))
 
 
-def test_points_that_ask_for_other_things_are_arrays_of_their_own(golden: Callable[[str, str], Path]) -> None:
+def test_points_with_different_resources_have_their_own_arrays(golden: Callable[[str, str], Path]) -> None:
     sweep = {"max_parallel": 1, "grid": {"lr": [0.1, 0.2], "bs": [8]}, "list": [{}, {"resources": {"nodes": 2}}]}
-    golden("launcher/sweep-arrays.txt", described(planned(sweep=sweep)))
+    golden("launcher/sweep-arrays.txt", sweep_text(plan_of_sweep(sweep=sweep)))
 
 
-def test_a_later_array_waits_for_the_one_before_in_the_directory_of_the_first() -> None:
-    sweep = planned(slurm={"dependency": "afterok:7"}, sweep={"max_parallel": 1, "zip": {"lr": [1, 2], "bs": [1, 2]}})
+def test_a_later_array_depends_on_the_earlier_one() -> None:
+    sweep = plan_of_sweep(
+        slurm={"dependency": "afterok:7"}, sweep={"max_parallel": 1, "zip": {"lr": [1, 2], "bs": [1, 2]}}
+    )
     (array,) = plan_arrays(sweep, [1])
     _, script = place_array(array, Path("/logs"), "4459_embed", ["4459"])
     assert "#SBATCH --dependency=afterok:7,afterany:4459" in script
@@ -65,40 +67,40 @@ def test_a_later_array_waits_for_the_one_before_in_the_directory_of_the_first() 
     assert 'run_dir=/logs/4459_embed/tasks/"$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"\n' in script
 
 
-def test_without_a_limit_all_points_may_run_at_once() -> None:
-    (array,) = plan_arrays(planned(sweep={"grid": {"lr": [1, 2], "bs": [1]}}), [0, 1])
+def test_an_array_without_max_parallel_is_not_throttled() -> None:
+    (array,) = plan_arrays(plan_of_sweep(sweep={"grid": {"lr": [1, 2], "bs": [1]}}), [0, 1])
     assert (array.tasks, array.is_throttled) == ("0-1", False)
 
 
-def test_what_does_not_fit_is_told_for_all_points() -> None:
+def test_points_that_do_not_fit_are_all_reported() -> None:
     with pytest.raises(ConfigError) as raised:
-        planned(sweep={"grid": {"lr": [1], "bs": [1], "workers[0].gpus": [1, 3, 5]}})
+        plan_of_sweep(sweep={"grid": {"lr": [1], "bs": [1], "workers[0].gpus": [1, 3, 5]}})
     problems = raised.value.problems
     assert [problem.partition(":")[0] for problem in problems] == ["embed_v2_lr1_bs1_gpus3", "embed_v2_lr1_bs1_gpus5"]
     assert all("neither at most gpus_per_node = 2" in problem for problem in problems)
 
 
-def test_points_that_would_write_the_same_files_are_refused() -> None:
+def test_points_with_the_same_output_files_are_refused() -> None:
     with pytest.raises(ConfigError) as raised:
-        planned(paths={"output_dir": "out"})
+        plan_of_sweep(paths={"output_dir": "out"})
     (problem,) = raised.value.problems
-    cure = "leave paths.output_dir out (each has its run directory), or write {point} into it"
-    assert problem == f'paths.output_dir: points would write the same files; {cure}: "/home/ana/work/out"'
-    planned(paths={"output_dir": "out/{point}"})
-    planned(paths={"output_dir": "out"}, patterns={"output": "{point}_*.json", "checkpoints": None, "logs": None})
+    fix = "leave paths.output_dir out (then each uses its run directory), or write {point} into it"
+    assert problem == f'paths.output_dir: points would write the same files; {fix}: "/home/ana/work/out"'
+    plan_of_sweep(paths={"output_dir": "out/{point}"})
+    plan_of_sweep(paths={"output_dir": "out"}, patterns={"output": "{point}_*.json", "checkpoints": None, "logs": None})
 
 
-def test_what_is_found_at_every_point_is_told_once() -> None:
+def test_a_problem_of_all_points_is_reported_once() -> None:
     with pytest.raises(ConfigError) as raised:
-        check_sweep(planned())
-    told = [problem for problem in raised.value.problems if "workdir" in problem]
-    assert told == [
+        check_sweep(plan_of_sweep())
+    problems = [problem for problem in raised.value.problems if "workdir" in problem]
+    assert problems == [
         'all 6 points: workdir: "/home/ana/work" is not a directory; create it or leave workdir out',
     ]
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_ranges_name_each_index_once(indexes: set[int]) -> None:
+def test_task_ranges_contain_each_index_once(indexes: set[int]) -> None:
     named = [
         range(int(first), int(last or first) + 1)
         for first, _, last in (part.partition("-") for part in task_ranges(indexes).split(",") if part)
@@ -127,7 +129,7 @@ def test_plan_has_every_point_and_writes_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["4", "embed_v2_lr0.001_bs16"])
-def test_one_point_is_planned_as_any_job(folder: Path, point: str) -> None:
+def test_one_point_is_planned_like_any_job(folder: Path, point: str) -> None:
     done = gpujob("plan", "job.yaml", "--json", "--point", point, cwd=folder)
     body = json.loads(done.stdout)
     assert (done.returncode, body["job_name"]) == (0, "embed_v2_lr0.001_bs16")
@@ -135,10 +137,10 @@ def test_one_point_is_planned_as_any_job(folder: Path, point: str) -> None:
     assert "#SBATCH --array=4\n" in body["script"]
 
 
-def test_a_point_that_is_not_there_is_told(folder: Path) -> None:
+def test_an_unknown_point_is_reported(folder: Path) -> None:
     done = gpujob("plan", "job.yaml", "--point", "7", cwd=folder)
     assert done.returncode == 2
-    assert "--point: job.yaml has no point '7'; name one or give its number (embed_v2_lr1e-05_bs8, " in done.stderr
+    assert "--point: job.yaml has no point '7'; give a name or a number (embed_v2_lr1e-05_bs8, " in done.stderr
     (folder / "job.yaml").write_text(yaml.safe_dump({"name": "j", "workers": [{"command": "true"}]}))
     done = gpujob("plan", "job.yaml", "--point", "7", cwd=folder)
     assert (done.returncode, done.stderr) == (2, "gpujob: --point: job.yaml has no sweep; leave --point out\n")
@@ -151,36 +153,36 @@ def test_a_point_that_is_not_there_is_told(folder: Path) -> None:
         *((["2", "1", "0"], "index:0", 0), (["2", "1", "0"], "index:2", 2), (["2", "1", "0"], "1", 1)),
     ],
 )
-def test_a_point_is_chosen_by_its_name_or_its_number(points: list[str], point: str, index: int) -> None:
-    made = planned(sweep={"list": [{"name": name, "lr": 1, "bs": 1} for name in points]})
-    assert choose_point(made, point).point.index == index
+def test_a_point_is_selected_by_name_or_number(points: list[str], point: str, index: int) -> None:
+    sweep_plan = plan_of_sweep(sweep={"list": [{"name": name, "lr": 1, "bs": 1} for name in points]})
+    assert choose_point(sweep_plan, point).point.index == index
 
 
-def test_a_number_that_is_the_name_of_another_point_is_told_with_the_words_for_either() -> None:
-    made = planned(sweep={"list": [{"name": name, "lr": 1, "bs": 1} for name in ("2", "1", "0")]})
+def test_an_ambiguous_point_is_reported_with_both_ways_to_write_it() -> None:
+    sweep_plan = plan_of_sweep(sweep={"list": [{"name": name, "lr": 1, "bs": 1} for name in ("2", "1", "0")]})
     with pytest.raises(LauncherError) as raised:
-        choose_point(made, "2")
+        choose_point(sweep_plan, "2")
     assert str(raised.value) == (
         "--point: job.yaml: '2' is the name of point 0 and the number of point '0'; "
         "write --point index:0 for the name, or --point index:2 for the number"
     )
 
 
-def test_points_are_planned_for_the_nodes_that_there_are(folder: Path) -> None:
+def test_points_are_planned_for_the_given_nodes(folder: Path) -> None:
     sweep = {"zip": {"lr": [1, 2, 3], "bs": [1, 1, 1]}, "list": [{"resources.nodes": None}, {"resources.nodes": 1}]}
     (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
     body = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "cn[07-08]", cwd=folder).stdout)
     assert [(point["nodes"], point["hosts"]) for point in body["points"][:2]] == [(2, ["cn07", "cn08"]), (1, ["cn07"])]
-    shown = gpujob("plan", "job.yaml", "--nodes", "cn[07-08]", cwd=folder).stdout.splitlines()
-    assert shown[0].split() == ["point", "values", "nodes", "on", "GPUs", "time", "limit"]
-    assert shown[1].split()[-4:] == ["2", "cn[07-08]", "4", "01:00:00"]
-    one = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "a,b", "--point", "0", cwd=folder).stdout)
-    assert [process["node"] for process in one["processes"]] == ["a", "a"]
-    assert one["sbatch_nodes"] == 2
+    result = gpujob("plan", "job.yaml", "--nodes", "cn[07-08]", cwd=folder).stdout.splitlines()
+    assert result[0].split() == ["point", "values", "nodes", "on", "GPUs", "time", "limit"]
+    assert result[1].split()[-4:] == ["2", "cn[07-08]", "4", "01:00:00"]
+    point = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "a,b", "--point", "0", cwd=folder).stdout)
+    assert [process["node"] for process in point["processes"]] == ["a", "a"]
+    assert point["sbatch_nodes"] == 2
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--explain"]])
-def test_for_what_points_are_refused_is_told_once_for_all(options: list[str], folder: Path) -> None:
+def test_a_warning_of_all_points_is_printed_once(options: list[str], folder: Path) -> None:
     worker = {"count": 2, "gpus": 1, "command": "python3 none.py {lr} {bs}"}
     (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "workers": [worker]}, sort_keys=False))
     done = gpujob("plan", "job.yaml", *options, cwd=folder)
@@ -190,7 +192,7 @@ def test_for_what_points_are_refused_is_told_once_for_all(options: list[str], fo
     assert line.endswith("; submit and run refuse it")
 
 
-def test_points_that_need_more_nodes_than_there_are_are_named(folder: Path) -> None:
+def test_points_that_need_too_many_nodes_are_named(folder: Path) -> None:
     sweep = {"grid": {"lr": [1], "bs": [1], "resources.nodes": [1, 2, 3]}}
     (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
     for options in ([], ["--point", "0"], ["--explain"]):
@@ -202,22 +204,22 @@ def test_points_that_need_more_nodes_than_there_are_are_named(folder: Path) -> N
         )
 
 
-SOURCES = SourceNames("job.yaml", None, "there is none")
+SOURCES = SourceNames("job.yaml", None, "not found")
 
 
-def explained(sweep: PlannedSweep, index: int = 0) -> dict[str, tuple[Any, str]]:
+def explanation(sweep: PlannedSweep, index: int = 0) -> dict[str, tuple[Any, str]]:
     rows = explain_point(sweep, sweep.points[index], SOURCES)
     return {row.key: (row.value, row.source) for row in rows}
 
 
-def test_values_of_a_point_are_told_with_the_part_of_the_sweep_that_says_them() -> None:
+def test_values_of_a_point_have_their_source_in_the_sweep() -> None:
     sweep = {
         "grid": {"lr": [0.1, 0.2], "bs": [8]},
         "zip": {"resources.nodes": [1, 2], "workers[0].env.MY_MODE": ["a", "b"]},
         "list": [{"slurm": {"partition": "big"}, "workers.worker.count": 1, "api_key": "hunter2"}],
     }
     env = {"RATE": "{lr}/{bs}", "MODE": "fast", "OTHER": "{api_key}"}
-    rows = explained(planned(sweep=sweep, env=env), 3)
+    rows = explanation(plan_of_sweep(sweep=sweep, env=env), 3)
     expected = {
         "{lr}": (0.2, "job.yaml: sweep.grid.lr[1]"),
         "{bs}": (8, "job.yaml: sweep.grid.bs[0]"),
@@ -233,12 +235,15 @@ def test_values_of_a_point_are_told_with_the_part_of_the_sweep_that_says_them() 
     assert {key: rows[key] for key in expected} == expected
 
 
-def test_an_alias_is_told_with_the_part_of_the_sweep_that_says_it() -> None:
+def test_an_alias_has_its_source_in_the_sweep() -> None:
     sweep = {"grid": {"lr": [1], "bs": [1], "model.path": ["dsr1"], "resources": [{"nodes": 3}]}, "list": [
         {"resources.nodes": 2}]}  # fmt: skip
-    made = planned(cluster={"models": {"dsr1": "/models/DSR1"}}, sweep=sweep, model={})
-    one = made.points[0]
-    rows = [(row.key, row.value, row.source) for row in explain_point(made, one, SourceNames("job.yaml", "c.yaml", ""))]
+    sweep_plan = plan_of_sweep(cluster={"models": {"dsr1": "/models/DSR1"}}, sweep=sweep, model={})
+    point = sweep_plan.points[0]
+    rows = [
+        (row.key, row.value, row.source)
+        for row in explain_point(sweep_plan, point, SourceNames("job.yaml", "c.yaml", ""))
+    ]
     assert [row for row in rows if row[0] in ("model.path", "resources.nodes")] == [
         ("model.path", "dsr1", "job.yaml: sweep.grid.model.path[0]"),
         ("resources.nodes", 2, "job.yaml: sweep.list[0].resources.nodes"),
@@ -246,31 +251,32 @@ def test_an_alias_is_told_with_the_part_of_the_sweep_that_says_it() -> None:
     ]
 
 
-def test_what_all_points_have_is_told_once() -> None:
-    lines = render_point_sources(planned(sweep={"grid": {"lr": [0.1, 0.2], "bs": [8]}}), SOURCES)
-    words = [line.split() for line in lines]
-    assert words[0] == ["all", "2", "points"]
-    assert words.count(["{bs}", "8", "job.yaml:", "sweep.grid.bs[0]"]) == 1
-    assert words[-5:] == [
+def test_values_of_all_points_are_shown_once() -> None:
+    lines = render_point_sources(plan_of_sweep(sweep={"grid": {"lr": [0.1, 0.2], "bs": [8]}}), SOURCES)
+    lines_split = [line.split() for line in lines]
+    assert lines_split[0] == ["all", "2", "points"]
+    assert lines_split.count(["{bs}", "8", "job.yaml:", "sweep.grid.bs[0]"]) == 1
+    assert lines_split[-5:] == [
         *(["point", "0:", "embed_v2_lr0.1_bs8"], ["{lr}", "0.1", "job.yaml:", "sweep.grid.lr[0]"], []),
         *(["point", "1:", "embed_v2_lr0.2_bs8"], ["{lr}", "0.2", "job.yaml:", "sweep.grid.lr[1]"]),
     ]
-    (one,) = planned(sweep={"list": [{"lr": 1, "bs": 2}]}).points
+    (point,) = plan_of_sweep(sweep={"list": [{"lr": 1, "bs": 2}]}).points
     assert (
-        render_point_sources(planned(sweep={"list": [{"lr": 1, "bs": 2}]}), SOURCES)[0] == f"point 0: {one.point.name}"
+        render_point_sources(plan_of_sweep(sweep={"list": [{"lr": 1, "bs": 2}]}), SOURCES)[0]
+        == f"point 0: {point.point.name}"
     )
 
 
-def test_the_command_explains_all_points_and_one(folder: Path) -> None:
-    shown = gpujob("plan", "job.yaml", "--explain", cwd=folder)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("all 6 points\n")
-    assert "#SBATCH" not in shown.stdout
+def test_plan_explain_covers_all_points_or_one(folder: Path) -> None:
+    result = gpujob("plan", "job.yaml", "--explain", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("all 6 points\n")
+    assert "#SBATCH" not in result.stdout
     body = json.loads(gpujob("plan", "job.yaml", "--explain", "--json", cwd=folder).stdout)
     row = {"key": "{lr}", "value": 0.001, "source": "job.yaml: sweep.grid.lr[1]"}
     assert [row in point["explain"] for point in body["points"]] == [False] * 3 + [True] * 3
-    one = gpujob("plan", "job.yaml", "--explain", "--point", "5", cwd=folder)
-    assert one.stdout.splitlines()[0].split() == ["{lr}", "0.001", "job.yaml:", "sweep.grid.lr[1]"]
+    point = gpujob("plan", "job.yaml", "--explain", "--point", "5", cwd=folder)
+    assert point.stdout.splitlines()[0].split() == ["{lr}", "0.001", "job.yaml:", "sweep.grid.lr[1]"]
     assert (
         row
         in json.loads(gpujob("plan", "job.yaml", "--explain", "--point", "5", "--json", cwd=folder).stdout)["explain"]
@@ -280,20 +286,20 @@ def test_the_command_explains_all_points_and_one(folder: Path) -> None:
 def test_a_sweep_on_this_machine_has_no_script(folder: Path) -> None:
     body = json.loads(gpujob("plan", "job.yaml", "--json", "--local", cwd=folder).stdout)
     assert (body["arrays"], len(body["points"])) == ([], 6)
-    one = json.loads(gpujob("plan", "job.yaml", "--json", "--local", "--point", "0", cwd=folder).stdout)
-    assert (one["script"], one["srun"]) == (None, [])
+    point = json.loads(gpujob("plan", "job.yaml", "--json", "--local", "--point", "0", cwd=folder).stdout)
+    assert (point["script"], point["srun"]) == (None, [])
     for options in ([], ["--point", "0"]):
-        shown = gpujob("plan", "job.yaml", "--local", *options, cwd=folder)
-        assert (shown.returncode, "#SBATCH" in shown.stdout) == (0, False)
+        result = gpujob("plan", "job.yaml", "--local", *options, cwd=folder)
+        assert (result.returncode, "#SBATCH" in result.stdout) == (0, False)
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
-def test_all_mistakes_are_told_whatever_is_wrong_with_the_sweep(command: str, folder: Path) -> None:
+def test_all_mistakes_are_reported_with_an_invalid_sweep(command: str, folder: Path) -> None:
     (folder / "gpujob.yaml").write_text("partitions: gpu\n")
     text = yaml.safe_dump({**BODY, "sweep": {"grid": {"lr": [1], "bs": [1], "resource.nodes": [1]}}}, sort_keys=False)
     (folder / "job.yaml").write_text(f"{text}monitoring: {{linger: -1}}\nmonitoring: {{linger: -2}}\n")
     done = gpujob(command, "job.yaml", cwd=folder)
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     assert done.returncode == 2
     for mistake in (
         'partitions: unknown key "partitions"',
@@ -301,10 +307,10 @@ def test_all_mistakes_are_told_whatever_is_wrong_with_the_sweep(command: str, fo
         'sweep.grid.resource.nodes: unknown key "resource"; did you mean "resources"?',
         "monitoring.linger: -2 must",
     ):
-        assert told.count(mistake) == 1, told
+        assert output.count(mistake) == 1, output
 
 
-def test_a_key_that_is_there_twice_is_told_of_a_sweep_too(folder: Path) -> None:
+def test_a_duplicate_key_is_reported_for_a_sweep(folder: Path) -> None:
     with (folder / "job.yaml").open("a") as out:
         out.write("name: other\n")
     done = gpujob("plan", "job.yaml", cwd=folder)
@@ -312,17 +318,17 @@ def test_a_key_that_is_there_twice_is_told_of_a_sweep_too(folder: Path) -> None:
     assert done.stderr == "gpujob: job.yaml: 1 problem\n  line 22, column 1: not YAML: the key 'name' is duplicated\n"
 
 
-def test_check_looks_at_a_whole_point_beside_what_is_wrong_with_others(folder: Path) -> None:
+def test_check_covers_a_valid_point_despite_invalid_ones(folder: Path) -> None:
     sweep = {"grid": {"lr": [1], "bs": [2], "data": ["job.yaml"], "resources.nodes": [1, "x"]}}
     job = {**BODY, "sweep": sweep, "inputs": ["{data}", "none"]}
     (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
     found = json.loads(gpujob("check", "job.yaml", "--local", "--json", cwd=folder).stdout)["findings"]
-    told = {(finding["code"], finding["place"]) for finding in found if finding["level"] == "error"}
-    assert told >= {("job-file", "job.yaml"), ("no-program", "workers (worker).command"), ("no-input", "inputs[1]")}
-    assert ("no-input", "inputs[0]") not in told, "the value of the first point is in its place"
+    errors = {(finding["code"], finding["place"]) for finding in found if finding["level"] == "error"}
+    assert errors >= {("job-file", "job.yaml"), ("no-program", "workers (worker).command"), ("no-input", "inputs[1]")}
+    assert ("no-input", "inputs[0]") not in errors, "the value of the first point is in its place"
 
 
-def test_check_tells_what_is_wrong_with_points(folder: Path) -> None:
+def test_check_reports_problems_of_points(folder: Path) -> None:
     sweep = {"grid": {"lr": [1], "bs": [2], "resources.nodes": [1, "x"]}}
     (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
     done = gpujob("check", "job.yaml", "--local", cwd=folder)

@@ -1,4 +1,4 @@
-"""A job file with a sweep and the points it makes."""
+"""A job file with a sweep, and its points."""
 
 import math
 import string
@@ -46,7 +46,7 @@ def value_at(body: Any, *path: str | int) -> Any:
     return body
 
 
-# What the points are
+# Points
 
 
 def test_a_grid_has_every_combination_and_its_first_key_is_the_slowest() -> None:
@@ -61,7 +61,7 @@ def test_a_grid_has_every_combination_and_its_first_key_is_the_slowest() -> None
     assert [spec.name for spec in check_points(sweep, "job.yaml")] == [point.name for point in sweep.points]
 
 
-def test_zip_goes_side_by_side_and_grid_zip_and_list_multiply() -> None:
+def test_zip_is_parallel_and_grid_zip_and_list_multiply() -> None:
     sweep = points_of(
         {
             "grid": {"lr": [0.1, 0.2]},
@@ -78,7 +78,7 @@ def test_zip_goes_side_by_side_and_grid_zip_and_list_multiply() -> None:
     assert value_at(sweep.points[2].body, "env", "MODE") == "slow"
 
 
-def test_a_part_of_the_file_is_merged_a_list_is_replaced_and_null_takes_a_key_away() -> None:
+def test_mappings_are_merged_lists_replaced_and_null_removes_a_key() -> None:
     (point,) = points_of(
         {"list": [{"resources": {"nodes": 3}, "backend": {"args": {"x": [1]}}, "benchmark.concurrencies": [4, 8]}]}
     ).points
@@ -89,41 +89,41 @@ def test_a_part_of_the_file_is_merged_a_list_is_replaced_and_null_takes_a_key_aw
     assert (value_at(point.body, "backend", "args"), point.body["env"]) == ({}, {"LR": "0.1"})
 
 
-def test_a_text_that_is_nothing_but_the_placeholder_gets_the_value_with_its_type() -> None:
+def test_a_text_of_only_a_placeholder_gets_the_typed_value() -> None:
     backend = {"args": {"size": "{size}", "name": "m{size}", "all": "{all}"}}
     (point,) = points_of({"grid": {"lr": [0.1], "size": [8], "all": [[1, 2]]}}, backend=backend).points
     assert value_at(point.body, "backend", "args") == {"size": 8, "name": "m8", "all": [1, 2]}
     assert point.body["env"] == {"LR": "0.1", "MODE": "fast"}, "variables are texts"
 
 
-def test_a_place_gets_the_value_with_its_type_and_a_variable_its_text() -> None:
+def test_a_key_gets_the_typed_value_and_a_variable_its_text() -> None:
     sweep = points_of({"grid": {"lr": [0.1], "backend.args.mem-fraction": [0.8, 1, True, "x"], "env.FAST": [True]}})
     values = [value_at(point.body, "backend", "args", "mem-fraction") for point in sweep.points]
     assert [(type(value), value) for value in values] == [(float, 0.8), (int, 1), (bool, True), (str, "x")]
     assert {value_at(point.body, "env", "FAST") for point in sweep.points} == {"true"}
 
 
-@pytest.mark.parametrize("hard", HARD_NAMES)
-def test_a_value_is_one_word_of_a_command_whatever_it_holds(hard: str) -> None:
-    (point,) = points_of({"grid": {"lr": [hard]}}).points
-    there = "{{rank}}" if hard == "{rank}" else hard
-    assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", there, "--out", "{output_dir}"]
-    assert value_at(point.body, "workers", 1, "command") == ["serve", there]
-    assert point.body["env"]["LR"] == there
+@pytest.mark.parametrize("hard_name", HARD_NAMES)
+def test_any_value_is_one_argument_of_a_command(hard_name: str) -> None:
+    (point,) = points_of({"grid": {"lr": [hard_name]}}).points
+    expected = "{{rank}}" if hard_name == "{rank}" else hard_name
+    assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", expected, "--out", "{output_dir}"]
+    assert value_at(point.body, "workers", 1, "command") == ["serve", expected]
+    assert point.body["env"]["LR"] == expected
     assert safe_file_word(point.name) == point.name
 
 
-def test_values_are_not_looked_at_again() -> None:
+def test_placeholders_inside_values_are_not_replaced() -> None:
     args = {"a": "{lr}", "b": "{bs} {lr}"}
     (point,) = points_of({"grid": {"lr": ["{bs}"], "bs": ["{lr}"]}}, backend={"args": args}).points
     assert value_at(point.body, "backend", "args") == {"a": "{{bs}}", "b": "{{lr}} {{bs}}"}, "literal for the run"
 
 
-def test_braces_of_the_shell_and_literal_ones_stay() -> None:
+def test_shell_and_literal_braces_are_kept() -> None:
     command = "serve ${lr} {{lr}} '{\"lr\": {lr}}' {rank} {port_6100} {http_port}"
     (point,) = points_of({}, workers=[{"command": command}]).points
-    words = value_at(point.body, "workers", 0, "command")
-    assert words == ["serve", "${lr}", "{{lr}}", '{"lr": 0.1}', "{rank}", "{port_6100}", "{http_port}"]
+    argv = value_at(point.body, "workers", 0, "command")
+    assert argv == ["serve", "${lr}", "{{lr}}", '{"lr": 0.1}', "{rank}", "{port_6100}", "{http_port}"]
 
 
 def test_every_point_can_use_its_name_and_number() -> None:
@@ -137,7 +137,7 @@ def test_every_point_can_use_its_name_and_number() -> None:
 # Names
 
 
-def test_a_name_says_what_the_point_sets() -> None:
+def test_a_point_name_has_the_keys_and_values_of_the_point() -> None:
     resources = {"resources": {"nodes": 2}}
     sweep = points_of({"grid": {"lr": [1e-05], "benchmark.concurrencies": [[4, 8]]}, "list": [resources]})
     assert [point.name for point in sweep.points] == ["embed_lr1e-05_concurrencies4x8_nodes2"]
@@ -146,7 +146,7 @@ def test_a_name_says_what_the_point_sets() -> None:
     assert point.name == "embed_lr0.1_prefill.gpus1_workers1.gpus2_Da-b-c"
 
 
-def test_a_long_name_is_cut_and_stays_its_own() -> None:
+def test_a_long_name_is_shortened_and_stays_unique() -> None:
     sweep = points_of({"grid": {"lr": ["x" * 100 + "1", "x" * 100 + "2"]}})
     first, second = (point.name for point in sweep.points)
     assert len(first) == len(second) == MOST_NAME_LENGTH
@@ -154,7 +154,7 @@ def test_a_long_name_is_cut_and_stays_its_own() -> None:
     assert first != second
 
 
-def test_points_that_would_have_one_name_are_numbered() -> None:
+def test_points_with_the_same_name_are_numbered() -> None:
     sweep = points_of({"grid": {"lr": ["a b", "a/b", "a-b_2", "a-b"]}})
     assert [point.name for point in sweep.points] == [
         *("embed_lra-b", "embed_lra-b_2", "embed_lra-b_2_2", "embed_lra-b_3")
@@ -173,7 +173,7 @@ def test_a_name_of_the_file_or_of_the_points_is_used() -> None:
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=150), min_size=1, max_size=8
     )
 )
-def test_names_are_safe_short_and_each_once(values: list[str]) -> None:
+def test_names_are_safe_short_and_unique(values: list[str]) -> None:
     points = expand_sweep(
         {"name": "j", "workers": [{"command": ["x", "{v}"]}], "sweep": {"grid": {"v": values}}}, "job.yaml"
     ).points
@@ -191,7 +191,7 @@ def test_a_short_name_is_a_file_word(text: str) -> None:
     assert short_name(word) == word
 
 
-# What must always hold
+# Properties
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | texts
@@ -201,28 +201,28 @@ lists = st.lists(scalars.filter(lambda value: value is not None), min_size=1, ma
 
 @given(
     grid=st.dictionaries(keys, lists, max_size=3),
-    beside=st.integers(0, 3),
+    zipped=st.integers(0, 3),
     listed=st.integers(0, 3),
 )
-def test_the_points_are_the_product_and_no_other_key_is_touched(
-    grid: dict[str, list[Any]], beside: int, listed: int
+def test_points_are_the_product_and_other_keys_are_unchanged(
+    grid: dict[str, list[Any]], zipped: int, listed: int
 ) -> None:
     sweep: dict[str, Any] = {"grid": {f"backend.args.{key}": values for key, values in grid.items()}}
-    if beside:
-        sweep["zip"] = {"resources.nodes": list(range(1, beside + 1))}
+    if zipped:
+        sweep["zip"] = {"resources.nodes": list(range(1, zipped + 1))}
     if listed:
         sweep["list"] = [{"env.POINT": str(index)} for index in range(listed)]
-    if not (grid or beside or listed):
+    if not (grid or zipped or listed):
         return
     body = {**BODY, "workers": [{"command": "true"}], "env": {"A": "{b}"}, "sweep": sweep}
     body["env"] = {"A": "b"}
     points = expand_sweep(body, "job.yaml").points
-    assert len(points) == math.prod(map(len, grid.values())) * max(1, beside) * max(1, listed)
+    assert len(points) == math.prod(map(len, grid.values())) * max(1, zipped) * max(1, listed)
     for point in points:
         expected = {key: value for key, value in body.items() if key != "sweep"} | {"name": point.name}
         args = {"mem-fraction": 0.5, **{key: point.values[f"backend.args.{key}"] for key in grid}}
         expected["backend"] = {"args": args}
-        if beside:
+        if zipped:
             expected["resources"] = {**BODY["resources"], "nodes": point.values["resources.nodes"]}
         if listed:
             expected["env"] = {"A": "b", "POINT": point.values["env.POINT"]}
@@ -237,14 +237,14 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
-def test_merging_twice_changes_nothing_more_and_leaves_its_arguments(base: Any, over: Any) -> None:
+def test_merge_is_idempotent_and_does_not_change_its_arguments(base: Any, over: Any) -> None:
     before = repr((base, over))
     merged = merge(base, over)
     assert merge(merged, over) == merged
     assert repr((base, over)) == before
 
 
-# What is wrong
+# Problems
 
 
 def all_problems_of(body: dict[str, Any]) -> list[str]:
@@ -254,25 +254,25 @@ def all_problems_of(body: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "told"),
+    ("sweep", "expected"),
     [
         ({"grid": {"lr": 3}}, "sweep.grid.lr: 3 is not a list"),
         ({"grid": {"lr": []}}, "sweep.grid.lr: is empty"),
         ({"grid": {"lr": [1], "rank": [1]}}, "sweep.grid.rank: {rank} already has a meaning"),
         ({"grid": {"lr": [1], "x": [1]}}, "sweep: {x} is not in the job file"),
-        ({"zip": {"lr": [1, 2], "x": [1]}}, "sweep.zip: its lists go side by side"),
+        ({"zip": {"lr": [1, 2], "x": [1]}}, "sweep.zip: its lists are used side by side"),
     ],
 )
-def test_a_mistake_of_the_sweep_hides_none_of_the_rest_of_the_file(sweep: dict[str, Any], told: str) -> None:
+def test_a_mistake_of_the_sweep_does_not_hide_other_mistakes(sweep: dict[str, Any], expected: str) -> None:
     body = {**BODY, "slurm": {"time_limit": 7}, "monitoring": {"linger": -1}, "sweep": sweep}
     problems = all_problems_of(body)
-    assert problems[0].startswith(told)
+    assert problems[0].startswith(expected)
     parts = {part for problem in problems[1:] for part in problem.split(": ")[:2]}
     assert parts >= {"slurm.time_limit", "monitoring.linger"}
     assert len(problems) == 3
 
 
-def test_what_the_points_decide_is_no_mistake_of_a_file_whose_sweep_cannot_be_used() -> None:
+def test_keys_set_by_points_are_no_mistakes_when_the_sweep_is_invalid() -> None:
     body = {
         "resources": {"nodes": "{n}"},
         "workers": [{"role": "a", "count": "x"}],
@@ -281,7 +281,7 @@ def test_what_the_points_decide_is_no_mistake_of_a_file_whose_sweep_cannot_be_us
     assert all_problems_of(body) == ["sweep.grid.n: is empty"]
 
 
-def test_a_place_without_a_value_is_told_once() -> None:
+def test_a_placeholder_without_a_value_is_reported_once() -> None:
     body = {**BODY, "resources": {"nodes": "{n}"}, "sweep": {"list": [{"lr": 1}, {"lr": 2, "n": 3}]}}
     assert all_problems_of(body) == [
         "embed_lr1: resources.nodes: {n} has no value at this point; give it one at every point"
@@ -302,7 +302,7 @@ def test_a_place_without_a_value_is_told_once() -> None:
         (
             {"grid": {"lr": [1]}, "zip": {"a": [1, 2], "b": [1]}},
             {},
-            "sweep.zip: its lists go side by side and must be as long as each other: a has 2, b has 1",
+            "sweep.zip: its lists are used side by side and must have equal lengths: a has 2, b has 1",
         ),
         ({"grid": {"rank": [1]}}, {}, "sweep.grid.rank: {rank} already has a meaning; choose another name"),
         (
@@ -318,19 +318,19 @@ def test_a_place_without_a_value_is_told_once() -> None:
         (
             {"grid": {"workers.agg.gpus": [1]}},
             {},
-            'sweep.grid.workers.agg.gpus: workers has no role "agg" (there: prefill, decode)',
+            'sweep.grid.workers.agg.gpus: workers has no role "agg" (known: prefill, decode)',
         ),
         (
             {"grid": {"workers[1].gpus": [1], "workers.decode.gpus": [2]}},
             {},
-            "sweep.grid.workers.decode.gpus: sweep.grid.workers[1].gpus sets the same; leave one of them out",
+            "sweep.grid.workers.decode.gpus: sweep.grid.workers[1].gpus sets the same key; leave one of them out",
         ),
         (
             {"grid": {"lr": [1], "workers[2].gpus": [1]}},
             {},
             "embed_lr1_gpus1: workers[2].gpus: workers has 2 entries, counted from 0",
         ),
-        ({"grid": {"lr": [1], "name.x": [1]}}, {}, "embed_lr1_x1: name.x: name is no mapping"),
+        ({"grid": {"lr": [1], "name.x": [1]}}, {}, "embed_lr1_x1: name.x: name is not a mapping"),
         (
             {"grid": {"lr": [1], "resourced": [1]}},
             {},
@@ -347,12 +347,12 @@ def test_a_place_without_a_value_is_told_once() -> None:
         (
             {"grid": {"lr": [1]}},
             {"env": {"MEM": "{mem}"}},
-            "embed_lr1: env.MEM: {mem} is no placeholder; for braces that stay write {{mem}}",
+            "embed_lr1: env.MEM: {mem} is not a placeholder; to keep the braces write {{mem}}",
         ),
         (
             {"grid": {"batch": [1]}},
             {"workers": [{"command": "x {bach} {batch}"}]},
-            'embed_batch1: workers[0].command: {bach} is no placeholder; did you mean "{batch}"?',
+            'embed_batch1: workers[0].command: {bach} is not a placeholder; did you mean "{batch}"?',
         ),
         (
             {"list": [{"lr": 1}, {"resources.nodes": 3}]},
@@ -363,8 +363,8 @@ def test_a_place_without_a_value_is_told_once() -> None:
             {"grid": {"lr": ["$(rm x)"]}},
             {"workers": [{"command": "x {lr}", "shell": True}]},
             (
-                "embed_lr-rm-x: workers[0].command: '$(rm x)' of {lr} would be code to a shell; "
-                'hand it over by env: {LR: "{lr}"} and write "$LR"'
+                "embed_lr-rm-x: workers[0].command: '$(rm x)' of {lr} would be interpreted by the shell; "
+                'pass it in env: {LR: "{lr}"} and write "$LR"'
             ),
         ),
         (
@@ -380,20 +380,18 @@ def test_a_place_without_a_value_is_told_once() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place_and_the_cure(
-    sweep: dict[str, Any], over: dict[str, Any], expected: str
-) -> None:
+def test_a_problem_has_its_key_and_a_fix(sweep: dict[str, Any], over: dict[str, Any], expected: str) -> None:
     assert problems_of(sweep, **over)[0] == expected
 
 
-def test_too_many_points_are_told_before_any_is_made() -> None:
+def test_too_many_points_are_reported_before_any_is_created() -> None:
     sweep = {"grid": {"lr": list(range(1000)), "bs": list(range(1000))}}
     assert problems_of(sweep) == [
-        f"sweep: makes 1000000 points and the limit is {MOST_POINTS}; take fewer values, or several files"
+        f"sweep: makes 1000000 points and the limit is {MOST_POINTS}; use fewer values, or several job files"
     ]
 
 
-def test_all_problems_of_all_points_are_told_at_once_and_each_once() -> None:
+def test_all_problems_of_all_points_are_reported_once() -> None:
     sweep = {"grid": {"lr": [1, 2], "workers.decode.gpus": [2, "x"]}}
     assert problems_of(sweep, slurm={"time": 1}) == [
         'all 4 points: slurm.time: unknown key "time"; did you mean "time_limit"? (known: '
@@ -403,7 +401,7 @@ def test_all_problems_of_all_points_are_told_at_once_and_each_once() -> None:
     ]
 
 
-def test_a_date_is_no_value() -> None:
+def test_a_yaml_date_is_refused() -> None:
     import yaml
 
     sweep = yaml.safe_load("grid: {lr: [2025-11-22]}")

@@ -36,27 +36,27 @@ JOB: dict[str, Any] = {
 
 
 def most_at_once(run_dirs: list[Path]) -> int:
-    """Jobs that ran at the same time, by what they have written down."""
-    moments: list[tuple[float, int]] = []
+    """Most jobs that ran at the same time, from their records."""
+    changes: list[tuple[float, int]] = []
     for run_dir in run_dirs:
-        moments.append((float(read_json(run_dir / "orchestrator.json")["start"]), 1))
-        moments.append((float(read_json(run_dir / "report.json")["end"]), -1))
+        changes.append((float(read_json(run_dir / "orchestrator.json")["start"]), 1))
+        changes.append((float(read_json(run_dir / "report.json")["end"]), -1))
     running = [0]
-    for _, change in sorted(moments):
+    for _, change in sorted(changes):
         running.append(running[-1] + change)
     return max(running)
 
 
-def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Path) -> None:
+def test_two_points_run_at_once_and_only_failed_ones_are_resumed(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB, sort_keys=False))
-    done = gpujob("run", "job.yaml", cwd=tmp_path, timeout=300)
+    original = gpujob("run", "job.yaml", cwd=tmp_path, timeout=300)
     (home,) = (tmp_path / "logs").iterdir()
-    assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
+    assert original.returncode == 1, original.stderr
+    lines = original.stdout.splitlines()
     assert lines[0] == f"6 of 6 points, at most 2 at once, logs in {home}"
     sweep_id = home.name.partition("_")[0]
     assert lines[1] == f"points_lr0.1_bs8 started as {sweep_id}_0, 0 of 6 ended"
-    assert "points_lr0.2_bs16 FAILED, " in done.stdout
+    assert "points_lr0.2_bs16 FAILED, " in original.stdout
     assert lines[-1] == "6 points: 5 COMPLETED, 1 FAILED"
     runs = sorted(path for path in home.iterdir() if path.is_dir())
     assert [re.sub(r"_\d{8}_\d{6}$", "", run.name) for run in runs] == [
@@ -76,22 +76,22 @@ def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Pat
         assert gpujob("watch", point, "--once", cwd=tmp_path).returncode == 0
 
     (tmp_path / "ok").touch()
-    done = gpujob("run", "job.yaml", "--resume", sweep_id, "--json", cwd=tmp_path, timeout=120)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["states"]) == (0, {"COMPLETED": 6})
+    original = gpujob("run", "job.yaml", "--resume", sweep_id, "--json", cwd=tmp_path, timeout=120)
+    found = json.loads(original.stdout)
+    assert (original.returncode, found["states"]) == (0, {"COMPLETED": 6})
     assert [point["runs"] for point in found["points"]] == [1, 1, 1, 1, 2, 1]
     assert found["points"][4]["job_id"].endswith("_4")
     assert runs[4].is_dir()
     for again in (["sweep", str(home), "--resume"], ["run", "job.yaml", "--resume", str(home)]):
-        done = gpujob(*again, cwd=tmp_path)
-        said = "nothing to resume: all 6 points have completed\n"
-        assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+        original = gpujob(*again, cwd=tmp_path)
+        expected = "nothing to resume: all 6 points have completed\n"
+        assert (original.returncode, original.stdout, original.stderr) == (0, expected, "")
         assert json.loads(gpujob(*again, "--json", cwd=tmp_path).stdout)["states"] == {"COMPLETED": 6}
     assert len(list(home.glob("*/manifest.json"))) == 7, "nothing was run again"
     assert gpujob("sweep", sweep_id, cwd=tmp_path).returncode == 0
 
 
-def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
+def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
     spec = {**JOB, "workers": [{"command": ["sleep", "{seconds}"]}]}
     spec["sweep"] = {"max_parallel": 2, "grid": {"seconds": [300, 301, 302]}}
     with LocalJob(tmp_path / "a", spec) as job:
@@ -110,8 +110,8 @@ def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Pa
         assert job.left_over() == {}
         home = runs[0].parent
         assert read_json(home / "sweep.json")["runner"] is None
-        done = gpujob("sweep", home, "--json", cwd=tmp_path)
-        assert (done.returncode, json.loads(done.stdout)["points"][2]["state"]) == (5, "MISSING")
+        original = gpujob("sweep", home, "--json", cwd=tmp_path)
+        assert (original.returncode, json.loads(original.stdout)["points"][2]["state"]) == (5, "MISSING")
 
 
 def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
@@ -126,20 +126,20 @@ def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> Plan
     )
 
 
-def test_points_that_run_at_once_have_gpus_of_their_own() -> None:
+def test_parallel_points_have_their_own_gpus() -> None:
     assert gpu_slots(planned(2, 2), "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e") == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
     assert gpu_slots(planned(None, 2), "0") == [None]
     assert gpu_slots(planned(3, 0), None) == [None, None, None]
-    with pytest.raises(LauncherError, match=r"2 points of 2 GPUs need 4 and 3 are here; set max_parallel to 1$"):
+    with pytest.raises(LauncherError, match=r"2 GPUs need 4 and this machine has 3; set max_parallel to 1$"):
         gpu_slots(planned(2, 2), "0,1,2")
 
 
 STUBBORN = "trap ': > told' INT; : > ready; while :; do sleep 0.05; [ -e told ] && trap - INT && : > asked; done"
-"""A point that ends at the second SIGINT, and says in files that it can be told, and that it was."""
+"""A point that ends at the second SIGINT. It creates files when it is ready and after the first."""
 
 
 class Signalled:
-    """A sweep of three points, two at once, in this very process, whose points are stand-ins for orchestrators."""
+    """A sweep in this process: three points, two at once, with stand-ins for orchestrators."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -158,12 +158,12 @@ class Signalled:
         return self.started[-1]
 
     def run(self, indexes: Sequence[int] = (0, 1, 2)) -> list[int | None]:
-        """How those ended that were started."""
+        """Run points; return the exit statuses of those that were started."""
         self.local.run(indexes)
         return [process.returncode for process in self.started]
 
     def runs(self) -> list[int]:
-        """Of each point, how often it was run as far as the record says."""
+        """Number of recorded runs of each point."""
         return [len(point.runs) for point in self.local.record.points]
 
 
@@ -176,54 +176,52 @@ def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signa
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
-    """Ctrl-C just before a function does its work for the ``call``-th time."""
-    done, counter = getattr(owner, name), itertools.count(1)
+    """Send SIGINT just before the ``call``-th call of a function."""
+    original, counter = getattr(owner, name), itertools.count(1)
 
-    def interrupted(*words: Any) -> Any:
+    def interrupted(*args: Any) -> Any:
         if next(counter) == call:
             os.kill(os.getpid(), signal.SIGINT)
-        return done(*words)
+        return original(*args)
 
     monkeypatch.setattr(owner, name, interrupted)
 
 
 @pytest.mark.parametrize("point", [1, 2])
 @pytest.mark.parametrize("name", ["rundir.stage_run_dir", "settle_point", "write_record"])
-def test_ctrl_c_while_a_point_is_made_ready_reaches_it(
+def test_ctrl_c_during_the_start_of_a_point_reaches_it(
     name: str, point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, _, function = name.rpartition(".")
-    first = 1 if function == "write_record" else 0  # who runs the sweep is written down before
+    first = 1 if function == "write_record" else 0  # the runner of the sweep is recorded before
     interrupt_at(monkeypatch, getattr(sweep_run, owner) if owner else sweep_run, function, first + point)
     assert signalled.run() == [-signal.SIGINT] * point
     assert (signalled.local.received_signal, signalled.runs()) == (signal.SIGINT, [1] * point + [0] * (3 - point))
 
 
 @pytest.mark.parametrize("point", [1, 2])
-def test_no_point_is_started_once_a_signal_has_come(
-    point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_point_is_started_after_a_signal(point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_at(monkeypatch, signal, "pthread_sigmask", 2 * point - 1)
     assert signalled.run() == [-signal.SIGINT] * (point - 1)
     assert (signalled.local.received_signal, signalled.runs()) == (signal.SIGINT, [1] * (point - 1) + [0] * (4 - point))
 
 
-def test_ctrl_c_that_finds_all_points_ended_is_no_error(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who tells a process asks first whether it is there: then nobody is left to wait for."""
-    signalled.command, waited = ["true"], os.waitid
+def test_ctrl_c_after_the_end_of_all_points_is_no_error(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All points ended before the signal is passed on to them."""
+    signalled.command, waitid = ["true"], os.waitid
 
-    def late(*words: int) -> object:
+    def waitid_after_end(*args: int) -> object:
         for process in signalled.started:
-            waited(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         os.kill(os.getpid(), signal.SIGINT)
-        return waited(*words)
+        return waitid(*args)
 
-    monkeypatch.setattr(os, "waitid", late)
+    monkeypatch.setattr(os, "waitid", waitid_after_end)
     assert signalled.run() == [0, 0]
     assert signalled.runs() == [1, 1, 0]
 
 
-def test_a_second_ctrl_c_goes_on_to_the_points(signalled: Signalled) -> None:
+def test_a_second_ctrl_c_reaches_the_points(signalled: Signalled) -> None:
     signalled.command = ["sh", "-c", STUBBORN]
 
     def interrupt() -> None:
@@ -231,7 +229,7 @@ def test_a_second_ctrl_c_goes_on_to_the_points(signalled: Signalled) -> None:
             poll((signalled.folder / seen).exists, f"a point that is {seen}")
             os.kill(os.getpid(), signal.SIGINT)
 
-    impatient = threading.Thread(target=interrupt, daemon=True)
-    impatient.start()
+    sender = threading.Thread(target=interrupt, daemon=True)
+    sender.start()
     assert signalled.run([0]) == [-signal.SIGINT]
-    impatient.join()
+    sender.join()

@@ -1,4 +1,4 @@
-"""Variables that are called like a secret get no values from a sweep."""
+"""Variables with the name of a secret get no values from a sweep."""
 
 from typing import Any
 
@@ -39,15 +39,15 @@ def problems_of(sweep: dict[str, Any], **over: Any) -> list[str]:
         ({"grid": {"e": [{"API_KEY": SECRET}]}}, {"env": "{e}"}, "env.API_KEY", "{e} of sweep.grid.e[0]"),
     ],
 )
-def test_a_variable_that_is_called_like_a_secret_is_refused(
+def test_a_variable_with_the_name_of_a_secret_is_refused(
     sweep: dict[str, Any], over: dict[str, Any], place: str, source: str
 ) -> None:
     name = place.rpartition(".")[2]
-    (told,) = problems_of(sweep, **over)
-    assert told == (
-        f"{place}: {source} says its value, and {name} is called like a secret: values of a sweep stand in names and "
-        f"in files that others read; take it out of the sweep and say `secrets: [{name}]`, "
-        "or give the variable another name if it is none"
+    (problem,) = problems_of(sweep, **over)
+    assert problem == (
+        f"{place}: {source} sets its value, and the name {name} looks like a secret. Values of a sweep appear in names "
+        f"and in files that others can read; remove it from the sweep and add `secrets: [{name}]`, "
+        "or rename the variable if it is not a secret"
     )
 
 
@@ -95,14 +95,14 @@ ENGINE = {"model": {"path": "/models/m"}, "resources": {"agg_workers": 1, "gpus_
         ),
     ],
 )
-def test_an_option_that_is_called_like_a_secret_is_refused(
+def test_an_option_with_the_name_of_a_secret_is_refused(
     sweep: dict[str, Any], backend: dict[str, Any], place: str, source: str
 ) -> None:
-    (told,) = problems_of(sweep, **ENGINE, workers=[], backend={"type": "vllm", **backend})
-    assert told == (
-        f"{place}: {source} says its value, and {place.rpartition('.')[2]} is called like a secret: values of a sweep "
-        "stand in names and in files that others read; take it out of the sweep and write it where the option is, "
-        "or name the program's own variable for it in `secrets`"
+    (problem,) = problems_of(sweep, **ENGINE, workers=[], backend={"type": "vllm", **backend})
+    assert problem == (
+        f"{place}: {source} sets its value, and the name {place.rpartition('.')[2]} looks like a secret. Values of a "
+        "sweep appear in names and in files that others can read; remove it from the sweep and write it at the option, "
+        "or list the program's own variable for it in `secrets`"
     )
 
 
@@ -115,16 +115,16 @@ def test_an_option_that_is_called_like_a_secret_is_refused(
         ({"grid": {"backend.args.seed": [1, 2]}}, {"api-key": "written-out"}),
     ],
 )
-def test_an_option_that_is_no_secret_or_not_of_the_sweep_may_stand(sweep: dict[str, Any], args: dict[str, Any]) -> None:
+def test_other_options_and_those_outside_the_sweep_are_accepted(sweep: dict[str, Any], args: dict[str, Any]) -> None:
     backend = {"type": "vllm", "args": args}
     body = {"name": "s4", "workers": [], **ENGINE, "backend": backend, "sweep": sweep}
     assert expand_sweep(body, "job.yaml").points
 
 
-def test_what_is_wrong_with_the_rest_is_told_without_the_names_of_points() -> None:
+def test_other_problems_are_reported_without_point_names() -> None:
     sweep = {"grid": {"k": [SECRET, "sk-secret-2"], "workers[7].gpus": [1]}}
-    told = problems_of(sweep, env={"API_KEY": "{k}"}, slurm={"time": 1})
-    assert [problem.partition(":")[0] for problem in told] == ["env.API_KEY", "slurm.time"]
+    problems = problems_of(sweep, env={"API_KEY": "{k}"}, slurm={"time": 1})
+    assert [problem.partition(":")[0] for problem in problems] == ["env.API_KEY", "slurm.time"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_what_is_wrong_with_the_rest_is_told_without_the_names_of_points() -> No
         ({"grid": {"n": [1]}}, {"env": {"API_KEY": "written-out-{point}", "N": "{n}"}}),
     ],
 )
-def test_what_is_no_secret_or_not_of_the_sweep_may_stand(sweep: dict[str, Any], over: dict[str, Any]) -> None:
+def test_other_variables_and_those_outside_the_sweep_are_accepted(sweep: dict[str, Any], over: dict[str, Any]) -> None:
     body = {"name": "s4", "workers": [{"command": "true", "env": {}}], **over, "sweep": sweep}
     assert expand_sweep(body, "job.yaml").points

@@ -30,8 +30,8 @@ def write(folder: Path, **over: Any) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **over}, sort_keys=False))
 
 
-def command(slurm: FakeSlurm, folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    return gpujob(*words, cwd=folder, env=slurm.environment())
+def command(slurm: FakeSlurm, folder: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    return gpujob(*args, cwd=folder, env=slurm.environment())
 
 
 def submitted(slurm: FakeSlurm, folder: Path) -> dict[str, Any]:
@@ -42,14 +42,14 @@ def submitted(slurm: FakeSlurm, folder: Path) -> dict[str, Any]:
 
 
 def end(run_dir: Path, state: str) -> None:
-    """Write down that a point has ended so."""
+    """Write the report of a point that ended in this state."""
     job_id = "_".join(run_dir.name.split("_")[:2])
     facts = {"job_id": job_id, "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x", "local": False}
     run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
     run_files.write_json(run_dir / run_files.REPORT_FILE, {"state": state, "attempt": 0, "cause": None})
 
 
-def left_in_logs(folder: Path) -> list[str]:
+def names_in_logs(folder: Path) -> list[str]:
     return sorted(os.listdir(folder / "logs")) if (folder / "logs").exists() else []
 
 
@@ -71,7 +71,7 @@ def test_an_array_is_held_until_the_directory_of_every_point_is_complete(slurm: 
     ]
     assert files == sorted([*runs, "job.yaml", "sweep.json", "tasks"])
     home = folder / "logs" / name
-    assert left_in_logs(folder) == [name]
+    assert names_in_logs(folder) == [name]
     for index, run in enumerate(runs):
         link = home / "tasks" / f"4459_{index}"
         assert link.resolve() == home / run
@@ -85,7 +85,7 @@ def test_an_array_is_held_until_the_directory_of_every_point_is_complete(slurm: 
         for private in ("plan.json", "sbatch_script.sh", "config.yaml"):
             assert (home / run / private).stat().st_mode & 0o777 == 0o600
     assert (home / "job.yaml").read_bytes() == (folder / "job.yaml").read_bytes()
-    assert (home / "job.yaml").stat().st_mode & 0o777 == 0o600, "it may hold what its owner alone may read"
+    assert (home / "job.yaml").stat().st_mode & 0o777 == 0o600, "it may contain private values"
     sweep = read_json(home / "sweep.json")
     assert [point["runs"] for point in sweep["points"]] == [[run] for run in runs]
     assert (sweep["submission"]["job_id"], sweep["submission"]["workdir"]) == ("4459", str(folder))
@@ -97,8 +97,8 @@ def test_an_array_is_held_until_the_directory_of_every_point_is_complete(slurm: 
     ]
 
 
-def test_what_a_task_of_the_array_runs_is_its_point(slurm: FakeSlurm, folder: Path) -> None:
-    """The batch script itself, with a stand-in for Python."""
+def test_an_array_task_runs_its_point(slurm: FakeSlurm, folder: Path) -> None:
+    """Runs the real batch script with a stand-in for Python."""
     answer = submitted(slurm, folder)
     (call,) = slurm.calls("sbatch")
     script = re.sub(r"exec \S+ .*", 'readlink -f "$run_dir"', call["script"])
@@ -107,7 +107,7 @@ def test_what_a_task_of_the_array_runs_is_its_point(slurm: FakeSlurm, folder: Pa
     assert done.stdout == answer["points"][4]["run_dir"] + "\n"
 
 
-def test_points_of_other_sizes_are_arrays_that_follow_each_other(slurm: FakeSlurm, folder: Path) -> None:
+def test_points_of_different_sizes_are_consecutive_arrays(slurm: FakeSlurm, folder: Path) -> None:
     write(folder, sweep=TWO_SIZES)
     answer = submitted(slurm, folder)
     first, second = (call["script"] for call in slurm.calls("sbatch"))
@@ -118,13 +118,13 @@ def test_points_of_other_sizes_are_arrays_that_follow_each_other(slurm: FakeSlur
     assert [call["argv"] for call in slurm.calls("scontrol")[-2:]] == [["release", "4459"]] * 2
 
 
-def test_a_refusal_leaves_nothing(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_refused_submission_leaves_no_files(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "status", 1)
     slurm.say("sbatch", "err", "sbatch: error: Invalid account\n")
     done = command(slurm, folder, "submit", "job.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert "sbatch exited with 1" in done.stderr
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
 
 
 def test_an_array_that_cannot_be_released_is_cancelled(slurm: FakeSlurm, folder: Path) -> None:
@@ -134,29 +134,29 @@ def test_an_array_that_cannot_be_released_is_cancelled(slurm: FakeSlurm, folder:
     assert done.returncode == 2
     assert "Access denied" in done.stderr
     assert [call["argv"] for call in slurm.calls("scancel")] == [["4459"]]
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
     slurm.say("scancel", "status", 1)
     done = command(slurm, folder, "submit", "job.yaml")
     assert "jobs on hold that could not be cancelled: 4459 (scancel exited with 1" in done.stderr
 
 
-def test_a_mistake_is_told_before_anything_is_written_or_asked(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_mistake_is_reported_before_any_file_or_query(slurm: FakeSlurm, folder: Path) -> None:
     write(folder, sweep={"grid": {"lr": [0.1], "bs": [8], "resources.nodes": [1, "x"]}})
     done = command(slurm, folder, "submit", "job.yaml")
     assert done.returncode == 2
     assert 'embed_lr0.1_bs8_nodesx: resources.nodes: "x" is not a whole number' in done.stderr
-    assert (slurm.calls(), left_in_logs(folder)) == ([], [])
+    assert (slurm.calls(), names_in_logs(folder)) == ([], [])
 
 
-def test_more_points_than_the_cluster_takes_in_an_array_are_told(slurm: FakeSlurm, folder: Path) -> None:
+def test_too_many_points_for_an_array_are_refused(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("scontrol", "config", "MaxArraySize            = 5\n")
     done = command(slurm, folder, "submit", "job.yaml")
     assert done.returncode == 2
-    assert "the sweep has 6 points and this cluster takes at most 5 in an array (MaxArraySize)" in done.stderr
-    assert left_in_logs(folder) == []
+    assert "the sweep has 6 points and this cluster accepts at most 5 in an array (MaxArraySize)" in done.stderr
+    assert names_in_logs(folder) == []
 
 
-def test_the_points_that_failed_are_submitted_again_alone(slurm: FakeSlurm, folder: Path) -> None:
+def test_only_failed_points_are_submitted_again(slurm: FakeSlurm, folder: Path) -> None:
     answer = submitted(slurm, folder)
     home = Path(answer["sweep_dir"])
     for point in answer["points"]:
@@ -181,7 +181,7 @@ def test_the_points_that_failed_are_submitted_again_alone(slurm: FakeSlurm, fold
     assert (states[1]["job_id"], states[1]["runs"]) == ("5000_1", 2)
     done = command(slurm, folder, "sweep", home, "--resume")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "nothing to resume: 4 of 6 points have completed, the other 2 are on their way\n"
+    assert done.stdout == "nothing to resume: 4 of 6 points have completed, the other 2 still run or wait\n"
     done = command(slurm, folder, "submit", "job.yaml", "--resume", home, "--json")
     nothing: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(home), "points": []}
     assert json.loads(done.stdout) == nothing
@@ -195,50 +195,48 @@ def test_nothing_is_resumed_while_slurm_does_not_answer(slurm: FakeSlurm, folder
     slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
     done = command(slurm, folder, "sweep", home, "--resume")
     assert done.returncode == 2
-    assert "squeue does not answer, so nobody can tell which of its points still run" in done.stderr
+    assert "squeue does not answer, so it is unknown which of its points still run" in done.stderr
     assert len(slurm.calls("sbatch")) == 1
 
 
-def resumed_beside_running_points(slurm: FakeSlurm, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The sweep resumed while three of its points still run or wait."""
+def resume_with_running_points(slurm: FakeSlurm, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Resume the sweep while three of its points still run or wait."""
     home = submitted(slurm, folder)["sweep_dir"]
     slurm.say("squeue", "out", "4459_0|RUNNING\n4459_1|RUNNING\n4459_2|PENDING\n")
     slurm.say("sbatch", "out", "5000\n")
-    return command(slurm, folder, "submit", "job.yaml", "--resume", home, *words)
+    return command(slurm, folder, "submit", "job.yaml", "--resume", home, *args)
 
 
-def test_points_that_are_resumed_wait_for_those_that_still_run_where_few_may_run_at_once(
-    slurm: FakeSlurm, folder: Path
-) -> None:
-    done = resumed_beside_running_points(slurm, folder)
+def test_resumed_points_wait_for_running_ones_with_max_parallel(slurm: FakeSlurm, folder: Path) -> None:
+    done = resume_with_running_points(slurm, folder)
     assert done.returncode == 0, done.stderr
-    assert "They begin when array job 4459 has ended: at most 2 points run at once\n" in done.stdout
+    assert "They start when array job 4459 has ended: at most 2 points run at once\n" in done.stdout
     script = slurm.calls("sbatch")[-1]["script"]
     assert "#SBATCH --array=3-5%2\n" in script
     assert "#SBATCH --dependency=afterany:4459\n" in script
 
 
-def test_points_that_are_resumed_wait_for_nothing_where_all_may_run_at_once(slurm: FakeSlurm, folder: Path) -> None:
+def test_resumed_points_do_not_wait_without_max_parallel(slurm: FakeSlurm, folder: Path) -> None:
     write(folder, sweep={key: value for key, value in JOB["sweep"].items() if key != "max_parallel"})
-    done = resumed_beside_running_points(slurm, folder)
+    done = resume_with_running_points(slurm, folder)
     assert "They begin" not in done.stdout
     assert "#SBATCH --dependency" not in slurm.calls("sbatch")[-1]["script"]
 
 
-def test_arrays_that_wait_for_each_other_take_no_dependency_on_any_of_several(slurm: FakeSlurm, folder: Path) -> None:
+def test_consecutive_arrays_refuse_an_or_dependency(slurm: FakeSlurm, folder: Path) -> None:
     write(folder, workers=[{"command": "true {lr} {bs}", "count": 1}], sweep=TWO_SIZES)
     done = command(slurm, folder, "submit", "job.yaml", "--dependency", "afterok:1?afterok:2")
     assert done.returncode == 2
     assert "slurm.dependency: 'afterok:1?afterok:2': with max_parallel an array of the sweep waits" in done.stderr
     assert slurm.calls("sbatch") == []
-    assert left_in_logs(folder) == []
+    assert names_in_logs(folder) == []
     write(folder)
-    done = resumed_beside_running_points(slurm, folder, "--dependency", "afterok:1?afterok:2")
+    done = resume_with_running_points(slurm, folder, "--dependency", "afterok:1?afterok:2")
     assert (done.returncode, len(slurm.calls("sbatch"))) == (2, 1)
     assert "join the jobs by , instead of ?" in done.stderr
 
 
-def test_jobs_on_hold_are_cancelled_whatever_else_fails(
+def test_held_jobs_are_cancelled_after_any_failure(
     slurm: FakeSlurm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Path(submitted(slurm, folder)["sweep_dir"])
@@ -248,17 +246,17 @@ def test_jobs_on_hold_are_cancelled_whatever_else_fails(
     slurm.say("squeue", "out", "")
     slurm.say("sbatch", "out", "5000\n")
 
-    def full(home: Path, record: SweepRecord) -> None:
+    def fail(home: Path, record: SweepRecord) -> None:
         raise LauncherError("no space left on device")
 
-    monkeypatch.setattr(submit, "write_record", full)
+    monkeypatch.setattr(submit, "write_record", fail)
     with pytest.raises(LauncherError, match="no space left"):
         resume_points(home, as_json=True)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["5000"]]
     assert list(home.glob("5000_*")) == []
 
 
-def test_a_resumption_that_fails_leaves_the_sweep_as_it_was(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_failed_resume_leaves_the_sweep_unchanged(slurm: FakeSlurm, folder: Path) -> None:
     home = Path(submitted(slurm, folder)["sweep_dir"])
     before = (sorted(os.listdir(home)), sorted(os.listdir(home / "tasks")), (home / "sweep.json").read_text())
     slurm.say("squeue", "out", "")
@@ -270,7 +268,7 @@ def test_a_resumption_that_fails_leaves_the_sweep_as_it_was(slurm: FakeSlurm, fo
     assert (sorted(os.listdir(home)), sorted(os.listdir(home / "tasks")), (home / "sweep.json").read_text()) == before
 
 
-def test_a_sweep_is_resumed_with_a_mended_job_file_of_the_same_points(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_sweep_may_be_resumed_with_a_fixed_job_file(slurm: FakeSlurm, folder: Path) -> None:
     answer = submitted(slurm, folder)
     home = answer["sweep_dir"]
     for point in answer["points"]:
@@ -281,14 +279,14 @@ def test_a_sweep_is_resumed_with_a_mended_job_file_of_the_same_points(slurm: Fak
     assert done.returncode == 0, done.stderr
     (run,) = Path(home).glob("5000_0_*")
     assert "--mended" in (run / "plan.json").read_text()
-    assert "--mended" in Path(home, "job.yaml").read_text(), "the next resumption takes it too"
+    assert "--mended" in Path(home, "job.yaml").read_text(), "the next resume uses it too"
     write(folder, sweep={"grid": {"lr": [0.1], "bs": [8]}})
     done = command(slurm, folder, "submit", "job.yaml", "--resume", home)
     assert done.returncode == 2
-    assert "job.yaml: 1 problem\n  its points are not those of the sweep that is to be resumed: embed_lr" in done.stderr
+    assert "job.yaml: 1 problem\n  its points differ from those of the sweep to resume: embed_lr" in done.stderr
 
 
-def test_one_point_is_stopped_alone(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_single_point_can_be_stopped(slurm: FakeSlurm, folder: Path) -> None:
     submitted(slurm, folder)
     slurm.say("squeue", "out", "PENDING\n")
     done = command(slurm, folder, "stop", "4459_3")

@@ -1,4 +1,4 @@
-"""Whether a benchmark has measured what was planned: the check behind it, and what the report makes of it."""
+"""The check that a benchmark measured what was planned, and its place in the report."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ ZERO: dict[str, Any] = {"completed": 0, "total_output_tokens": 0, "request_throu
 
 
 class Serving(RunDir):
-    """A serving job that has ended: two workers of which one is tolerated, a front end and a benchmark."""
+    """A finished serving job with two workers, a front end and a benchmark."""
 
     WORKERS = ("agg_w0", "agg_w1", "frontend_0", "benchmark")
 
@@ -53,7 +53,7 @@ class Serving(RunDir):
             self.end(rank)
 
     def end(self, rank: int, **facts: Any) -> "Serving":
-        """One worker, as its wrapper has recorded it."""
+        """Write the start and exit records of one worker."""
         worker = self.WORKERS[rank]
         base = {"schema": 1, "worker": worker, "rank": rank, "pid": 7, "start": START + 1}
         stem = run_files.record_name(worker, rank, 0, 0)
@@ -62,34 +62,34 @@ class Serving(RunDir):
         (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))
         return self
 
-    def leave(self, *concurrencies: int, **over: Any) -> "Serving":
-        """Results of sa-bench."""
+    def write_results(self, *concurrencies: int, **over: Any) -> "Serving":
+        """Write results of sa-bench."""
         for each in concurrencies:
-            self.put(f"{FOLDER}/results_concurrency_{each}_gpus_4.json", json.dumps(sa_bench(each, **over)))
+            self.write(f"{FOLDER}/results_concurrency_{each}_gpus_4.json", json.dumps(sa_bench(each, **over)))
         return self
 
-    def put(self, name: str, text: str) -> "Serving":
-        """A file in the run directory."""
+    def write(self, name: str, text: str) -> "Serving":
+        """Write a file in the run directory."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return self
 
     def check(self) -> tuple[str, bool | None, str]:
-        """State of the job, and how its benchmark came out."""
+        """State of the job, then result and detail of its benchmark check."""
         report = self.report()
         (found,) = [check for check in report["verification"]["checks"] if check["name"] == "benchmark"]
         return report["state"], found["passed"], found["detail"]
 
 
 def result(concurrency: int | None = 4, **over: Any) -> dict[str, Any]:
-    """A result as it stands in a report."""
-    told = {} if concurrency is None else {"concurrency": concurrency}
-    body = {"file": f"c{concurrency}.json", **told, "requests": 5, "output_tokens": 40, **over}
+    """A result as in a report."""
+    given = {} if concurrency is None else {"concurrency": concurrency}
+    body = {"file": f"c{concurrency}.json", **given, "requests": 5, "output_tokens": 40, **over}
     return {key: value for key, value in body.items() if value is not None}
 
 
-def test_the_plan_tells_what_the_benchmark_was_to_measure(tmp_path: Path) -> None:
+def test_the_plan_has_the_concurrencies_of_the_benchmark(tmp_path: Path) -> None:
     assert read_planned_benchmark(Serving(tmp_path / "a", SA_BENCH).path) == PLANNED
     assert read_planned_benchmark(Serving(tmp_path / "b", ROUTER).path) == PlannedBenchmark((4, 16), has_tokens=True)
     assert read_planned_benchmark(Serving(tmp_path / "c", {**CUSTOM, "concurrencies": "1x4"}).path) == ANY
@@ -97,18 +97,18 @@ def test_the_plan_tells_what_the_benchmark_was_to_measure(tmp_path: Path) -> Non
     assert read_planned_benchmark(tmp_path) is None
 
 
-def test_a_benchmark_that_has_measured_all_is_verified_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
-    report = Serving(tmp_path, SA_BENCH).leave(1, 4, 16).report()
+def test_a_complete_benchmark_is_verified_without_further_checks(tmp_path: Path) -> None:
+    report = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16).report()
     assert (report["state"], report["exit_status"], report["verification"]["verified"]) == ("COMPLETED", 0, True)
     text = render_report(report)
     assert text.startswith("# Job 4459 job: COMPLETED and verified\n")
-    words = "results for all 3 concurrencies: 84 requests, 1769472 output tokens"
-    lines = ["## Verification", "", "- workers: ok: 4 of 4 workers completed", f"- benchmark: ok: {words}", "", "## W"]
+    detail = "results for all 3 concurrencies: 84 requests, 1769472 output tokens"
+    lines = ["## Verification", "", "- workers: ok: 4 of 4 workers completed", f"- benchmark: ok: {detail}", "", "## W"]
     assert "\n".join(lines) in text
 
 
 @pytest.mark.parametrize(
-    ("left", "over", "words"),
+    ("left", "over", "detail"),
     [
         ((), {}, "no result for concurrency 1, 4, 16"),
         ((1,), {}, "no result for concurrency 4, 16"),
@@ -118,37 +118,37 @@ def test_a_benchmark_that_has_measured_all_is_verified_and_nothing_else_is_asked
         ((1, 4), ZERO, f"no result for concurrency 16; {NO_REQUEST} at concurrency 1, 4"),
     ],
 )
-def test_a_benchmark_that_has_produced_less_makes_a_job_incomplete(
-    left: tuple[int, ...], over: dict[str, Any], words: str, tmp_path: Path
+def test_a_benchmark_with_missing_results_makes_the_job_incomplete(
+    left: tuple[int, ...], over: dict[str, Any], detail: str, tmp_path: Path
 ) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(*left, **over)
-    assert job.check() == ("INCOMPLETE", False, words)
+    job = Serving(tmp_path, SA_BENCH).write_results(*left, **over)
+    assert job.check() == ("INCOMPLETE", False, detail)
     report = job.report()
     assert report["exit_status"] == 8
-    assert f"\n- benchmark: FAILED: {words}\n" in render_report(report)
+    assert f"\n- benchmark: FAILED: {detail}\n" in render_report(report)
 
 
-def test_a_result_that_is_cut_off_is_none(tmp_path: Path) -> None:
+def test_a_truncated_result_is_a_missing_result(tmp_path: Path) -> None:
     cut = f"{FOLDER}/results_concurrency_4_gpus_4.json"
-    job = Serving(tmp_path, SA_BENCH).leave(1, 16).put(cut, json.dumps(sa_bench(4))[:-9])
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 16).write(cut, json.dumps(sa_bench(4))[:-9])
     assert job.check() == ("INCOMPLETE", False, "no result for concurrency 4")
-    assert f"\n    - {cut}: is no whole JSON: was it cut off?\n" in render_report(job.report())
-    entry = {"file": cut, "concurrency": 4, "problem": "is no whole JSON: was it cut off?"}
+    assert f"\n    - {cut}: is not complete JSON: was it cut off?\n" in render_report(job.report())
+    entry = {"file": cut, "concurrency": 4, "problem": "is not complete JSON: was it cut off?"}
     assert job.report()["benchmark"][-2:] == [
         *(entry, {"file": "", "missing": [4], "problem": "no result for concurrency 4"}),
     ]
 
 
-def test_each_profile_of_aiperf_is_asked_for(tmp_path: Path) -> None:
+def test_aiperf_needs_a_profile_for_each_concurrency(tmp_path: Path) -> None:
     job = Serving(tmp_path, ROUTER)
-    job.put("artifacts/concurrency_4/profile_export_aiperf.json", json.dumps(AIPERF))
+    job.write("artifacts/concurrency_4/profile_export_aiperf.json", json.dumps(AIPERF))
     few = "fewer than 99% of the requests completed at concurrency 4 (98 of 100)"
     assert job.check() == ("INCOMPLETE", False, f"no result for concurrency 16; {few}")
-    job.put("artifacts/concurrency_16/profile_export_aiperf.json", json.dumps(AIPERF))
+    job.write("artifacts/concurrency_16/profile_export_aiperf.json", json.dumps(AIPERF))
     assert job.check() == ("INCOMPLETE", False, f"{few}, 16 (98 of 100)")
 
 
-def test_a_benchmark_of_the_user_is_asked_for_nothing_but_what_it_has_left(tmp_path: Path) -> None:
+def test_a_custom_benchmark_is_checked_by_its_existing_results_only(tmp_path: Path) -> None:
     job = Serving(tmp_path, CUSTOM)
     report = job.report()
     assert [check["name"] for check in report["verification"]["checks"]] == [
@@ -157,26 +157,26 @@ def test_a_benchmark_of_the_user_is_asked_for_nothing_but_what_it_has_left(tmp_p
         "outputs",
         "checkpoint",
     ]
-    assert "COMPLETED, its output not checked" in render_report(report)
-    job.put("artifacts/settings.json", '{"isl": 4}')
+    assert "COMPLETED, output not checked" in render_report(report)
+    job.write("artifacts/settings.json", '{"isl": 4}')
     assert job.report()["verification"] == report["verification"]
-    job.leave(4)
+    job.write_results(4)
     assert job.check() == ("COMPLETED", True, "1 result: 16 requests, 589824 output tokens")
-    job.put("artifacts/b.json", "{")
+    job.write("artifacts/b.json", "{")
     assert job.check() == ("INCOMPLETE", False, "damaged results")
-    assert "\n    - artifacts/b.json: is no whole JSON: was it cut off?\n" in render_report(job.report())
+    assert "\n    - artifacts/b.json: is not complete JSON: was it cut off?\n" in render_report(job.report())
 
 
-def test_other_files_beside_the_results_are_no_fault(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16).put(f"{FOLDER}/args.json", '{"isl": 4}')
+def test_other_files_next_to_the_results_are_not_a_failure(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16).write(f"{FOLDER}/args.json", '{"isl": 4}')
     assert job.check()[:2] == ("COMPLETED", True)
-    assert job.put(f"{FOLDER}/warmup.json", "{").check()[:2] == ("COMPLETED", True)
+    assert job.write(f"{FOLDER}/warmup.json", "{").check()[:2] == ("COMPLETED", True)
 
 
 @pytest.mark.parametrize(
-    ("results", "passed", "words"),
+    ("results", "passed", "detail"),
     [
-        # of a warm-up and the run proper one is enough
+        # a good result of either the warm-up or the real run is enough
         ([result(requests=0), result()], True, "1 concurrency: 5 of 10"),
         ([result(requests=0, requests_expected=5), result()], True, "1 concurrency: 5 of 10"),
         ([result(), result(requests=0)], True, "1 concurrency: 5 of 10"),
@@ -187,17 +187,19 @@ def test_other_files_beside_the_results_are_no_fault(tmp_path: Path) -> None:
         ([result(output_tokens=None, output_tokens_per_second=0.0)], False, f"{NO_TOKENS} at concurrency 4"),
     ],
 )
-def test_one_good_result_of_each_concurrency_is_enough(results: list[dict[str, Any]], passed: bool, words: str) -> None:
+def test_one_good_result_of_each_concurrency_is_enough(
+    results: list[dict[str, Any]], passed: bool, detail: str
+) -> None:
     for entry in results:
         entry.setdefault("requests_expected", 5)
     check = benchmark_check(PlannedBenchmark((4,), has_tokens=True), results, 0.99)
     assert check is not None
     assert check.passed is passed
-    assert words in check.detail
+    assert detail in check.detail
 
 
 @pytest.mark.parametrize(
-    ("done", "share", "passed", "words"),
+    ("done", "share", "passed", "detail"),
     [
         (100, 0.99, True, "1 result: 100 requests, 589824 output tokens"),
         (99, 0.99, True, "1 result: 99 of 100 requests (1 failed), 589824 output tokens"),
@@ -207,43 +209,43 @@ def test_one_good_result_of_each_concurrency_is_enough(results: list[dict[str, A
         (0, 0.01, False, f"{NO_REQUEST} at concurrency 4"),
     ],
 )
-def test_the_share_that_is_enough_is_one_of_the_requests_as_well(
-    done: int, share: float, passed: bool, words: str, tmp_path: Path
+def test_the_required_share_applies_to_requests(
+    done: int, share: float, passed: bool, detail: str, tmp_path: Path
 ) -> None:
-    job = Serving(tmp_path, CUSTOM, verify={"complete_share": share}).leave(4, num_prompts=100, completed=done)
-    assert job.check() == ("COMPLETED" if passed else "INCOMPLETE", passed, words)
+    job = Serving(tmp_path, CUSTOM, verify={"complete_share": share}).write_results(4, num_prompts=100, completed=done)
+    assert job.check() == ("COMPLETED" if passed else "INCOMPLETE", passed, detail)
     text = render_report(job.report())
     failed = 100 - done
-    warning = f"\n\n**Warning**: {failed} of 100 requests failed; rates, tokens and latencies are those of the "
+    warning = f"\n\n**Warning**: {failed} of 100 requests failed; rates, tokens and latencies include only "
     assert (warning in text, f"| 4 | {done} of 100 | {failed} ({failed}%) |" in text) == (failed > 0, failed > 0)
     assert (" | failed | " in text) is (failed > 0)
 
 
-def test_each_concurrency_has_to_have_its_share_and_of_several_results_one(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 16)
-    told = sa_bench(4, num_prompts=8, completed=7)
-    job.put(f"{FOLDER}/results_concurrency_4_gpus_4.json", json.dumps(told))
+def test_each_concurrency_needs_one_result_with_the_required_share(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 16)
+    partial = sa_bench(4, num_prompts=8, completed=7)
+    job.write(f"{FOLDER}/results_concurrency_4_gpus_4.json", json.dumps(partial))
     few = "fewer than 99% of the requests completed at concurrency 4 (7 of 8)"
     assert job.check() == ("INCOMPLETE", False, few)
-    job.put(f"{FOLDER}/again_concurrency_4.json", json.dumps(told | {"completed": 8}))
+    job.write(f"{FOLDER}/again_concurrency_4.json", json.dumps(partial | {"completed": 8}))
     assert job.check()[:2] == ("COMPLETED", True)
 
 
 @given(st.integers(0, 3000), st.integers(1, 3000), st.floats(0.001, 1.0))
 @example(71, 72, 0.99)
 @example(72, 72, 1.0)
-def test_a_result_passes_where_its_share_is_there(done: int, asked: int, share: float) -> None:
+def test_a_result_passes_when_its_share_is_reached(done: int, asked: int, share: float) -> None:
     check = benchmark_check(ANY, [result(requests=done, requests_expected=asked)], share)
     assert check is not None
     if abs(done - share * asked) > 1e-3:
         assert check.passed is (done > 0 and done > share * asked)
 
 
-def test_the_log_of_a_benchmark_says_nothing_beside_results_that_tell_their_tokens(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+def test_the_log_is_not_checked_for_tokens_when_results_report_them(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
     (job.path / "benchmark.out").write_text("Successful requests: 64\nTotal generated tokens: 99\n")
     assert [check["name"] for check in job.report()["verification"]["checks"]] == ["workers", "benchmark"]
-    job.leave(1, 4, 16, total_output_tokens=None, output_throughput=None)
+    job.write_results(1, 4, 16, total_output_tokens=None, output_throughput=None)
     checks = job.report()["verification"]["checks"]
     assert [(check["name"], check["detail"]) for check in checks[1:]] == [
         ("benchmark", "results for all 3 concurrencies: 84 requests"),
@@ -251,7 +253,7 @@ def test_the_log_of_a_benchmark_says_nothing_beside_results_that_tell_their_toke
     ]
 
 
-def test_without_text_to_generate_no_tokens_are_asked_for() -> None:
+def test_no_tokens_are_required_without_generated_text() -> None:
     cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"ttft_median_s": 0.1}, False)]
     for over, passed in cases:
         check = benchmark_check(ANY, [result(output_tokens=0, **over)], 0.99)
@@ -261,41 +263,43 @@ def test_without_text_to_generate_no_tokens_are_asked_for() -> None:
 
 def test_embeddings_have_no_tokens(tmp_path: Path) -> None:
     body = {"backend": "openai-embeddings", "total_output_tokens": 0, "output_throughput": 0.0}
-    assert Serving(tmp_path, SA_BENCH).leave(1, 4, 16, **body).check()[:2] == ("COMPLETED", True)
+    assert Serving(tmp_path, SA_BENCH).write_results(1, 4, 16, **body).check()[:2] == ("COMPLETED", True)
     large = {**body, "errors": [""] * 300_000}
-    assert Serving(tmp_path / "b", SA_BENCH).leave(1, 4, 16, **large).check()[:2] == ("COMPLETED", True)
+    assert Serving(tmp_path / "b", SA_BENCH).write_results(1, 4, 16, **large).check()[:2] == ("COMPLETED", True)
 
 
-def test_what_was_not_read_may_be_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+def test_missing_results_are_undecided_when_some_files_were_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
     with monkeypatch.context() as patch:
         patch.setattr("launcher.verify.benchmark_results.MOST_FILES", 2)
-        state, passed, words = job.check()
+        state, passed, detail = job.check()
         assert (state, passed) == ("COMPLETED", None)
-        assert words == "no result for concurrency 4; 1 more files were not read; a report has 2 results"
+        assert detail == "no result for concurrency 4; 1 more files were not read; a report lists at most 2 results"
     monkeypatch.setattr(
         "launcher.report.verification.read_benchmark_results", Mock(side_effect=OverflowError("too large"))
     )
-    state, passed, words = job.check()
+    state, passed, detail = job.check()
     assert (state, passed) == ("COMPLETED", None)
-    assert words.endswith("the results cannot be read: OverflowError: too large")
+    assert detail.endswith("the results cannot be read: OverflowError: too large")
 
 
-def test_of_many_missing_concurrencies_some_are_named() -> None:
+def test_only_some_of_many_missing_concurrencies_are_named() -> None:
     planned = PlannedBenchmark(tuple(range(1, MOST_NAMED + 6)), has_tokens=True)
     check = benchmark_check(planned, [], 0.99)
     assert check is not None
     assert check.detail.endswith(f", {MOST_NAMED} and 5 more")
 
 
-def test_results_that_do_not_tell_their_concurrency_may_be_of_any() -> None:
+def test_a_result_without_concurrency_may_belong_to_any() -> None:
     assert missing_concurrencies(PLANNED, [result(1), result(None)]) == [4, 16]
     assert missing_concurrencies(PLANNED, [result(1), result(None), result(None)]) == []
     assert missing_concurrencies(None, []) == []
 
 
-def test_a_job_that_fails_names_what_was_not_measured_and_does_not_look_complete(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(4).end(0, code=3, end=START + 50)
+def test_a_failed_job_names_missing_concurrencies_and_has_no_total(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(4).end(0, code=3, end=START + 50)
     report = job.end(3, **KILLED).stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()
     assert report["state"] == "FAILED"
     assert [report[key] for key in ("items", "items_expected")] == [16, None]
@@ -305,22 +309,22 @@ def test_a_job_that_fails_names_what_was_not_measured_and_does_not_look_complete
     assert "\n- requests: 16, " in text
 
 
-def test_without_any_result_the_log_of_one_run_is_not_the_whole(tmp_path: Path) -> None:
+def test_without_results_the_total_is_not_taken_from_the_log_of_one_run(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH)
     (job.path / "benchmark.out").write_text("\r100%|##########| 32/32 [00:05<00:00,  2.00it/s]\nSA-Bench Config: x\n")
     report = job.report()
     assert [report[key] for key in ("unit", "items", "items_expected")] == ["requests", 32, None]
 
 
-def test_what_was_never_started_is_not_missing(tmp_path: Path) -> None:
+def test_a_benchmark_that_never_started_has_no_missing_results(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH).end(0, code=3, end=START + 50)
     for path in job.path.glob("workers/benchmark_*"):
         path.unlink()
     assert job.stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()["benchmark"] == []
 
 
-def test_a_job_is_verified_anew_with_its_results(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+def test_verifying_again_reads_the_results_again(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
     write_report(job.path, report := job.report())
     assert verify_again(job.path, report)["verification"]["differs"] == []
     (job.path / FOLDER / "results_concurrency_4_gpus_4.json").unlink()
@@ -331,8 +335,8 @@ def test_a_job_is_verified_anew_with_its_results(tmp_path: Path) -> None:
     assert verify_again(job.path, again)["state"] == "INCOMPLETE"
 
 
-def test_of_a_cancelled_job_no_result_is_asked_for(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(4)
+def test_a_cancelled_job_needs_no_results(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(4)
     for rank in range(4):
         job.end(rank, code=None, signal=15)
     report = job.stop("cancelled", "the job was cancelled").report()
@@ -340,11 +344,11 @@ def test_of_a_cancelled_job_no_result_is_asked_for(tmp_path: Path) -> None:
     again = verify_again(job.path, report)
     (check,) = [check for check in again["verification"]["checks"] if check["name"] == "benchmark"]
     assert (again["state"], check["passed"]) == ("CANCELLED", None)
-    assert check["detail"].endswith("; not asked for, as the job has ended CANCELLED")
+    assert check["detail"].endswith("; not required, because the job ended as CANCELLED")
 
 
-def test_output_that_the_job_file_asks_for_is_missed(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+def test_output_requested_in_the_job_file_is_checked(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
     manifest = json.loads((job.path / "manifest.json").read_text())
     for group in manifest["groups"]:
         group["pattern"] = f"my_{group['pattern']}"
@@ -353,17 +357,17 @@ def test_output_that_the_job_file_asks_for_is_missed(tmp_path: Path) -> None:
     assert names == ["workers", "benchmark", "outputs", "checkpoint"]
 
 
-def test_patterns_that_nobody_has_asked_for_are_those_of_a_job_file() -> None:
+def test_default_patterns_are_those_of_a_job_file() -> None:
     assert {OUTPUT: PatternsSpec().output, CHECKPOINT: PatternsSpec().checkpoints} == DEFAULT_PATTERNS
 
 
-def test_a_worker_that_is_tolerated_is_named_where_it_has_failed(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH, agg={"critical": False}).leave(1, 4, 16).end(1, code=3, end=START + 40)
+def test_a_failed_worker_that_is_not_critical_is_reported_as_tolerated(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH, agg={"critical": False}).write_results(1, 4, 16).end(1, code=3, end=START + 40)
     report = job.report()
     assert report["state"] == "COMPLETED"
     (end,) = report["tolerated"]
-    told = {key: end[key] for key in ("worker", "rank", "node", "reason", "code", "time")}
-    assert told == {
+    facts = {key: end[key] for key in ("worker", "rank", "node", "reason", "code", "time")}
+    assert facts == {
         "worker": "agg_w1",
         "rank": 1,
         "node": "cn01",
@@ -376,7 +380,7 @@ def test_a_worker_that_is_tolerated_is_named_where_it_has_failed(tmp_path: Path)
     assert "\n- workers: ok: 2 of 2 critical workers completed\n" in text
 
 
-def test_a_worker_that_the_job_needs_is_a_cause_and_not_tolerated(tmp_path: Path) -> None:
+def test_a_failed_critical_worker_is_the_cause_and_not_tolerated(tmp_path: Path) -> None:
     report = Serving(tmp_path, SA_BENCH).end(1, code=3, end=START + 40).report()
     assert (report["state"], report["cause"]["worker"], report["tolerated"]) == ("FAILED", "agg_w1", [])
     assert "tolerated" not in render_report(report)
@@ -384,7 +388,7 @@ def test_a_worker_that_the_job_needs_is_a_cause_and_not_tolerated(tmp_path: Path
     assert (alone["cause"]["worker"], alone["tolerated"]) == ("worker_w0", [])
 
 
-def test_of_many_that_are_tolerated_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_tolerated_failures_are_named(tmp_path: Path) -> None:
     ends = [
         {"worker": f"w{rank}", "rank": rank, "node": "n", "reason": "app_error", "time": None} for rank in range(11)
     ]
@@ -394,7 +398,7 @@ def test_of_many_that_are_tolerated_some_are_named(tmp_path: Path) -> None:
     assert "\n- tolerated: 3 more, in report.json\n" in text
 
 
-def test_before_the_end_no_node_owes_its_final_values(tmp_path: Path) -> None:
+def test_final_values_are_not_missing_before_the_end(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH)
     running = build_report(job.path, now=START + 200, ended=False)
     assert running["monitoring"]["nodes_without"] == []

@@ -1,4 +1,4 @@
-"""Output files and the last checkpoint of a job are looked into: damaged, empty, missing, of an earlier job."""
+"""Checks of output files and the last checkpoint: damaged, empty, missing, or from an earlier job."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from exporter.files.formats import NotRegularFile, open_source
 from exporter.files.formats.record_count import LineCounter
 from launcher.verify import files as verify_files
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
-from tests.launcher.verify.verify_job import SAMPLES, START, Job, after, many_slices
+from tests.launcher.verify.verify_job import SAMPLES, START, Job, out_of_time_after, shortest_slices
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Job:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("output_worker_1.jsonl", '{"id": 1}\nnot json\n{"id": 2}\n', "line 2 is no JSON"),
+        ("output_worker_1.jsonl", '{"id": 1}\nnot json\n{"id": 2}\n', "line 2 is not JSON"),
         ("output_worker_1.jsonl", '{"id": 1}\n{"id": 2, "te', "its last line is half-written"),
         ("output_worker_1.jsonl", b'{"id": 1}\n' + b"\0" * 4096, "NUL bytes"),
         ("output_worker_1.json", '[{"id": 1}, {"id"', "ends in the middle of a value"),
@@ -41,9 +41,7 @@ def job(tmp_path: Path) -> Job:
         ("output_worker_1.safetensors", safetensors_bytes(64)[:-1], "safetensors"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_format_and_the_reason(
-    name: str, content: bytes | str, reason: str, job: Job
-) -> None:
+def test_a_damaged_file_is_named_with_format_and_reason(name: str, content: bytes | str, reason: str, job: Job) -> None:
     check = job.lines(0, 100).write(name, content).checks()["valid"]
     assert (check.passed, check.files_total) == (False, 1)
     assert check.detail == f"1 of 2 files damaged: {name}"
@@ -53,7 +51,7 @@ def test_a_damaged_file_is_named_with_its_format_and_the_reason(
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])
-def test_gpu_metrics_of_sidecars_are_none_of_the_output(pattern: str, tmp_path: Path) -> None:
+def test_gpu_metrics_of_sidecars_are_not_output(pattern: str, tmp_path: Path) -> None:
     names = ("gpu_metrics.csv", "gpu_metrics_gn02.csv", "worker_0.csv", "worker_1.csv")
     found = {}
     for asked in (True, False):
@@ -68,7 +66,7 @@ def test_gpu_metrics_of_sidecars_are_none_of_the_output(pattern: str, tmp_path: 
         directory = read_manifest(job.path).groups[0].directory
         for name in names:
             job.write(f"{directory}/{name}", "a,b\n1,2\n")
-        found[asked] = job.told("outputs")[1].partition(",")[0]
+        found[asked] = job.result("outputs")[1].partition(",")[0]
     assert found == {True: "2 files", False: "4 files"}
 
 
@@ -76,19 +74,19 @@ def test_gpu_metrics_of_sidecars_are_none_of_the_output(pattern: str, tmp_path: 
     "name",
     ["array.npy", "arrays.npz", "rows-latest.h5", "rows.arrow", "rows.parquet", "state.pt", "tensors.safetensors"],
 )
-def test_a_whole_file_of_each_format_passes(name: str, job: Job) -> None:
+def test_a_valid_file_of_each_format_passes(name: str, job: Job) -> None:
     job.write(f"output_{name}", (SAMPLES / name).read_bytes())
-    assert job.told("valid")[0] is True
+    assert job.result("valid")[0] is True
 
 
-def test_files_of_no_known_format_are_neither_good_nor_bad(job: Job) -> None:
+def test_files_of_unknown_format_are_neither_valid_nor_damaged(job: Job) -> None:
     job.write("output_worker_0.dat", "abc").write("output_worker_1.dat", "abc")
-    assert job.told("valid") == (None, "2 files of no known format")
+    assert job.result("valid") == (None, "2 files of unknown format")
     assert "records" not in job.checks()
-    assert job.lines(1, 3).told("valid") == (True, "1 file whole (jsonl); 2 files of no known format")
+    assert job.lines(1, 3).result("valid") == (True, "1 file valid (jsonl); 2 files of unknown format")
 
 
-def test_of_many_damaged_files_some_are_named_and_all_counted(job: Job) -> None:
+def test_many_damaged_files_are_all_counted_and_some_named(job: Job) -> None:
     for number in range(30):
         job.write(f"output_worker_{number}.jsonl", "{\n")
     check = job.checks()["valid"]
@@ -97,7 +95,7 @@ def test_of_many_damaged_files_some_are_named_and_all_counted(job: Job) -> None:
     assert (len(check.to_json()["files"]), check.files_total) == (30, 30)
 
 
-def test_no_more_files_are_named_than_a_report_can_hold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_damaged_files_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_files, "MOST_FLAWS", 3)
     for number in range(5):
         job.write(f"output_worker_{number}.jsonl", "{\n")
@@ -107,10 +105,10 @@ def test_no_more_files_are_named_than_a_report_can_hold(job: Job, monkeypatch: p
 
 def test_an_empty_file_is_a_failure(job: Job) -> None:
     job.lines(0, 50).write("output_worker_1.jsonl", "")
-    assert job.told("outputs") == (False, "2 files, 540 bytes; empty: output_worker_1.jsonl")
+    assert job.result("outputs") == (False, "2 files, 540 bytes; empty: output_worker_1.jsonl")
 
 
-def test_an_empty_file_is_none_when_all_records_are_there(job: Job) -> None:
+def test_an_empty_file_is_not_a_failure_when_all_records_are_present(job: Job) -> None:
     job.lines(0, 50).lines(1, 50).write("output_errors.jsonl", "")
     check = job.checks()["outputs"]
     assert (check.passed, check.detail, check.files_total) == (
@@ -120,21 +118,21 @@ def test_an_empty_file_is_none_when_all_records_are_there(job: Job) -> None:
     )
 
 
-@pytest.mark.parametrize(("over", "passed"), [({"idle": (2,)}, True), ({"busy": (2,)}, False), ({}, None)])
-def test_an_empty_file_of_records_that_cannot_be_counted_is_judged_by_its_worker(
+@pytest.mark.parametrize(("over", "passed"), [({"idle_ranks": (2,)}, True), ({"busy_ranks": (2,)}, False), ({}, None)])
+def test_an_empty_file_without_countable_records_is_checked_by_its_worker(
     over: dict[str, Any], passed: bool | None, tmp_path: Path
 ) -> None:
     job = Job(tmp_path, count=3)
     for rank in range(2):
         job.write(f"output_worker_{rank}.pt", torch_bytes())
-    assert job.write("output_worker_2.pt", "").told("outputs", **over)[0] is passed
+    assert job.write("output_worker_2.pt", "").result("outputs", **over)[0] is passed
 
 
-def test_files_that_are_all_empty_are_a_failure(tmp_path: Path) -> None:
+def test_only_empty_files_are_a_failure(tmp_path: Path) -> None:
     job = Job(tmp_path, items=None, verify={"records_per_item": None}).lines(0, 0).lines(1, 0)
-    assert job.told("outputs")[0] is False
-    assert job.told("outputs", idle_ranks=(0, 1))[0] is True
-    assert job.lines(0, 1).told("outputs", busy=(1,))[0] is None  # the job file says that records tell nothing
+    assert job.result("outputs")[0] is False
+    assert job.result("outputs", idle_ranks=(0, 1))[0] is True
+    assert job.lines(0, 1).result("outputs", busy_ranks=(1,))[0] is None  # the job file disables the records check
 
 
 @pytest.mark.parametrize(
@@ -144,52 +142,54 @@ def test_files_that_are_all_empty_are_a_failure(tmp_path: Path) -> None:
         *("output_a.json.tmp.4711", "output_b.part", "output_c.partial", "output_d~"),
     ],
 )
-def test_what_writers_put_beside_their_output_is_none_of_it(name: str, job: Job) -> None:
+def test_lock_marker_and_temporary_files_are_not_output(name: str, job: Job) -> None:
     job.lines(0, 50).lines(1, 50).write(name, "").write(f"output_0{name[6:]}", "{")
     checks = job.checks()
     assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
     assert checks["valid"].passed is True
 
 
-def test_a_glob_may_ask_for_names_of_any_kind(tmp_path: Path) -> None:
+def test_a_pattern_may_match_names_of_temporary_files(tmp_path: Path) -> None:
     job = Job(tmp_path, patterns={"output": "*.part"})
-    assert job.write("a.part", "x").told("outputs") == (True, "1 files, 1 bytes")
+    assert job.write("a.part", "x").result("outputs") == (True, "1 files, 1 bytes")
 
 
-def test_a_worker_without_a_file_is_a_failure_where_others_have_some(job: Job) -> None:
-    passed, words = job.lines(0, 50).told("outputs")
+def test_a_worker_without_a_file_is_a_failure_when_others_have_one(job: Job) -> None:
+    passed, detail = job.lines(0, 50).result("outputs")
     assert passed is False
-    assert "none of worker_w1; verify.outputs sets how many are enough" in words
-    assert job.lines(1, 1).told("outputs")[0] is True
+    assert "none of worker_w1; set verify.outputs if fewer are enough" in detail
+    assert job.lines(1, 1).result("outputs")[0] is True
 
 
-def test_a_worker_without_a_file_is_no_failure_when_all_records_are_there(job: Job) -> None:
-    assert job.lines(0, 100).told("outputs") == (True, "1 files, 1090 bytes; none of worker_w1")
+def test_a_worker_without_a_file_is_not_a_failure_when_all_records_are_present(job: Job) -> None:
+    assert job.lines(0, 100).result("outputs") == (True, "1 files, 1090 bytes; none of worker_w1")
 
 
-def test_a_worker_without_a_file_is_a_failure_where_records_cannot_be_counted(tmp_path: Path) -> None:
+def test_a_worker_without_a_file_is_a_failure_when_records_cannot_be_counted(tmp_path: Path) -> None:
     job = Job(tmp_path, count=3).write("output_worker_0.pt", torch_bytes()).write("output_worker_1.pt", torch_bytes())
-    assert job.told("outputs")[0] is False
+    assert job.result("outputs")[0] is False
 
 
-def test_without_time_to_count_records_a_worker_without_a_file_is_no_failure(
+def test_a_worker_without_a_file_is_undecided_without_time_to_count_records(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_slices(monkeypatch)
-    assert job.lines(0, 50).told("outputs", out_of_time=after(3))[0] is None
+    shortest_slices(monkeypatch)
+    assert job.lines(0, 50).result("outputs", out_of_time=out_of_time_after(3))[0] is None
 
 
-def test_the_first_of_each_group_of_workers_may_write_for_it(tmp_path: Path) -> None:
+def test_the_first_worker_of_each_group_may_write_for_the_group(tmp_path: Path) -> None:
     job = Job(tmp_path, count=8)
     for rank in (0, 4):
         job.write(f"output_rank{rank}.pt", torch_bytes())
-    assert job.told("outputs")[0] is True
+    assert job.result("outputs")[0] is True
     job.write("output_rank3.pt", torch_bytes())
-    assert job.told("outputs")[0] is False
+    assert job.result("outputs")[0] is False
 
 
 @pytest.mark.parametrize("names", [["shard_0", "shard_1", "shard_2"], ["node0_gpu0", "node0_gpu1", "node1_gpu0"]])
-def test_numbers_that_are_no_ranks_ask_for_no_file_of_each_worker(names: list[str], tmp_path: Path) -> None:
+def test_numbers_in_names_that_are_not_ranks_do_not_require_one_file_per_worker(
+    names: list[str], tmp_path: Path
+) -> None:
     job = Job(tmp_path, items=96, count=8)
     for name in names:
         job.write(f"output_{name}.jsonl", "{}\n" * 10)
@@ -198,79 +198,79 @@ def test_numbers_that_are_no_ranks_ask_for_no_file_of_each_worker(names: list[st
     assert (checks["outputs"].passed, "none of" in checks["outputs"].detail) == (True, False)
 
 
-def test_a_worker_that_had_nothing_to_do_needs_no_file(job: Job) -> None:
+def test_an_idle_worker_needs_no_file(job: Job) -> None:
     job.idle = (1,)
-    assert job.lines(0, 100).told("outputs")[0] is True
+    assert job.lines(0, 100).result("outputs")[0] is True
 
 
-def test_of_workers_that_do_the_same_work_the_first_may_write_for_all(job: Job) -> None:
+def test_the_first_worker_may_write_for_workers_with_the_same_work(job: Job) -> None:
     job.work = Job.of(300, 300, unit="steps")
-    assert job.lines(0, 100).told("outputs")[0] is True
+    assert job.lines(0, 100).result("outputs")[0] is True
     job.path.joinpath("output_worker_0.jsonl").unlink()
-    assert job.lines(1, 60).told("outputs")[0] is False
+    assert job.lines(1, 60).result("outputs")[0] is False
 
 
-def test_names_that_do_not_tell_the_worker_ask_for_no_file_of_each(job: Job) -> None:
-    assert job.write("output_all.jsonl", "{}\n" * 100).told("outputs")[0] is True
+def test_names_without_a_worker_do_not_require_one_file_per_worker(job: Job) -> None:
+    assert job.write("output_all.jsonl", "{}\n" * 100).result("outputs")[0] is True
 
 
-def test_a_role_without_any_file_is_no_writer(tmp_path: Path) -> None:
+def test_a_role_without_any_file_is_not_expected_to_write(tmp_path: Path) -> None:
     workers = [{"role": "server", "command": "x"}, {"role": "client", "count": 2, "command": "x"}]
     job = Job(tmp_path, workers=workers)
     job.write("output_client_0.jsonl", "1\n").write("output_client_1.jsonl", "1\n")
-    assert job.told("outputs")[0] is True
+    assert job.result("outputs")[0] is True
     job.path.joinpath("output_client_1.jsonl").unlink()
-    assert "none of client_w1" in job.told("outputs")[1]
+    assert "none of client_w1" in job.result("outputs")[1]
 
 
 @pytest.mark.parametrize(("files", "passed"), [(3, True), (4, True), (2, False), (0, False)])
-def test_the_job_file_tells_how_many_files_are_expected(files: int, passed: bool, tmp_path: Path) -> None:
+def test_the_expected_number_of_files_comes_from_the_job_file(files: int, passed: bool, tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"outputs": 3})
     for number in range(files):
         job.write(f"output_{number}.jsonl", "1\n" * 100)
-    found, words = job.told("outputs")
-    assert found is passed
-    assert passed or words.endswith("at least 3 are expected (verify.outputs)")
+    result, detail = job.result("outputs")
+    assert result is passed
+    assert passed or detail.endswith("at least 3 are expected (verify.outputs)")
 
 
-def test_a_count_takes_the_place_of_one_file_for_each_worker(tmp_path: Path) -> None:
-    assert Job(tmp_path, verify={"outputs": 1}).lines(0, 100).told("outputs")[0] is True
+def test_an_expected_number_of_files_replaces_one_file_per_worker(tmp_path: Path) -> None:
+    assert Job(tmp_path, verify={"outputs": 1}).lines(0, 100).result("outputs")[0] is True
 
 
 def test_files_of_an_earlier_job_are_not_counted(job: Job) -> None:
     job.lines(0, 60, age_s=7200).lines(1, 60)
-    passed, words = job.told("outputs")
-    assert (passed, words.partition(";")[0]) == (False, "1 files, 650 bytes")
-    assert "none of worker_w0" in words
-    assert words.endswith("1 older ones count with `resume: true`")
-    assert job.told("records") == (False, "60 records for 100 items (verify.records_per_item: 1)")
+    passed, detail = job.result("outputs")
+    assert (passed, detail.partition(";")[0]) == (False, "1 files, 650 bytes")
+    assert "none of worker_w0" in detail
+    assert detail.endswith("1 older ones would count with `resume: true`")
+    assert job.result("records") == (False, "60 records for 100 items (verify.records_per_item: 1)")
 
 
-def test_files_of_an_earlier_job_count_where_the_job_goes_on_with_them(tmp_path: Path) -> None:
+def test_files_of_an_earlier_job_count_when_the_job_resumes(tmp_path: Path) -> None:
     job = Job(tmp_path, resume=True).lines(0, 60, age_s=7200).lines(1, 60)
-    assert job.told("outputs") == (True, "2 files, 1300 bytes")
-    assert job.told("records") == (True, "120 records for 100 items")
+    assert job.result("outputs") == (True, "2 files, 1300 bytes")
+    assert job.result("records") == (True, "120 records for 100 items")
 
 
 @pytest.mark.parametrize(("over", "passed"), [({}, None), ({"verify": {"outputs": 1}}, False)])
-def test_a_job_that_has_written_nothing_says_so(over: dict[str, Any], passed: bool | None, tmp_path: Path) -> None:
+def test_a_job_without_new_files_is_reported(over: dict[str, Any], passed: bool | None, tmp_path: Path) -> None:
     job = Job(tmp_path / "old", **over).lines(0, 100, age_s=7200)
-    found, words = job.told("outputs")
-    assert found is passed
-    assert words.startswith("1 files in the run directory, none written since the job started")
+    result, detail = job.result("outputs")
+    assert result is passed
+    assert detail.startswith("1 files in the run directory, none written since the job started")
     assert not {"valid", "records"} & job.checks().keys()
-    assert Job(tmp_path / "none", **over).told("outputs")[0] is passed
+    assert Job(tmp_path / "none", **over).result("outputs")[0] is passed
 
 
-def test_what_is_no_file_is_passed_over(job: Job) -> None:
+def test_fifos_directories_and_links_are_ignored(job: Job) -> None:
     job.lines(0, 50).lines(1, 50)
     os.mkfifo(job.path / "output_fifo.jsonl")
     (job.path / "output_folder").mkdir()
     (job.path / "output_link.jsonl").symlink_to(job.path / "output_worker_0.jsonl")
-    assert job.told("outputs") == (True, "2 files, 1080 bytes")
+    assert job.result("outputs") == (True, "2 files, 1080 bytes")
 
 
-def test_names_of_any_kind_are_told_as_text(job: Job) -> None:
+def test_undecodable_file_names_are_reported_as_text(job: Job) -> None:
     name = b"output_\xff\n.jsonl"
     path = os.fsencode(job.path) + b"/" + name
     with open(path, "wb") as out:
@@ -280,21 +280,21 @@ def test_names_of_any_kind_are_told_as_text(job: Job) -> None:
     json.dumps(check.to_json()).encode("utf-8")
 
 
-def test_a_directory_that_may_not_be_read_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> object:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("launcher.verify.files.os.scandir", refuse)
-    assert job.told("outputs") == (False, f"{job.path} cannot be read: Permission denied")
+    assert job.result("outputs") == (False, f"{job.path} cannot be read: Permission denied")
 
 
-def beside(name: str, *errors: Exception) -> Callable[[str, str], Any]:
-    """Opens files, but this one only after so many errors."""
-    waiting = list(errors)
+def open_with_errors(name: str, *errors: Exception) -> Callable[[str, str], Any]:
+    """An `open_source` that raises `errors` for the file `name` before it opens it."""
+    pending = list(errors)
 
     def opens(folder: str, path: str) -> Any:
-        if path == name and waiting:
-            error = waiting.pop(0)
+        if path == name and pending:
+            error = pending.pop(0)
             if isinstance(error, FileNotFoundError):
                 os.unlink(os.path.join(folder, path))
             raise NotRegularFile(str(error)) from error
@@ -303,50 +303,52 @@ def beside(name: str, *errors: Exception) -> Callable[[str, str], Any]:
     return opens
 
 
-def test_a_file_that_is_gone_since_it_was_listed_is_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50).write("output_0.dat", "abc")
-    monkeypatch.setattr(verify_files, "open_source", beside("output_0.dat", FileNotFoundError(2, "No such file")))
+    monkeypatch.setattr(
+        verify_files, "open_source", open_with_errors("output_0.dat", FileNotFoundError(2, "No such file"))
+    )
     checks = job.checks()
     assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
-    assert (checks["valid"].passed, checks["valid"].detail) == (True, "2 files whole (jsonl)")
+    assert (checks["valid"].passed, checks["valid"].detail) == (True, "2 files valid (jsonl)")
 
 
-def test_the_last_file_of_a_worker_may_be_gone_since_it_was_listed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_only_file_of_a_worker_removed_after_listing_is_missing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
-    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", FileNotFoundError(2, "gone")))
-    assert "none of worker_w1" in job.told("outputs")[1]
+    monkeypatch.setattr(
+        verify_files, "open_source", open_with_errors("output_worker_1.jsonl", FileNotFoundError(2, "gone"))
+    )
+    assert "none of worker_w1" in job.result("outputs")[1]
 
 
-def test_a_file_that_may_not_be_read_is_neither_good_nor_bad(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
     error = PermissionError(13, "Permission denied")
-    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", error))
+    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", error))
     checks = job.checks()
-    words = "1 file whole (jsonl); 1 file that could not be read ([Errno 13] Permission denied)"
-    assert (checks["valid"].passed, checks["valid"].detail) == (None, words)
+    expected = "1 file valid (jsonl); 1 file that could not be read ([Errno 13] Permission denied)"
+    assert (checks["valid"].passed, checks["valid"].detail) == (None, expected)
     assert (checks["records"].passed, checks["outputs"].passed) == (None, True)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
-def test_a_file_server_that_is_back_soon_is_waited_for(number: int, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brief_file_server_error_is_retried(number: int, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_files, "PAUSE_S", 0.0)
     job.lines(0, 50).lines(1, 50)
     errors = (OSError(number, "is not there"), OSError(number, "is not there"))
-    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", *errors))
-    assert job.told("valid") == (True, "2 files whole (jsonl)")
+    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", *errors))
+    assert job.result("valid") == (True, "2 files valid (jsonl)")
 
 
-def test_records_of_a_file_that_cannot_be_read_to_its_end_are_not_known(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_a_partly_unreadable_file_are_unknown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
     for rank in range(2):
         job.write(f"output_worker_{rank}.jsonl", (json.dumps({"text": "x" * 100_000}) + "\n") * 20)
-    assert job.told("records")[0] is False
+    assert job.result("records")[0] is False
     monkeypatch.setattr(LineCounter, "advance", fails)
-    assert job.told("outputs")[0] is True
+    assert job.result("outputs")[0] is True
     assert "records" not in job.checks()
 
 
@@ -354,32 +356,32 @@ def test_records_of_a_file_that_cannot_be_read_to_its_end_are_not_known(
 
 
 @pytest.mark.parametrize("whole", [torch_bytes(4096), safetensors_bytes(64)])
-def test_a_last_checkpoint_that_is_cut_is_told_with_the_last_good_one(whole: bytes, job: Job) -> None:
+def test_a_truncated_last_checkpoint_is_reported_with_the_last_good_one(whole: bytes, job: Job) -> None:
     name = "checkpoint_{}.pt" if whole.startswith(b"PK") else "checkpoint_{}.safetensors"
     for step, age in ((20, 300), (30, 200), (40, 100)):
         job.write(name.format(step), whole, age)
-    assert job.told("checkpoint") == (True, f"{name.format(40)} is whole: 1 file, {len(whole)} bytes")
+    assert job.result("checkpoint") == (True, f"{name.format(40)} is valid: 1 file, {len(whole)} bytes")
     job.write(name.format(40), whole[: len(whole) // 2], 100)
     check = job.checks()["checkpoint"]
     assert check.passed is False
     assert check.detail.startswith(f"{name.format(40)} is damaged: ")
-    assert check.detail.endswith(f"; the last good one is {name.format(30)}")
+    assert check.detail.endswith(f"; the newest undamaged one is {name.format(30)}")
     assert [flaw.file for flaw in check.files] == [name.format(40)]
 
 
-def test_every_shard_of_the_last_checkpoint_is_looked_into(job: Job) -> None:
+def test_every_shard_of_the_last_checkpoint_is_checked(job: Job) -> None:
     for step, age in ((30, 200), (40, 100)):
         for rank in range(20):
             job.write(f"checkpoint_{step}/shard_rank{rank}.pt", torch_bytes(100), age)
-    assert job.told("checkpoint")[0] is True
+    assert job.result("checkpoint")[0] is True
     job.write("checkpoint_40/shard_rank17.pt", torch_bytes(100)[:-30], 100)
-    passed, words = job.told("checkpoint")
+    passed, detail = job.result("checkpoint")
     assert passed is False
-    assert words.startswith("checkpoint_40 is damaged: checkpoint_40/shard_rank17.pt: ")
-    assert words.endswith("; the last good one is checkpoint_30")
+    assert detail.startswith("checkpoint_40 is damaged: checkpoint_40/shard_rank17.pt: ")
+    assert detail.endswith("; the newest undamaged one is checkpoint_30")
 
 
-def test_a_checkpoint_without_one_of_its_shards_is_a_failure(job: Job) -> None:
+def test_a_checkpoint_with_a_missing_shard_is_a_failure(job: Job) -> None:
     for step, age in ((30, 200), (40, 100)):
         for shard in range(1, 4):
             name = f"checkpoint_{step}/model-{shard:05}-of-00003.safetensors"
@@ -389,69 +391,71 @@ def test_a_checkpoint_without_one_of_its_shards_is_a_failure(job: Job) -> None:
     assert check.passed is False
     assert check.detail == (
         "checkpoint_40 is incomplete: checkpoint_40/model-00002-of-00003.safetensors is missing; "
-        "the last good one is checkpoint_30"
+        "the newest undamaged one is checkpoint_30"
     )
     assert [flaw.reason for flaw in check.files] == ["is missing"]
 
 
-def test_a_damaged_checkpoint_beside_no_other_says_that_there_is_no_good_one(job: Job) -> None:
-    passed, words = job.write("checkpoint_40.pt", "").told("checkpoint")
-    assert (passed, words) == (False, "checkpoint_40.pt is damaged: is empty; there is no good one")
+def test_a_damaged_only_checkpoint_reports_that_no_good_one_exists(job: Job) -> None:
+    passed, detail = job.write("checkpoint_40.pt", "").result("checkpoint")
+    assert (passed, detail) == (False, "checkpoint_40.pt is damaged: is empty; there is no undamaged one")
 
 
-def test_what_a_writer_has_left_under_a_temporary_name_is_no_part_of_a_checkpoint(job: Job) -> None:
+def test_temporary_files_are_not_part_of_a_checkpoint(job: Job) -> None:
     job.write("checkpoint_40/model.pt", torch_bytes(), 700).write("checkpoint_40/optim.pt.tmp", torch_bytes()[:-9], 700)
     job.write("checkpoint_50.pt.tmp", torch_bytes()[:-9])
-    assert job.told("checkpoint")[0] is True
+    assert job.result("checkpoint")[0] is True
 
 
-def test_checkpoints_of_an_earlier_job_are_none_of_this_one(job: Job) -> None:
+def test_checkpoints_much_older_than_the_job_are_ignored(job: Job) -> None:
     job.write("checkpoint_40.pt", torch_bytes()[:-9], age_s=7200)
-    assert job.told("checkpoint") == (None, "no checkpoint like checkpoint_* in the run directory")
+    assert job.result("checkpoint") == (None, "no checkpoint matches checkpoint_* in the run directory")
 
 
-def test_a_checkpoint_of_no_known_format_is_neither_good_nor_bad(job: Job) -> None:
-    passed, words = job.write("checkpoint_40.bin", b"\1\2\3" * 100).told("checkpoint")
+def test_a_checkpoint_of_unknown_format_is_neither_valid_nor_damaged(job: Job) -> None:
+    passed, detail = job.write("checkpoint_40.bin", b"\1\2\3" * 100).result("checkpoint")
     assert passed is None
-    assert words.startswith("checkpoint_40.bin: 1 file, 300 bytes, of no format")
+    assert detail.startswith("checkpoint_40.bin: 1 file, 300 bytes, in formats that do not show")
 
 
 def before_start(seconds: float) -> float:
-    """The age of a file from so long before the start of the job."""
+    """The age of a file written `seconds` before the start of the job."""
     return time.time() - START + seconds
 
 
-def test_a_checkpoint_that_the_job_before_has_left_is_none_of_this_one(job: Job) -> None:
+def test_a_checkpoint_from_just_before_the_start_is_ignored(job: Job) -> None:
     job.write("checkpoint_40.pt", torch_bytes()[:-9], before_start(10))
-    assert job.told("checkpoint")[0] is None
+    assert job.result("checkpoint")[0] is None
 
 
-def test_a_checkpoint_that_the_job_before_has_begun_is_not_judged(job: Job) -> None:
+def test_a_checkpoint_begun_by_an_earlier_job_is_undecided(job: Job) -> None:
     job.write("checkpoint_40/model.pt", torch_bytes()[:-9], before_start(100)).write("checkpoint_40/args.json", "{}")
-    passed, words = job.told("checkpoint")
+    passed, detail = job.result("checkpoint")
     assert passed is None
-    assert words.endswith("1 file of which it cannot be told (left by an earlier job)")
+    assert detail.endswith("1 file whose check was inconclusive (left by an earlier job)")
 
 
-def test_a_shard_that_the_job_before_has_not_written_is_not_judged(job: Job) -> None:
+def test_a_missing_shard_is_undecided_when_an_earlier_job_began_the_checkpoint(job: Job) -> None:
     for shard, age in ((1, before_start(100)), (3, 10)):
         job.write(f"checkpoint_40/model-{shard:05}-of-00003.safetensors", safetensors_bytes(), age)
-    assert job.told("checkpoint")[0] is None
+    assert job.result("checkpoint")[0] is None
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_removed_during_the_check_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_30.pt", torch_bytes(), 200).write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(verify_files, "open_source", beside("checkpoint_40.pt", FileNotFoundError(2, "gone")))
-    assert job.told("checkpoint") == (True, f"checkpoint_30.pt is whole: 1 file, {len(torch_bytes())} bytes")
+    monkeypatch.setattr(verify_files, "open_source", open_with_errors("checkpoint_40.pt", FileNotFoundError(2, "gone")))
+    assert job.result("checkpoint") == (True, f"checkpoint_30.pt is valid: 1 file, {len(torch_bytes())} bytes")
 
 
-def test_a_checkpoint_that_may_not_be_read_is_neither_good_nor_bad(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_checkpoint_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(verify_files, "open_source", beside("checkpoint_40.pt", PermissionError(13, "denied")))
-    passed, words = job.told("checkpoint")
-    assert (passed, words.partition(", 1 file of ")[2]) == (None, "which it cannot be told ([Errno 13] denied)")
+    monkeypatch.setattr(
+        verify_files, "open_source", open_with_errors("checkpoint_40.pt", PermissionError(13, "denied"))
+    )
+    passed, detail = job.result("checkpoint")
+    assert (passed, detail.partition(", 1 file ")[2]) == (None, "whose check was inconclusive ([Errno 13] denied)")
 
 
-def test_a_job_without_a_pattern_of_checkpoints_has_no_check_of_them(tmp_path: Path) -> None:
+def test_a_job_without_a_checkpoint_pattern_has_no_checkpoint_check(tmp_path: Path) -> None:
     job = Job(tmp_path, patterns={"output": "output_*", "checkpoints": None})
     assert "checkpoint" not in job.write("checkpoint_1.pt", b"x").checks()

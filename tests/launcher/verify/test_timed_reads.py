@@ -1,4 +1,4 @@
-"""Looks at the files of a job have a deadline: what hangs, is slow, fails for a moment or is lost."""
+"""File checks have a deadline: reads that hang, are slow, fail briefly or are lost."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from launcher.verify.files import OutputFiles, VerifiedOutput
 from launcher.verify.timed_reads import FileWorkResult, run_file_work
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
-from tests.launcher.verify.verify_job import Job, after, many_slices
+from tests.launcher.verify.verify_job import Job, out_of_time_after, shortest_slices
 from tests.support.exporter import SOON_S
 
 
@@ -25,71 +25,71 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, times: float, number: int = errno.ESTALE) -> None:
-    """Have the listing of a directory fail so often."""
-    asked, scandir = [0], os.scandir
+def fail_listings(monkeypatch: pytest.MonkeyPatch, times: float, number: int = errno.ESTALE) -> None:
+    """Make the first `times` listings of a directory fail."""
+    calls, scandir = [0], os.scandir
 
     def refuse(path: Any) -> Any:
-        asked[0] += 1
-        if asked[0] <= times:
+        calls[0] += 1
+        if calls[0] <= times:
             raise OSError(number, os.strerror(number))
         return scandir(path)
 
     monkeypatch.setattr("launcher.verify.files.os.scandir", refuse)
 
 
-def test_a_directory_that_cannot_be_read_for_a_moment_is_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_briefly_unreadable_directory_is_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
-    refusing(monkeypatch, 3)
-    assert job.lines(0, 50).lines(1, 50).told("records") == (True, "100 records for 100 items")
+    fail_listings(monkeypatch, 3)
+    assert job.lines(0, 50).lines(1, 50).result("records") == (True, "100 records for 100 items")
 
 
-def test_a_directory_that_cannot_be_read_until_the_time_is_up_is_no_failure(
+def test_a_directory_that_is_unreadable_until_the_deadline_is_undecided(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
-    refusing(monkeypatch, float("inf"))
-    passed, words = job.told("outputs", out_of_time=after(5))
-    assert (passed, words) == (None, "the output files could not be read: Stale file handle")
+    fail_listings(monkeypatch, float("inf"))
+    passed, detail = job.result("outputs", out_of_time=out_of_time_after(5))
+    assert (passed, detail) == (None, "the output files could not be read: Stale file handle")
 
 
-def test_a_directory_that_cannot_be_read_for_long_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_unreadable_for_long_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.05)
     monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.3)
-    refusing(monkeypatch, float("inf"))
-    assert job.told("outputs") == (False, f"{job.path} cannot be read: Stale file handle")
+    fail_listings(monkeypatch, float("inf"))
+    assert job.result("outputs") == (False, f"{job.path} cannot be read: Stale file handle")
 
 
-def test_without_time_nothing_is_looked_at_and_nothing_fails(job: Job) -> None:
+def test_without_time_nothing_is_read_and_nothing_fails(job: Job) -> None:
     job.write("output_worker_0.jsonl", "").write("checkpoint_40.pt", "")
     checks = job.checks(out_of_time=lambda: True)
     assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to check them")
     assert checks["checkpoint"].passed is None
 
 
-def test_what_was_found_before_the_time_was_up_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    many_slices(monkeypatch)
+def test_damage_found_before_the_deadline_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest_slices(monkeypatch)
     for number in range(50):
         job.write(f"output_worker_{number}.jsonl", "{\n", age_s=number)
-    check = job.checks(out_of_time=after(64))["valid"]
+    check = job.checks(out_of_time=out_of_time_after(64))["valid"]
     assert check.passed is False
     assert 0 < check.files_total < 50
     assert "there was no time to check " in check.detail
-    assert check.files[0].file == "output_worker_0.jsonl"  # those that were written last come first
+    assert check.files[0].file == "output_worker_0.jsonl"  # newest files first
 
 
-def test_whole_files_alone_do_not_pass_when_the_time_was_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    many_slices(monkeypatch)
+def test_valid_files_alone_do_not_pass_after_the_deadline(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest_slices(monkeypatch)
     for number in range(50):
         job.write(f"output_worker_{number}.jsonl", "{}\n")
-    checks = job.checks(out_of_time=after(64))
+    checks = job.checks(out_of_time=out_of_time_after(64))
     assert checks["valid"].passed is None
     assert checks["records"].passed is None
     assert checks["records"].detail.endswith("there was no time to count them all")
 
 
-def test_progress_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    many_slices(monkeypatch)
+def test_progress_is_reported(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest_slices(monkeypatch)
     seen: list[tuple[int, int]] = []
     job.lines(0, 50).lines(1, 50)
     job.checks(progress=lambda done, files, _: seen.append((done, files)))
@@ -98,13 +98,13 @@ def test_progress_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(seen)) > 2
 
 
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_hang_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.5)
     monkeypatch.setattr(timed_reads, "WAIT_S", 0.02)
 
 
-def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurried(monkeypatch)
+def test_a_hanging_file_watch_costs_its_own_checks_and_no_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_hang_limit(monkeypatch)
     gate = threading.Event()
 
     def hang(_self: OutputFiles, _now: float) -> VerifiedOutput:
@@ -123,31 +123,29 @@ def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypat
     assert not {"valid", "records"} & checks.keys()
 
 
-def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_file_watch_does_not_delay_the_deadline(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "OVERTIME_S", 0.1)
     gate = threading.Event()
     monkeypatch.setattr(OutputFiles, "poll", lambda *_: gate.wait())
     began = time.monotonic()
-    checks = job.checks(out_of_time=after(3))
+    checks = job.checks(out_of_time=out_of_time_after(3))
     gate.set()
     assert time.monotonic() - began < SOON_S
     assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to check them")
 
 
-def test_a_look_that_is_slow_when_the_time_is_up_is_no_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_read_at_the_deadline_is_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "LATE_S", 0.2)
     gate = threading.Event()
     monkeypatch.setattr(OutputFiles, "poll", lambda *_: gate.wait())
     end = time.monotonic() + 0.5
-    passed, words = job.told("outputs", out_of_time=lambda: time.monotonic() > end)
+    passed, detail = job.result("outputs", out_of_time=lambda: time.monotonic() > end)
     gate.set()
-    assert (passed, words) == (None, "there was no time to check them")
+    assert (passed, detail) == (None, "there was no time to check them")
 
 
-def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many there are: no look takes as long as a file system that does not answer."""
+def test_a_slow_checkpoint_directory_is_read_to_the_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No single read takes as long as the limit for a file system that hangs."""
     for step in range(30):
         for rank in range(10):
             job.write(f"checkpoint_{step}/model_rank{rank}.pt", torch_bytes(8), age_s=1000 - step)
@@ -174,17 +172,17 @@ def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(
         lambda place: Slow(scandir(place)) if isinstance(place, int) else scandir(place),
     )
     monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 1.2)
-    assert job.told("checkpoint")[0] is True
+    assert job.result("checkpoint")[0] is True
 
 
-def test_a_defect_of_the_verification_fails_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_the_verification_does_not_fail_the_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutputFiles, "poll", lambda *_: 1 // 0)
-    passed, words = job.told("outputs")
+    passed, detail = job.result("outputs")
     assert passed is None
-    assert "ZeroDivisionError" in words
+    assert "ZeroDivisionError" in detail
 
 
-def test_a_file_server_that_is_gone_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_file_server_is_reported_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = FuseMount(tmp_path)
     try:
         (mount.folder / "output_worker_0.jsonl").write_text("{}\n" * 100)
@@ -204,9 +202,9 @@ def test_a_file_server_that_is_gone_is_told_in_time(tmp_path: Path, monkeypatch:
         mount.close()
 
 
-def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that was known of its work done anew."""
-    many_slices(monkeypatch)
+def test_a_lost_file_helper_is_started_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its work is then repeated."""
+    shortest_slices(monkeypatch)
     job.lines(0, 50).lines(1, 50)
     host = FileWatchHost(SystemClock(), use_helper=True)
     killed: list[int] = []
@@ -223,22 +221,22 @@ def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch
     assert checks["records"].detail == "100 records for 100 items"
 
 
-def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_without_a_file_helper_are_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "RETRY_DELAY_S", 0.0)
     host = FileWatchHost(SystemClock(), use_helper=True)
     host.close()
-    passed, words = job.told("outputs", host=host)
+    passed, detail = job.result("outputs", host=host)
     assert passed is None
-    assert "could not be read" in words
+    assert "could not be read" in detail
 
 
-def test_nothing_is_left_of_what_has_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_host_is_closed_after_the_checks(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[FileWatchHost] = []
     monkeypatch.setattr(FileWatchHost, "close", lambda host: ends.append(host))
     job.checks(host=None)
     assert len(ends) == 1
 
 
-def test_nothing_to_look_at_has_no_answer() -> None:
+def test_no_work_has_no_result() -> None:
     assert run_file_work({}, FileWatchHost(SystemClock(), use_helper=False), lambda: False) == {}
     assert FileWorkResult() == (None, (), None, None, None, None)

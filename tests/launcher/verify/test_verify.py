@@ -1,4 +1,4 @@
-"""What a job has left is judged at its end: records, files on disks of nodes, checksums, what its job file asks for."""
+"""Verification at the end of a job: records, files on node disks, checksums, and settings of the job file."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_a_job_that_has_left_all_it_should_passes(job: Job) -> None:
+def test_a_job_with_all_its_results_passes(job: Job) -> None:
     job.lines(0, 50).lines(1, 50).write("checkpoint_40.pt", torch_bytes())
     assert {name: check.passed for name, check in job.checks().items()} == dict.fromkeys(
         ("workers", "items", "outputs", "valid", "records", "checkpoint"), True
@@ -36,10 +36,10 @@ def test_a_job_that_has_left_all_it_should_passes(job: Job) -> None:
 # Files on the disks of the nodes
 
 
-def of_nodes(
+def checks_of_nodes(
     job: Job, monkeypatch: pytest.MonkeyPatch, fstype: str = "ext4", shared: str = "nfs4", **over: Mapping[str, Any]
 ) -> dict[str, VerificationCheck]:
-    """Checks of a job on two nodes that share its run directory; their sidecars tell this of their output files."""
+    """Checks of a job on two nodes that share its run directory; `over` has the output files each sidecar reports."""
     manifest = replace(read_manifest(job.path), nodes=2)
     manifest = replace(manifest, tasks=tuple(replace(task, node_index=task.rank // 2) for task in manifest.tasks))
     groups = tuple(replace(group, directory=str(manifest.directory(group))) for group in manifest.groups)
@@ -47,59 +47,63 @@ def of_nodes(
     mounts = (MountPoint("/", fstype, "disk"), MountPoint("/shared", shared, "server:/shared"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
-    told = {
+    statuses = {
         node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
         for node, facts in over.items()
     }
     host = FileWatchHost(SystemClock(), use_helper=False)
-    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=told, host=host)
+    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=statuses, host=host)
     return {check.name: check for check in found}
 
 
 @pytest.fixture
-def wide(tmp_path: Path) -> Job:
+def two_node_job(tmp_path: Path) -> Job:
     return Job(tmp_path, count=4).lines(0, 25).lines(1, 25)
 
 
-def test_files_on_the_disks_of_nodes_are_counted_by_their_sidecars(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = of_nodes(wide, monkeypatch, cn01={}, cn02={})
+def test_files_on_the_disks_of_nodes_are_counted_by_their_sidecars(
+    two_node_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = checks_of_nodes(two_node_job, monkeypatch, cn01={}, cn02={})
     assert {name: checks[name].passed for name in ("outputs", "valid", "records")} == {
         "outputs": True,
         "valid": True,
         "records": True,
     }
-    assert checks["outputs"].detail.startswith("4 files, 100 bytes on the disks of the nodes")
+    assert checks["outputs"].detail.startswith("4 files, 100 bytes on the nodes' disks")
     assert checks["records"].detail == "100 records for 100 items"
 
 
-def test_a_node_that_does_not_tell_of_its_files_leaves_open_what_is_there(
-    wide: Job, monkeypatch: pytest.MonkeyPatch
+def test_output_checks_are_undecided_while_a_node_has_not_reported_its_files(
+    two_node_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = of_nodes(wide, monkeypatch, cn01={})
+    checks = checks_of_nodes(two_node_job, monkeypatch, cn01={})
     assert {name: checks[name].passed for name in ("outputs", "valid", "records")} == dict.fromkeys(
         ("outputs", "valid", "records")
     )
-    assert "1 of them has not reported theirs" in checks["outputs"].detail
-    assert of_nodes(wide, monkeypatch)["outputs"].passed is None
+    assert "no file report from 1 node" in checks["outputs"].detail
+    assert checks_of_nodes(two_node_job, monkeypatch)["outputs"].passed is None
 
 
-def test_what_a_sidecar_has_not_counted_or_found_damaged_is_no_failure(
-    wide: Job, monkeypatch: pytest.MonkeyPatch
+def test_uncounted_or_damaged_files_reported_by_a_sidecar_are_not_a_failure(
+    two_node_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = {"valid": False, "files_invalid": 1, "invalid": [{"file": "output_x", "format": None, "reason": "cut"}]}
-    checks = of_nodes(wide, monkeypatch, cn01={}, cn02={**damaged, "records": None, "first_output": None})
+    checks = checks_of_nodes(
+        two_node_job, monkeypatch, cn01={}, cn02={**damaged, "records": None, "first_output": None}
+    )
     assert (checks["valid"].passed, checks["records"].passed) == (None, None)
     assert "output_x" in checks["valid"].detail
-    assert of_nodes(wide, monkeypatch, cn01={}, cn02={"records": 7})["records"].passed is None
+    assert checks_of_nodes(two_node_job, monkeypatch, cn01={}, cn02={"records": 7})["records"].passed is None
 
 
-def test_a_damaged_file_on_the_own_disk_is_a_failure_there_too(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide.lines(1, 25, end="{")
-    assert of_nodes(wide, monkeypatch, cn01={}, cn02={})["valid"].passed is False
+def test_a_damaged_file_on_the_local_disk_is_a_failure(two_node_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_node_job.lines(1, 25, end="{")
+    assert checks_of_nodes(two_node_job, monkeypatch, cn01={}, cn02={})["valid"].passed is False
 
 
-def test_files_that_all_nodes_share_are_looked_at_here(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_nodes(wide, monkeypatch, "nfs4", cn01={}, cn02={})["records"].passed is False
+def test_files_on_a_shared_disk_are_read_directly(two_node_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks_of_nodes(two_node_job, monkeypatch, "nfs4", cn01={}, cn02={})["records"].passed is False
 
 
 # Records
@@ -116,41 +120,39 @@ ROWS: Mapping[str, tuple[str, bytes]] = {
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize(("items", "passed"), [(100, True), (101, False)])
-def test_records_of_each_kind_of_file_are_counted(kind: str, items: int, passed: bool, tmp_path: Path) -> None:
-    """99 of them: enough for 100 items, of which the logs do not tell, and not for 101."""
+def test_records_of_each_file_format_are_counted(kind: str, items: int, passed: bool, tmp_path: Path) -> None:
+    """99 records suffice for 100 items without positions in the logs, but not for 101."""
     job = Job(tmp_path, items=items, count=1)
     job.work = JobWork()
     job.write(*ROWS[kind])
-    assert job.told("records") == (
+    assert job.result("records") == (
         passed,
         f"99 records for {items} items" + ("" if passed else " (verify.records_per_item: 1)"),
     )
 
 
 @pytest.mark.parametrize("name", ["array.npy", "rows-latest.h5", "rows.arrow", "rows.feather", "rows.parquet"])
-def test_headers_and_footers_tell_the_rows(name: str, tmp_path: Path) -> None:
+def test_row_counts_come_from_headers_and_footers(name: str, tmp_path: Path) -> None:
     job = Job(tmp_path, items=1_000_000, count=1)
     job.work = JobWork()
-    passed, words = job.write(f"output_{name}", (SAMPLES / name).read_bytes()).told("records")
+    passed, detail = job.write(f"output_{name}", (SAMPLES / name).read_bytes()).result("records")
     assert passed is False
-    assert int(words.split()[0]) > 0
+    assert int(detail.split()[0]) > 0
 
 
-def test_each_item_that_was_done_has_its_record(job: Job) -> None:
+def test_completed_items_need_a_record_each(job: Job) -> None:
     job.lines(0, 50).lines(1, 48)
-    assert job.told("records") == (False, "98 records for 100 items (verify.records_per_item: 1)")
-    assert job.lines(1, 49).told("records") == (True, "99 records for 100 items")  # 99% are enough
+    assert job.result("records") == (False, "98 records for 100 items (verify.records_per_item: 1)")
+    assert job.lines(1, 49).result("records") == (True, "99 records for 100 items")  # 99% are enough
 
 
 @pytest.mark.parametrize(("per_item", "records", "passed"), [(2, 198, True), (2, 197, False), (0.5, 50, True)])
-def test_the_job_file_tells_how_many_records_belong_to_an_item(
-    per_item: float, records: int, passed: bool, tmp_path: Path
-) -> None:
+def test_records_per_item_come_from_the_job_file(per_item: float, records: int, passed: bool, tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"records_per_item": per_item}, count=1).lines(0, records)
-    assert job.told("records")[0] is passed
+    assert job.result("records")[0] is passed
 
 
-def test_records_are_not_counted_where_the_job_file_says_so(tmp_path: Path) -> None:
+def test_null_records_per_item_disables_the_records_check(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"records_per_item": None}, count=1).lines(0, 3)
     assert "records" not in job.checks()
 
@@ -158,26 +160,26 @@ def test_records_are_not_counted_where_the_job_file_says_so(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("share", "done", "passed"), [(0.9, 90, True), (0.9, 89, False), (1, 99, False), (0.55, 55, True)]
 )
-def test_the_job_file_tells_which_share_is_enough(share: float, done: int, passed: bool, tmp_path: Path) -> None:
+def test_the_required_share_comes_from_the_job_file(share: float, done: int, passed: bool, tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"complete_share": share}, count=1).lines(0, done)
     job.work = Job.of(done)
-    found, words = job.told("items")
-    assert found is passed
-    assert words == f"{done} of 100 items done; {100 * share:g}% are enough"
+    result, detail = job.result("items")
+    assert result is passed
+    assert detail == f"{done} of 100 items done; {100 * share:g}% are enough"
     job.work = JobWork()
-    assert job.told("records")[0] is passed
+    assert job.result("records")[0] is passed
 
 
-def test_files_without_records_leave_open_what_is_missing(job: Job) -> None:
+def test_missing_records_are_undecided_when_a_file_has_no_countable_records(job: Job) -> None:
     job.lines(0, 50).lines(1, 40).write("output_summary.json", '{"mean": 1}')
-    assert job.told("records") == (None, "90 records for 100 items; 1 file without any that can be counted")
-    assert job.lines(1, 50).told("records") == (True, "100 records for 100 items")
+    assert job.result("records") == (None, "90 records for 100 items; 1 file without countable records")
+    assert job.lines(1, 50).result("records") == (True, "100 records for 100 items")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "[ ]\n", "null"])
-def test_results_without_anything_in_them_are_a_failure(content: str, tmp_path: Path) -> None:
+def test_empty_json_results_are_a_failure(content: str, tmp_path: Path) -> None:
     job = Job(tmp_path, items=None, count=1)
-    assert job.write("output_0.json", content).told("records") == (False, "0 records in 1 file")
+    assert job.write("output_0.json", content).result("records") == (False, "0 records in 1 file")
 
 
 # Checksums
@@ -186,7 +188,7 @@ def test_results_without_anything_in_them_are_a_failure(content: str, tmp_path: 
 def test_checksums_are_written_for_sha256sum(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"checksums": True, "outputs": 1})
     job.lines(0, 50).write("output_a\\b\nc.jsonl", "{}\n" * 50)
-    assert job.told("checksums") == (
+    assert job.result("checksums") == (
         True,
         "SHA-256 of 2 of 2 files in checksums.txt",
     )
@@ -203,22 +205,22 @@ def test_no_checksums_are_written_unless_asked_for(job: Job) -> None:
     assert not (job.path / CHECKSUMS_FILE).exists()
 
 
-def test_files_that_have_changed_since_the_end_are_found_by_their_checksums(tmp_path: Path) -> None:
+def test_checksums_detect_files_that_changed_after_the_end(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"checksums": True}).lines(0, 50).lines(1, 50)
     job.checks()
     written = (job.path / CHECKSUMS_FILE).read_bytes()
-    assert job.told("checksums", again=True) == (True, "2 of 2 files as in checksums.txt")
+    assert job.result("checksums", is_repeated=True) == (True, "2 of 2 files as in checksums.txt")
     job.lines(0, 49, end='{"id": 77}\n')
-    check = job.checks(again=True)["checksums"]
+    check = job.checks(is_repeated=True)["checksums"]
     assert (check.passed, [flaw.file for flaw in check.files]) == (False, ["output_worker_0.jsonl"])
     job.path.joinpath("output_worker_1.jsonl").unlink()
-    assert "output_worker_1.jsonl" in job.told("checksums", again=True)[1]
+    assert "output_worker_1.jsonl" in job.result("checksums", is_repeated=True)[1]
     assert (job.path / CHECKSUMS_FILE).read_bytes() == written
     (job.path / CHECKSUMS_FILE).unlink()
-    assert job.told("checksums", again=True) == (None, "there is no checksums.txt in the run directory")
+    assert job.result("checksums", is_repeated=True) == (None, "there is no checksums.txt in the run directory")
 
 
-def test_names_of_any_kind_come_back_from_the_list(tmp_path: Path) -> None:
+def test_unusual_file_names_survive_the_checksum_file(tmp_path: Path) -> None:
     sums = {"a\nb": "0" * 64, "a\\nb": "1" * 64, "\\": "2" * 64, "x  y": "3" * 64, "\udcff": "4" * 64}
     write_checksums(tmp_path, sums.items())
     assert read_checksums(tmp_path) == sums
@@ -227,7 +229,7 @@ def test_names_of_any_kind_come_back_from_the_list(tmp_path: Path) -> None:
 # The job file
 
 
-def test_what_the_job_file_asks_for_reaches_the_one_who_looks(tmp_path: Path) -> None:
+def test_verify_settings_of_the_job_file_reach_the_manifest(tmp_path: Path) -> None:
     wanted = {"complete_share": 0.5, "outputs": 7, "records_per_item": None, "checksums": True}
     manifest = read_manifest(Job(tmp_path, verify=wanted, resume=True).path)
     assert {name: getattr(manifest.verify, name) for name in wanted} == wanted
@@ -236,7 +238,7 @@ def test_what_the_job_file_asks_for_reaches_the_one_who_looks(tmp_path: Path) ->
     assert again == manifest
 
 
-def test_a_manifest_from_before_there_was_anything_to_ask_for_has_the_defaults(job: Job) -> None:
+def test_an_old_manifest_without_verify_settings_has_the_defaults(job: Job) -> None:
     body = render_manifest(read_manifest(job.path))
     del body["verify"], body["resumes"]
     manifest = parse_manifest(json.dumps(body), job.path)
@@ -244,17 +246,17 @@ def test_a_manifest_from_before_there_was_anything_to_ask_for_has_the_defaults(j
     assert not manifest.resumes
 
 
-def test_bars_over_batches_leave_the_items_to_the_records(tmp_path: Path) -> None:
+def test_progress_bars_over_batches_leave_the_item_check_to_the_records(tmp_path: Path) -> None:
     job = Job(tmp_path, items=960).lines(0, 480).lines(1, 480)
     bars = [{"items": 60, "items_expected": 60, "items_processed": 60, "unit": "items", "pattern": "bar"}] * 2
     job.work = job_work(bars)
-    assert job.told("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
-    assert job.told("records") == (True, "960 records for 960 items")
+    assert job.result("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
+    assert job.result("records") == (True, "960 records for 960 items")
     job.lines(1, 300)
-    assert job.told("records")[0] is False
+    assert job.result("records")[0] is False
 
 
-def test_one_machine_that_plays_several_nodes_has_one_disk(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = of_nodes(wide, monkeypatch, shared="ext4", cn01={}, cn02={})
+def test_several_nodes_on_one_machine_share_its_disk(two_node_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = checks_of_nodes(two_node_job, monkeypatch, shared="ext4", cn01={}, cn02={})
     assert checks["records"].passed is False
     assert checks["records"].detail.startswith("50 records for 100 items")

@@ -1,4 +1,4 @@
-"""A job whose files are written by hand, and what is found when they are verified."""
+"""A job with hand-written files, and the results of its verification."""
 
 import os
 import time
@@ -18,12 +18,12 @@ from tests.support.launcher import settled_run_dir
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "files" / "formats" / "samples"
 START = time.time() - 3600.0
-"""When the job has begun; the files of these tests are written later, unless they are made to be older."""
+"""Start of the job. Files are newer unless a test makes them older."""
 COMPLETED = ("completed", "completed")
 
 
 class Job:
-    """The run directory of a job of two workers whose files are written by hand."""
+    """The run directory of a job with two workers and hand-written files."""
 
     def __init__(self, folder: Path, *, items: int | None = 100, role: str = "worker", count: int = 2, **over: Any):
         self.items = items
@@ -38,21 +38,21 @@ class Job:
 
     @staticmethod
     def of(*positions: int | None, unit: str | None = None) -> JobWork:
-        """The work of workers that have come so far."""
+        """The work of workers at these positions."""
         entries = [{"items": done, "items_expected": done, "items_processed": done, "unit": unit} for done in positions]
         return job_work(entries)
 
     def write(self, name: str, content: bytes | str, age_s: float = 0.0) -> "Job":
-        """A file of the job that was written so long ago."""
+        """Write a file of the job, `age_s` seconds old."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        moment = time.time() - age_s
-        os.utime(path, (moment, moment))
+        written = time.time() - age_s
+        os.utime(path, (written, written))
         return self
 
     def lines(self, rank: int, count: int, end: str = "", age_s: float = 0.0) -> "Job":
-        """Output of a worker: so many records, and text behind them."""
+        """Write the output of a worker: `count` records, then `end`."""
         return self.write(f"output_worker_{rank}.jsonl", "".join(f'{{"id": {n}}}\n' for n in range(count)) + end, age_s)
 
     def checks(self, **over: Any) -> dict[str, VerificationCheck]:
@@ -65,23 +65,23 @@ class Job:
         assert len({check.name for check in found}) == len(found)
         return {check.name: check for check in found}
 
-    def told(self, name: str, **over: Any) -> tuple[bool | None, str]:
-        """How one check came out, and its words."""
+    def result(self, name: str, **over: Any) -> tuple[bool | None, str]:
+        """Result and detail of one check."""
         check = self.checks(**over)[name]
         return check.passed, check.detail
 
 
-def many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each look end after as little as can be."""
+def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End each slice of work as early as possible."""
     monkeypatch.setattr(files, "SLICE_S", 0.0)
 
 
-def after(looks: int) -> Callable[[], bool]:
-    """Says that the time is up after so many questions."""
-    asked = [0]
+def out_of_time_after(polls: int) -> Callable[[], bool]:
+    """Returns a function that says "out of time" after `polls` calls."""
+    calls = [0]
 
-    def over() -> bool:
-        asked[0] += 1
-        return asked[0] > looks
+    def out_of_time() -> bool:
+        calls[0] += 1
+        return calls[0] > polls
 
-    return over
+    return out_of_time

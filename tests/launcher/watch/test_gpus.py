@@ -1,4 +1,4 @@
-"""GPUs in the terminal view, from views made by hand."""
+"""GPUs in the terminal view, drawn from hand-written job views."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tests.launcher.conftest import Golden
 from tests.launcher.watch.test_picture import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
-STRANGER = {"pid": 7, "memory_bytes": 5 * GIB}
+FOREIGN_PROCESS = {"pid": 7, "memory_bytes": 5 * GIB}
 FELL_OFF = {"gpu": "1", "severity": "failure", "words": "it has fallen off the bus (Xid 79)"}
 
 
 def on_gpus(rank: int, *indices: int | str, node: dict[str, Any], **over: Any) -> dict[str, Any]:
-    """A worker whose sidecar has said which GPUs it uses."""
+    """A worker with the GPUs that its sidecar reports."""
     entry = of_worker(*indices, **{key: over.pop(key) for key in list(over) if key.startswith("gpu_")})
     shown = {key: entry[key] for key in ("gpu_misplaced", "gpu_conditions", "gpu_memory_full")}
     return {**worker(rank, **over), **shown, "gpus": list(range(len(indices))),
@@ -23,9 +23,9 @@ def on_gpus(rank: int, *indices: int | str, node: dict[str, Any], **over: Any) -
 
 
 def gpu_view(**over: Any) -> dict[str, Any]:
-    """A job on two nodes with all kinds of trouble."""
-    well = gpus(gpu(0), gpu(1, foreign=[STRANGER]), gpu(2, utilization_ratio=0.05), gpu(3))
-    ill = gpus(
+    """A job on two nodes with all kinds of GPU problems."""
+    healthy_node = gpus(gpu(0), gpu(1, foreign=[FOREIGN_PROCESS]), gpu(2, utilization_ratio=0.05), gpu(3))
+    faulty_node = gpus(
         gpu(0, workers=["worker_w2", "worker_w4"]),
         gpu(1, state="lost", words="GPU is lost", utilization_ratio=None, xids=[{**XID_79, "time": NOW - 40}]),
         health="failure",
@@ -33,20 +33,20 @@ def gpu_view(**over: Any) -> dict[str, Any]:
     )
     idle = {"held_idle": "holds 15.0 GiB of GPU memory and has not computed for 12m"}
     workers = [
-        on_gpus(0, 0, node=well),
-        on_gpus(1, 1, 2, node=well, gpu_conditions=idle, restarts=1),
-        on_gpus(2, 0, node=ill),
-        on_gpus(3, 1, node=ill, **dead("gpu_fault", 1)),
-        on_gpus(4, 1, node=ill, gpu_use=[use(0)], gpu_misplaced="uses GPU 0 of worker_w2, not its GPU 1"),
+        on_gpus(0, 0, node=healthy_node),
+        on_gpus(1, 1, 2, node=healthy_node, gpu_conditions=idle, restarts=1),
+        on_gpus(2, 0, node=faulty_node),
+        on_gpus(3, 1, node=faulty_node, **dead("gpu_fault", 1)),
+        on_gpus(4, 1, node=faulty_node, gpu_use=[use(0)], gpu_misplaced="uses GPU 0 of worker_w2, not its GPU 1"),
     ]
     for entry, node in zip(workers, ("cn00", "cn00", "cn01", "cn01", "cn01"), strict=True):
         entry["node"] = node
-    nodes = [{"node": "cn00", **well}, {"node": "cn01", **ill}]
+    nodes = [{"node": "cn00", **healthy_node}, {"node": "cn01", **faulty_node}]
     return a_view(workers=workers, gpus=nodes, cause=None, events=[], nodes=[], **over)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_picture_of_gpus_is_the_golden_one(width: int, golden: Golden) -> None:
+def test_the_view_with_gpus_matches_the_golden_page(width: int, golden: Golden) -> None:
     golden(f"launcher/watch-gpus-{width}.txt", screen(gpu_view(), width))
 
 
@@ -56,14 +56,14 @@ def test_no_line_with_gpus_is_wider_than_the_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_in_a_narrow_window_no_number_is_cut_in_two(width: int) -> None:
+def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
     table = [line for line in screen(gpu_view(), width).splitlines() if line.startswith("worker_w") or "GPU%" in line]
     assert len(table) == 6
     assert "…" not in "".join(table)
     assert " 95%  15.0/141 " in table[1]
 
 
-def test_a_long_name_of_a_node_is_shortened_before_columns_give_way_to_it() -> None:
+def test_a_long_node_name_is_shortened_before_columns_are_dropped() -> None:
     view = gpu_view()
     for entry in (*view["workers"], *view["gpus"]):
         entry["node"] = f"gpu-node-of-rack-17-in-hall-{entry['node']}"
@@ -73,7 +73,7 @@ def test_a_long_name_of_a_node_is_shortened_before_columns_give_way_to_it() -> N
     assert "worker_w0  gpu-node-of-rack-17-in-hall-cn00  0    running " in screen(view, 160)
 
 
-def test_a_job_without_gpus_has_no_columns_for_them() -> None:
+def test_a_job_without_gpus_has_no_gpu_columns() -> None:
     shown = screen(a_view(workers=[worker(0, gpus=[]), worker(1, gpus=[])]), 200)
     assert "GPU" not in shown
     assert " WORKER" not in shown
@@ -90,47 +90,47 @@ def cells(*indices: int | str, node: dict[str, Any], **over: Any) -> tuple[str, 
     return gpu_cells(on_gpus(0, *indices, node=node, **over), node)
 
 
-def test_of_several_gpus_the_mean_and_the_sums_are_shown() -> None:
+def test_several_gpus_of_a_worker_have_mean_utilization_and_total_memory() -> None:
     node = gpus(gpu(0, utilization_ratio=0.9), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.1))
     assert cells(0, 1, 2, node=node) == ("0-2 (3)", "50%", "45.0/423")
     assert cells(1, 2, node=node) == ("1,2", "30%", "30.0/282")
 
 
-def test_the_gpu_that_a_worker_uses_is_shown_and_not_that_of_its_plan() -> None:
+def test_the_used_gpu_is_shown_instead_of_the_planned_one() -> None:
     node = gpus(gpu(0), gpu(1, utilization_ratio=0.1))
     assert cells(1, node=node, gpu_use=[use(0)]) == ("0", "95%", "15.0/141")
 
 
-def test_a_gpu_that_its_worker_does_not_use_yet_has_nothing_of_it() -> None:
+def test_an_unused_gpu_has_no_memory_of_its_worker() -> None:
     node = gpus(gpu(0, utilization_ratio=0.0, memory_used_bytes=GIB, workers=[]))
     assert cells(0, node=node, gpu_use=[]) == ("0", "0%", "0.0/141")
 
 
-def test_of_a_shared_gpu_the_share_of_the_worker_is_shown() -> None:
+def test_a_shared_gpu_shows_the_share_of_the_worker() -> None:
     both = gpus(gpu(0, workers=["worker_w0", "worker_w1"]))
     assert cells(0, node=both) == ("0", "50%", "15.0/141")
     assert cells(0, node=both, gpu_use=[use(0, sm_ratio=None, memory_bytes=None)]) == ("0", "95%", "-")
 
 
-def test_where_nobody_tells_by_process_the_memory_of_a_gpu_is_that_of_its_only_worker() -> None:
+def test_gpu_memory_belongs_to_the_only_worker_without_values_per_process() -> None:
     silent = use(0, memory_bytes=None, sm_ratio=None)
     assert cells(0, node=gpus(gpu(0)), gpu_use=[silent]) == ("0", "95%", "20.0/141")
-    assert cells(0, node=gpus(gpu(0, foreign=[STRANGER])), gpu_use=[silent]) == ("0", "95%", "-")
+    assert cells(0, node=gpus(gpu(0, foreign=[FOREIGN_PROCESS])), gpu_use=[silent]) == ("0", "95%", "-")
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_values_are_a_dash() -> None:
     dim = gpus(gpu(0, utilization_ratio=None, memory_total_bytes=None))
     assert cells(0, node=dim) == ("0", "-", "15.0")
     assert cells(0, node=gpus(driver_state="failing"), gpu_use=[]) == ("0", "-", "-")
     assert gpu_cells(worker(0, gpus=[]), {}) == ("-", "-", "-")
 
 
-def test_of_a_worker_that_has_ended_only_its_gpu_is_shown() -> None:
+def test_an_ended_worker_shows_only_its_gpu() -> None:
     assert cells(0, node=gpus(gpu(0)), **dead("completed", 0)) == ("0", "-", "-")
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "text"),
     [
         ([], "-"),
         (["3"], "3"),
@@ -141,17 +141,17 @@ def test_of_a_worker_that_has_ended_only_its_gpu_is_shown() -> None:
         (["1", "0:1"], "1,0:1"),
     ],
 )
-def test_gpus_are_named_by_their_indices(names: list[str], words: str) -> None:
-    assert gpu_index_text(names) == words
+def test_gpus_are_named_by_their_indices(names: list[str], text: str) -> None:
+    assert gpu_index_text(names) == text
 
 
-def test_a_worker_that_has_ended_well_has_no_trouble_any_more() -> None:
+def test_a_completed_worker_has_no_gpu_problems() -> None:
     view = gpu_view()
     view["workers"][3] |= dead("completed", 0)
     assert "! worker_w3" not in screen(view, 120)
 
 
-def test_of_many_troubles_some_are_told() -> None:
+def test_only_some_of_many_gpu_problems_are_shown() -> None:
     node = gpus(*(gpu(n, state="lost") for n in range(12)))
     workers = [on_gpus(n, n, node=node) for n in range(12)]
     for entry in workers:
@@ -161,43 +161,46 @@ def test_of_many_troubles_some_are_told() -> None:
     assert "! and 4 more with GPUs\n" in shown
 
 
-def test_gpus_that_cannot_be_read_are_told_by_node() -> None:
+def test_unreadable_gpus_are_shown_by_node() -> None:
     blind = gpus(driver_state="version_mismatch", words="Driver/library\x1b mismatch", allocated=2, health=None)
     shown = screen(a_view(gpus=[{"node": "cn00", **blind}]), 120)
     assert "! GPUs of cn00: cannot be read (version_mismatch): Driver/library\\x1b mismatch\n" in shown
 
 
-def test_healthy_gpus_are_not_worth_a_line() -> None:
+def test_healthy_gpus_have_no_line() -> None:
     node = gpus(gpu(0))
     assert gpu_problems(a_view(workers=[on_gpus(0, 0, node=node)], gpus=[{"node": "cn00", **node}])) == []
 
 
-def shared(*strangers: dict[str, Any], **of_second: Any) -> dict[str, Any]:
-    """Two workers on one GPU, and who else is on it."""
-    node = gpus(gpu(0, workers=["worker_w0", "worker_w1"], foreign=list(strangers)))
+def shared(*foreign: dict[str, Any], **of_second: Any) -> dict[str, Any]:
+    """Two workers on one GPU, with these foreign processes."""
+    node = gpus(gpu(0, workers=["worker_w0", "worker_w1"], foreign=list(foreign)))
     workers = [on_gpus(0, 0, node=node), on_gpus(1, 0, node=node, **of_second)]
     return a_view(workers=workers, gpus=[{"node": "cn00", **node}])
 
 
 @pytest.mark.parametrize("of_second", [{}, dead("completed", 0)])
-def test_a_stranger_on_a_gpu_of_several_workers_is_told_once(of_second: dict[str, Any]) -> None:
-    found = [(who, [trouble.key for trouble in what]) for who, what in gpu_problems(shared(STRANGER, **of_second))]
+def test_a_foreign_process_on_a_shared_gpu_is_shown_once(of_second: dict[str, Any]) -> None:
+    found = [
+        (subject, [problem.key for problem in problems])
+        for subject, problems in gpu_problems(shared(FOREIGN_PROCESS, **of_second))
+    ]
     assert found == [("GPUs of cn00", ["foreign 0 7"])]
 
 
-def test_a_gpu_that_is_not_there_is_told_of_its_node_and_its_worker() -> None:
+def test_a_missing_gpu_is_shown_for_its_node_and_its_worker() -> None:
     node = gpus(gpu(0), allocated=2)
     entry = of_worker(0, gpu_missing=["7"])
-    lacking = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
-    found = gpu_problems(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
-    assert [(who, [trouble.text for trouble in what]) for who, what in found] == [
+    missing = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
+    found = gpu_problems(a_view(workers=[missing], gpus=[{"node": "cn00", **node}]))
+    assert [(subject, [problem.text for problem in problems]) for subject, problems in found] == [
         ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),
         ("worker_w0 on cn00", ["GPU 7 is missing"]),
     ]
-    assert gpu_cells(lacking, node) == ("0", "95%", "15.0/141")
+    assert gpu_cells(missing, node) == ("0", "95%", "15.0/141")
 
 
-def test_gpus_count_once_in_the_mean_of_the_job() -> None:
+def test_a_shared_gpu_counts_once_in_the_mean_of_the_job() -> None:
     node = gpus(gpu(0, utilization_ratio=1.0), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.0))
     workers = [on_gpus(rank, index, node=node) for rank, index in enumerate((0, 0, 1))]
     view = a_view(workers=[{**entry, "node": "cn00"} for entry in workers], gpus=[{"node": "cn00", **node}])
@@ -205,14 +208,14 @@ def test_gpus_count_once_in_the_mean_of_the_job() -> None:
     assert mean_utilization(a_view()) is None
 
 
-def test_a_line_tells_how_busy_gpus_are_and_each_new_trouble_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_have_the_gpu_utilization_and_each_new_problem_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(monkeypatch)
-    (healthy, ill), held = (gpus(gpu(0), health=health, reasons=[]) for health in ("healthy", "warning")), []
-    for node, seconds in ((healthy, 1), (ill, 2), (ill, 3), (healthy, 4), (ill, 5)):
-        words = {"held_idle": f"has not computed for {seconds}m"} if node is ill else {}
-        entry = {**on_gpus(0, 0, node=node, gpu_conditions=words), "node": "cn00"}
-        held.append(lines.show(a_view(workers=[entry], gpus=[{"node": "cn00", **node}])))
-    first, second, third, fourth, fifth = held
+    (healthy, faulty_node), shown = (gpus(gpu(0), health=health, reasons=[]) for health in ("healthy", "warning")), []
+    for node, seconds in ((healthy, 1), (faulty_node, 2), (faulty_node, 3), (healthy, 4), (faulty_node, 5)):
+        conditions = {"held_idle": f"has not computed for {seconds}m"} if node is faulty_node else {}
+        entry = {**on_gpus(0, 0, node=node, gpu_conditions=conditions), "node": "cn00"}
+        shown.append(lines.show(a_view(workers=[entry], gpus=[{"node": "cn00", **node}])))
+    first, second, third, fourth, fifth = shown
     assert " | GPUs 95% busy | " in first[0]
     assert second == [
         "2025-11-22 04:13:41 GPUs of cn00: warning",
@@ -226,13 +229,13 @@ def test_a_line_tells_how_busy_gpus_are_and_each_new_trouble_once(monkeypatch: p
 
 
 def lines_of(lines: Lines, node: dict[str, Any] | None, **over: Any) -> list[str]:
-    """What one look at a worker on GPU 0 adds, without the moment and the summary of the job."""
+    """Lines added by one view of a worker on GPU 0, without times and the summary of the job."""
     entry = {**on_gpus(0, 0, node=node or {}, **over), "node": "cn00"}
     view = a_view(workers=[entry], gpus=[] if node is None else [{"node": "cn00", **node}])
     return [line[20:] for line in lines.show(view) if " | " not in line and "ended" not in line]
 
 
-def test_a_gpu_works_again_once_nothing_is_wrong_with_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_works_again_after_its_last_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(monkeypatch)
     assert lines_of(lines, gpus(gpu(0, state="lost"))) == ["worker_w0 on cn00: GPU 0 is lost"]
     assert lines_of(lines, gpus(gpu(0, state="reset_required"))) == ["worker_w0 on cn00: GPU 0 needs a reset"]
@@ -240,13 +243,13 @@ def test_a_gpu_works_again_once_nothing_is_wrong_with_it_any_more(monkeypatch: p
     assert lines_of(lines, gpus(gpu(0))) == []
 
 
-def test_another_reason_does_not_make_a_node_healthy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_healthy_again_only_when_reported_as_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(monkeypatch)
-    told = [lines_of(lines, gpus(gpu(0), health=health)) for health in ("failure", "warning", None, "healthy")]
-    assert told == [["GPUs of cn00: failure"], ["GPUs of cn00: warning"], [], ["GPUs of cn00: healthy again"]]
+    shown = [lines_of(lines, gpus(gpu(0), health=health)) for health in ("failure", "warning", None, "healthy")]
+    assert shown == [["GPUs of cn00: failure"], ["GPUs of cn00: warning"], [], ["GPUs of cn00: healthy again"]]
 
 
-def test_a_driver_that_can_be_read_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_readable_driver_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(monkeypatch)
     assert lines_of(lines, gpus(gpu(0), driver_state="failing")) == ["GPUs of cn00: cannot be read (failing)"]
     assert lines_of(lines, gpus(gpu(0))) == ["GPUs of cn00: can be read again"]
@@ -263,7 +266,7 @@ def test_a_driver_that_can_be_read_again_is_told(monkeypatch: pytest.MonkeyPatch
         (gpus(gpu(0)), dead("completed", 0)),
     ],
 )
-def test_what_is_not_known_to_be_over_is_not_told_to_be(
+def test_a_condition_without_new_values_is_not_shown_as_over(
     node: dict[str, Any] | None, over: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines, idle = Lines(monkeypatch), {"gpu_conditions": {"held_idle": "no use"}}
@@ -273,10 +276,12 @@ def test_what_is_not_known_to_be_over_is_not_told_to_be(
     assert lines_of(lines, gpus(gpu(0))) == ["worker_w0 on cn00: held_idle is over"]
 
 
-def test_a_stranger_that_has_left_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_foreign_process_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(monkeypatch)
-    told = [line[20:] for view in (shared(STRANGER), shared()) for line in lines.show(view) if " | " not in line]
-    assert told == [
-        "GPUs of cn00: process 7, which is not of this job, holds 5.0 GiB of GPU 0",
+    shown = [
+        line[20:] for view in (shared(FOREIGN_PROCESS), shared()) for line in lines.show(view) if " | " not in line
+    ]
+    assert shown == [
+        "GPUs of cn00: process 7, not of this job, holds 5.0 GiB of GPU 0",
         "GPUs of cn00: process 7 is no longer on GPU 0",
     ]

@@ -1,4 +1,4 @@
-"""The terminal view, from views made by hand."""
+"""The terminal view, drawn from hand-written job views."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.watch import picture as watch
+from launcher.watch import picture
 from launcher.watch.picture import LineView, eta_text, progress_text, render_picture, worker_state
 from launcher.watch.text import clock_time_text, printable_line, size_text
 from tests.launcher.conftest import Golden
@@ -21,7 +21,7 @@ EVIL = "evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e"
 
 
 def worker(rank: int, **over: Any) -> dict[str, Any]:
-    """A worker that does well."""
+    """A worker without problems."""
     return {
         "worker": f"worker_w{rank}",
         "role": "worker",
@@ -49,13 +49,13 @@ def worker(rank: int, **over: Any) -> dict[str, Any]:
 
 
 def dead(reason: str, code: int | None, signal: str | None = None) -> dict[str, Any]:
-    words = f"killed by {signal}" if signal else f"exit status {code}"
-    entry = {"reason": reason, "code": code, "signal": signal, "time": NOW - 30, "restart": 0, "evidence": [words]}
+    evidence = f"killed by {signal}" if signal else f"exit status {code}"
+    entry = {"reason": reason, "code": code, "signal": signal, "time": NOW - 30, "restart": 0, "evidence": [evidence]}
     return {"up": False, "state": "dead", "exit": entry, "rate": None, "eta": None}
 
 
 def a_view(**over: Any) -> dict[str, Any]:
-    """A job of which each worker is in another state."""
+    """A job with each worker in a different state."""
     workers = [
         worker(0),
         worker(1, restarts=1, gpus=[1, 2]),
@@ -145,7 +145,7 @@ def pending_view() -> dict[str, Any]:
 
 
 def serving_view(*states: str, **over: Any) -> dict[str, Any]:
-    """A job of services without a position, its benchmark last; ``states`` are those of its workers."""
+    """A job of services without a position, in these worker states. The benchmark is last."""
     idle: dict[str, Any] = {"items": None, "items_expected": None, "rate": None, "eta": None, "last_progress": None}
     workers = [
         worker(rank, state=state, service=rank < len(states) - 1, gpus=[], **idle)
@@ -169,7 +169,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
-    """What a terminal of this width shows; without the blanks at the ends of lines."""
+    """The text on a terminal of this width, without trailing blanks."""
     console = Console(
         file=io.StringIO(), width=width, height=50, highlight=False, force_terminal=colors,
         color_system="standard" if colors else None, legacy_windows=False, _environ={},
@@ -180,18 +180,18 @@ def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **opt
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_picture_is_the_golden_one(width: int, golden: Golden) -> None:
+def test_the_view_matches_the_golden_page(width: int, golden: Golden) -> None:
     golden(f"launcher/watch-{width}.txt", screen(a_view(), width))
 
 
-def test_pictures_of_other_jobs_are_the_golden_ones(golden: Golden) -> None:
+def test_other_views_match_their_golden_pages(golden: Golden) -> None:
     golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, most_workers=3))
     golden("launcher/watch-ended.txt", screen(ended_view(), 100))
     golden("launcher/watch-pending.txt", screen(pending_view(), 100))
     golden("launcher/watch-serving.txt", screen(serving_view("running", "running", "waiting", phase="launching"), 100))
 
 
-def test_plain_characters_are_ascii() -> None:
+def test_the_ascii_view_contains_only_ascii() -> None:
     assert screen(a_view(), 100, ascii_only=True).isascii()
     assert not screen(a_view(), 100).isascii()
 
@@ -201,13 +201,13 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, screen(a_view(), width).splitlines())) <= width
 
 
-def test_in_an_ordinary_terminal_workers_are_told_apart() -> None:
+def test_workers_and_their_states_are_readable_at_80_columns() -> None:
     shown = screen(a_view(), 80)
     assert all(f"worker_w{rank} " in shown for rank in range(6))
     assert all(f" {state}" in shown for state in ("running (run 2)", "stalled", "killed_unknown", "completed"))
 
 
-def test_when_not_all_workers_fit_those_that_need_a_look_are_shown() -> None:
+def test_failed_workers_are_shown_when_not_all_workers_fit() -> None:
     workers = [worker(rank) for rank in range(40)]
     workers[33] = worker(33, **dead("app_error", 3))
     shown = screen(a_view(workers=workers), 120, most_workers=4)
@@ -219,7 +219,7 @@ def test_when_not_all_workers_fit_those_that_need_a_look_are_shown() -> None:
 
 
 def evil_view() -> dict[str, Any]:
-    """A view in which everything that a user or a log may choose is as bad as can be."""
+    """A view with hostile text in every place that a user or a log controls."""
     view = copy.deepcopy(a_view(job_id=EVIL, job_name=EVIL, user=EVIL))
     for entry in view["workers"]:
         entry["node"] = EVIL
@@ -248,12 +248,12 @@ def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
         (7, "7"),
     ],
 )
-def test_text_is_cleaned(text: object, shown: str) -> None:
+def test_control_characters_are_escaped(text: object, shown: str) -> None:
     assert printable_line(text) == shown
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
+    ("count", "text"),
     [
         (None, "-"),
         (0, "0 B"),
@@ -263,44 +263,44 @@ def test_text_is_cleaned(text: object, shown: str) -> None:
         (5000 * 1024**4, "5000.0 TiB"),
     ],
 )
-def test_sizes_are_told_in_binary_units(count: float | None, words: str) -> None:
-    assert size_text(count) == words
+def test_sizes_are_in_binary_units(count: float | None, text: str) -> None:
+    assert size_text(count) == text
 
 
-def test_a_moment_of_today_needs_no_date() -> None:
+def test_a_time_of_today_has_no_date() -> None:
     assert clock_time_text(None) == "-"
     assert clock_time_text(NOW) == "2025-11-22 04:13"
     now = time.time()
     assert clock_time_text(now) == time.strftime("%H:%M:%S", time.localtime(now))
 
 
-def test_progress_is_told_as_far_as_it_is_known() -> None:
+def test_progress_shows_the_known_parts() -> None:
     assert progress_text({"items": None, "items_expected": 10}) == "no progress yet"
     assert progress_text({"items": 5, "items_expected": None}) == "5 items"
     assert progress_text({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
 
 
-def test_progress_is_told_in_the_unit_of_the_job() -> None:
+def test_progress_is_in_the_unit_of_the_job() -> None:
     assert progress_text({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
     assert progress_text({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
     assert progress_text({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
 
 
 def in_units(*units: str, **over: Any) -> dict[str, Any]:
-    """A view of workers that count in these units."""
+    """A view with workers that count in these units."""
     workers = [worker(rank, unit=unit) for rank, unit in enumerate(units)]
     return a_view(workers=workers, unit=units[0] if len(set(units)) == 1 else None, **over)
 
 
-def test_workers_that_count_different_things_say_what_each_counts() -> None:
+def test_each_worker_shows_its_unit_when_units_differ() -> None:
     shown = screen(in_units("steps", "items", items=None, items_expected=None, rate=None), 120)
-    assert "]  steps and items, which do not add up\n" in shown
+    assert "]  steps and items, which have no common total\n" in shown
     assert " POSITION " in shown
     assert " 750/1500 steps " in shown
     assert " 751/1500 items " in shown
 
 
-def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
+def test_the_eta_has_its_interval_and_the_margin_to_the_limit() -> None:
     assert eta_text(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
     late = a_view(limit_end=NOW + 65)
     assert eta_text(late).endswith("margin to the limit -1m 00s")
@@ -310,21 +310,21 @@ def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
     assert eta_text(ended_view()) == "took 1h 01m"
 
 
-def test_the_state_of_a_worker_is_a_word() -> None:
+def test_the_state_of_a_worker_is_one_phrase() -> None:
     states = [worker_state(entry) for entry in a_view()["workers"]]
     assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
 
 
-def test_what_a_worker_is_at_is_its_state() -> None:
+def test_the_activity_of_a_worker_is_its_state() -> None:
     assert worker_state({**a_view()["workers"][0], "at": "checkpointing"}) == "checkpointing"
 
 
-def test_who_holds_the_others_back_is_named() -> None:
+def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
     view = a_view(first_to_stop="worker_w2")
     view["workers"][0]["lag"] = 0.37
-    picture = screen(view, 120)
-    assert f"{view['workers'][0]['worker']} on {view['workers'][0]['node']} is 37% behind the others" in picture
-    assert "worker_w2 stopped first, of those without progress" in picture
+    shown = screen(view, 120)
+    assert f"{view['workers'][0]['worker']} on {view['workers'][0]['node']} is 37% behind the others" in shown
+    assert "of the workers without progress, worker_w2 stopped first" in shown
 
 
 def test_a_file_system_that_does_not_answer_is_named() -> None:
@@ -335,7 +335,7 @@ def test_a_file_system_that_does_not_answer_is_named() -> None:
     assert r"/nfs/a\nb of output does not answer" in screen(a_view(filesystems=spaces), 120)
 
 
-def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -> None:
+def test_the_last_checkpoint_has_its_age_interval_and_next_time() -> None:
     last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
     found = {"last": last, "last_complete": last, "writing": False, "interval_s": 1800.0, "next_expected": NOW + 1075}
     assert r"checkpoint step_\n300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(
@@ -348,8 +348,8 @@ def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -
     assert "written" not in screen(a_view(checkpoints=writing, phase="finished"), 120)
 
 
-def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
-    bad = [{"file": "output_3\n.jsonl", "format": "jsonl", "reason": "line 7 is no JSON"}]
+def test_damaged_files_and_files_that_stopped_growing_are_shown() -> None:
+    bad = [{"file": "output_3\n.jsonl", "format": "jsonl", "reason": "line 7 is not JSON"}]
     group = {
         "group": "output",
         "files": 6,
@@ -363,16 +363,16 @@ def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
         "invalid": bad,
     }
     cut = {"name": "step_400", "time": NOW - 5, "state": "incomplete", "reason": "2 of 8 files are missing"}
-    picture = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
-    assert "output 6 files 1.0 KiB 12 records" in picture
-    assert "! output: no longer written by worker_w3, rank 9" in picture
-    assert "! output: 2 damaged: output_3\\n.jsonl: line 7 is no JSON" in picture
-    assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in picture
+    shown = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
+    assert "output 6 files 1.0 KiB 12 records" in shown
+    assert "! output: no longer written by worker_w3, rank 9" in shown
+    assert "! output: 2 damaged: output_3\\n.jsonl: line 7 is not JSON" in shown
+    assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in shown
     nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
     assert "! output: no longer growing" in screen(a_view(outputs=[nobody]), 120)
 
 
-def test_no_name_or_value_breaks_a_row() -> None:
+def test_no_name_or_value_breaks_a_line() -> None:
     view = a_view(first_to_stop="worker_w0", items=None, phase="running", events=a_view()["events"][:2])
     view["workers"][0] |= {"lag": 0.5, "gpus": ["GPU-0"]}
     view["outputs"][0] |= {"files_invalid": 1, "invalid": [{"file": "f", "reason": "r"}], "stalled_ranks": [0]}
@@ -381,33 +381,33 @@ def test_no_name_or_value_breaks_a_row() -> None:
     view |= {"readiness": {"ready": False, "since": None, "not_ready_since": None, "waiting": "w"}}
     plain = screen(view, 1000).splitlines()
 
-    def spoilt(value: Any) -> Any:
+    def with_control_characters(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: spoilt(entry) for key, entry in value.items()}
+            return {key: with_control_characters(entry) for key, entry in value.items()}
         if isinstance(value, list):
-            return [spoilt(entry) for entry in value]
+            return [with_control_characters(entry) for entry in value]
         return f"{value}\n\x1b[2J\u2028" if isinstance(value, str) and value != "incomplete" else value
 
-    shown = screen(spoilt(view), 1000).splitlines()
+    shown = screen(with_control_characters(view), 1000).splitlines()
     assert len(shown) == len(plain)
     assert all(character.isprintable() for line in shown for character in line)
-    assert all(line.startswith(like.split(" ")[0]) for line, like in zip(shown, plain, strict=True))
+    assert all(line.startswith(expected.split(" ")[0]) for line, expected in zip(shown, plain, strict=True))
 
 
-def test_a_job_that_only_serves_has_neither_progress_nor_time_left() -> None:
+def test_a_job_that_only_serves_has_neither_progress_nor_eta() -> None:
     shown = screen(serving_view("running", "running", "running", phase="launching"), 100)
     assert ("no progress yet" in shown, "ETA unknown yet" in shown) == (True, True), "the benchmark has work"
     for last in ("waiting", "not_started"):
         shown = screen(serving_view("running", "running", last), 100)
-        assert not any(words in shown for words in ("progress", "ETA unknown", "░"))
-    told = serving_view("running", "waiting") | {"items": 3}
-    assert "3 items" in screen(told, 100)
-    over = serving_view("running", "not_started", report={"duration_s": 60.0}) | {"readiness": None}
-    assert "took 1m 00s" in screen(over, 100)
+        assert not any(text in shown for text in ("progress", "ETA unknown", "░"))
+    counted = serving_view("running", "waiting") | {"items": 3}
+    assert "3 items" in screen(counted, 100)
+    ended = serving_view("running", "not_started", report={"duration_s": 60.0}) | {"readiness": None}
+    assert "took 1m 00s" in screen(ended, 100)
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("reported", "shown"),
     [
         ({"output_tokens_per_second": 181.6}, "182 tok/s"),
         ({"output_tokens_per_second": 2.34, "input_tokens_per_second": 0.0}, "2.3 tok/s"),
@@ -421,19 +421,19 @@ def test_a_job_that_only_serves_has_neither_progress_nor_time_left() -> None:
         ({}, "-"),
     ],
 )
-def test_the_rate_of_an_engine_is_that_of_its_tokens(told: dict[str, Any], shown: str) -> None:
+def test_the_rate_of_an_engine_is_its_token_rate(reported: dict[str, Any], shown: str) -> None:
     view = serving_view("running", "running")
-    view["workers"][0] |= told
+    view["workers"][0] |= reported
     (row,) = [line for line in screen(view, 120).splitlines() if line.startswith("worker_w0")]
     assert re.split(r"  +", row)[4] == shown
 
 
-def test_without_a_total_there_is_no_bar() -> None:
+def test_no_progress_bar_without_a_total() -> None:
     assert "\n16 requests\n" in screen(a_view(items=16, items_expected=None, unit="requests", rate=None), 100)
     assert "\n[░░░" in screen(a_view(items=None, items_expected=None, rate=None), 100)
 
 
-def test_a_task_that_waits_needs_no_look() -> None:
+def test_a_waiting_task_is_not_shown_before_a_missing_one() -> None:
     view = serving_view(*(["running"] * 4), "not_found", "waiting")
     shown = screen(view, 100, most_workers=2)
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == ["worker_w0", "worker_w4"]
@@ -443,17 +443,17 @@ def test_a_task_that_waits_needs_no_look() -> None:
 
 
 class Lines:
-    """A LineLog with a clock of its own."""
+    """A `LineView` with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
-        monkeypatch.setattr(watch, "time", clock)
+        monkeypatch.setattr(picture, "time", clock)
         self._out = io.StringIO()
         self._log = LineView(Console(file=self._out, width=20, force_terminal=False, _environ={}))
 
     def show(self, view: dict[str, Any], later: float = 0.0) -> list[str]:
-        """The lines that one look adds."""
+        """The lines that one view adds."""
         self.now += later
         self._out.seek(0)
         self._out.truncate()
@@ -470,7 +470,7 @@ def two_workers(**over: Any) -> dict[str, Any]:
     return a_view(workers=[worker(0), worker(1)], **over)
 
 
-def test_a_line_tells_the_state_of_the_job(lines: Lines) -> None:
+def test_a_line_has_the_state_of_the_job(lines: Lines) -> None:
     (line,) = lines.show(two_workers(limit_end=None))
     assert line == (
         "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
@@ -478,7 +478,7 @@ def test_a_line_tells_the_state_of_the_job(lines: Lines) -> None:
     )
 
 
-def test_steps_are_called_steps_everywhere(lines: Lines) -> None:
+def test_the_unit_of_the_job_is_used_everywhere(lines: Lines) -> None:
     view = in_units("steps", "steps", items=750, items_expected=1500, rate=12.5)
     shown = screen(view, 120)
     assert "  50.0% 750/1500 steps  12.5 steps/s\n" in shown
@@ -488,7 +488,7 @@ def test_steps_are_called_steps_everywhere(lines: Lines) -> None:
     assert " | 50.0% 750/1500 steps | 12.5 steps/s | " in line
 
 
-def test_a_line_is_written_when_something_has_changed(lines: Lines) -> None:
+def test_a_line_is_written_on_changes_and_at_least_once_a_minute(lines: Lines) -> None:
     assert len(lines.show(two_workers())) == 1
     assert lines.show(two_workers()) == []
     assert lines.show(two_workers(items=4507), later=1) == []
@@ -498,15 +498,15 @@ def test_a_line_is_written_when_something_has_changed(lines: Lines) -> None:
     assert len(lines.show(two_workers(items=4508, phase="completing"))) == 1
 
 
-def test_the_end_of_a_worker_is_a_line(lines: Lines) -> None:
+def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
     lines.show(two_workers())
-    over = two_workers()
-    over["workers"][1] = worker(1, **dead("app_error", 3))
-    assert lines.show(over) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
-    assert lines.show(over) == []
+    ended = two_workers()
+    ended["workers"][1] = worker(1, **dead("app_error", 3))
+    assert lines.show(ended) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
+    assert lines.show(ended) == []
 
 
-def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines: Lines) -> None:
+def test_a_restart_has_a_line_with_its_reason_even_if_the_end_was_not_seen(lines: Lines) -> None:
     lines.show(two_workers())
     evidence = ["killed by SIGKILL", "sender unknown"]
     nothing = dict.fromkeys(("code", "signal"))
@@ -516,15 +516,15 @@ def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines
     ]
     again = two_workers()
     again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
-    words = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
-    assert lines.show(again) == [f"{words} (killed by SIGKILL; sender unknown)"]
+    prefix = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
+    assert lines.show(again) == [f"{prefix} (killed by SIGKILL; sender unknown)"]
     assert lines.show(again) == []
     again["workers"][1] = worker(1, restarts=2, exits=exits)
     (line,) = lines.show(again)
     assert line.startswith("2025-11-22 04:13:33 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
 
 
-def test_restarts_of_before_the_first_look_have_their_own_times(lines: Lines) -> None:
+def test_restarts_before_the_first_view_keep_their_own_times(lines: Lines) -> None:
     exits = [
         dead("app_error", 3)["exit"] | {"restart": run, "time": time} for run, time in ((0, NOW - 7200), (1, None))
     ]
@@ -535,7 +535,7 @@ def test_restarts_of_before_the_first_look_have_their_own_times(lines: Lines) ->
     ]
 
 
-def test_the_tokens_of_all_engines_stand_beside_their_readiness(lines: Lines) -> None:
+def test_the_token_rate_of_all_engines_is_next_to_their_readiness(lines: Lines) -> None:
     view = serving_view("running", "running", output_tokens_per_second=181.6)
     view["readiness"] |= {"ready": True, "since": NOW, "waiting": ""}
     assert "\nready since 2025-11-22 04:13  182 tok/s\n" in screen(view, 100)
@@ -544,7 +544,7 @@ def test_the_tokens_of_all_engines_stand_beside_their_readiness(lines: Lines) ->
 
 
 def late_view(**over: Any) -> dict[str, Any]:
-    """A job that ended since its second worker was not ready in time: both ended when they were asked to."""
+    """A job that ended because its second worker was not ready in time. Both workers ended on SIGTERM."""
     asked = dead("completed", 0)
     asked["exit"]["asked_to_end"] = True
     missing = {"worker": "worker_w1", "rank": 1, "node": "cn00"}
@@ -553,7 +553,7 @@ def late_view(**over: Any) -> dict[str, Any]:
     return a_view(workers=[worker(0, **asked), worker(1, **asked)], cause=cause, **over)
 
 
-def test_who_was_not_ready_in_time_has_not_completed(lines: Lines) -> None:
+def test_a_worker_that_was_not_ready_in_time_is_shown_as_failed(lines: Lines) -> None:
     lines.show(two_workers())
     assert [line.partition(" on cn00 ")[2] for line in lines.show(late_view())] == [
         "ended: completed when asked to end (exit status 0)",
@@ -562,11 +562,11 @@ def test_who_was_not_ready_in_time_has_not_completed(lines: Lines) -> None:
     rows = [line.split("  ") for line in screen(late_view(), 120).splitlines() if line.startswith("worker_w")]
     assert [[cell.strip() for cell in row if cell.strip()][3] for row in rows] == ["completed", "! launch_failed"]
     view = late_view()
-    evidence = ["never started: the job ended in the stage before", "the job was being stopped: not ready"]
+    evidence = ["never started: the job ended in an earlier stage", "the job was being stopped: not ready"]
     view["workers"].append(worker(2, **dead("terminated_peer", None)) | {"state": "not_started"})
     view["workers"][2]["exit"]["evidence"] = evidence
     assert [line.partition(" on cn01 ")[2] for line in lines.show(view)] == [
-        "was not started (the job ended in the stage before; the job was being stopped: not ready)"
+        "was not started (the job ended in an earlier stage; the job was being stopped: not ready)"
     ]
     nobody = late_view()
     nobody["cause"] |= {"worker": "the model", "rank": None}
@@ -574,21 +574,21 @@ def test_who_was_not_ready_in_time_has_not_completed(lines: Lines) -> None:
     assert "! launch_failed" not in screen(nobody, 120)
 
 
-def test_a_line_is_one_line_whatever_is_in_it(lines: Lines) -> None:
+def test_control_characters_do_not_split_a_line(lines: Lines) -> None:
     shown = lines.show(evil_view())
-    assert len(shown) == 3  # two ends and the state
+    assert len(shown) == 3  # two ended workers and the state
     assert all(character.isprintable() for line in shown for character in line)
     assert "[red]b[/red]" in shown[0]
 
 
-def test_a_launch_that_is_not_verified_says_what_is_lacking() -> None:
+def test_an_unverified_launch_shows_what_is_missing() -> None:
     lacking = ["cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)"]
     shown = screen(a_view(launch={"verified": False, "lacking": lacking}), 120)
     assert "! launch not verified: cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)" in shown
     assert "not verified" not in screen(a_view(), 120)
 
 
-def test_a_line_tells_what_is_waited_for_and_when_it_is_there(lines: Lines) -> None:
+def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) -> None:
     view = serving_view("running", "waiting", limit_end=None)
     (line,) = lines.show(view)
     assert line == (
@@ -603,7 +603,7 @@ def test_a_line_tells_what_is_waited_for_and_when_it_is_there(lines: Lines) -> N
     assert line.endswith(" | ready since 2025-11-22 04:13")
 
 
-def test_a_line_of_a_pending_job_tells_why(lines: Lines) -> None:
+def test_a_line_of_a_pending_job_has_the_reason(lines: Lines) -> None:
     (line,) = lines.show(pending_view())
     assert line.endswith("job 4459 PENDING/launching | workers 2 planned | waiting in the queue: Dependency")
     assert len(lines.show(pending_view() | {"pending_reason": "Resources"})) == 1

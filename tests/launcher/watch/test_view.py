@@ -1,4 +1,4 @@
-"""What a job looks like from its run directory, made by hand."""
+"""The job view, read from hand-written run directories."""
 
 import http.server
 import io
@@ -27,14 +27,14 @@ from tests.support.launcher import settled_run_dir
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A local job of two workers whose orchestrator is this very process."""
-    made = settled_run_dir(tmp_path, {"name": "job", "workers": [{"count": 2, "command": "true"}]})
-    write(made / "orchestrator.json", orchestrator())
-    return made
+    """A local job with two workers. Its orchestrator is the test process."""
+    path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"count": 2, "command": "true"}]})
+    write(path / "orchestrator.json", orchestrator())
+    return path
 
 
 def orchestrator(attempt: int = 0) -> dict[str, Any]:
-    """What an orchestrator in this very process would have written down."""
+    """The record of an orchestrator in the test process."""
     return {
         "schema": 1,
         "job_id": "local-1",
@@ -58,7 +58,7 @@ def record(run_dir: Path, kind: str, rank: int = 0, **facts: Any) -> None:
 
 
 def status(**worker: Any) -> dict[str, Any]:
-    """A status page that knows one worker."""
+    """A status with one worker."""
     entry = {"rank": 0, "worker": "worker_w0", "state": "running", "items": 5, "items_expected": 10, **worker}
     empty: dict[str, Any] = {"outputs": [], "filesystems": [], "events": []}
     job = {"phase": "running", "end": None}
@@ -67,7 +67,7 @@ def status(**worker: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """A sidecar that answers with this object."""
+    """A sidecar that answers with this object, or with broken JSON while it is empty."""
     page: dict[str, Any] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -88,13 +88,13 @@ def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
         server.shutdown()
 
 
-def test_a_job_without_records_waits(run_dir: Path) -> None:
+def test_workers_without_records_are_not_found(run_dir: Path) -> None:
     view = JobClient(run_dir).read_view()
     assert (view["state"], view["phase"], view["items"]) == ("RUNNING", "launching", None)
     assert [(worker["state"], worker["up"]) for worker in view["workers"]] == [("not_found", False)] * 2
 
 
-def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_values_of_the_sidecar_take_precedence(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=1))
     sidecar.update(status(items=7, rate=2.0, pid=77))
@@ -104,42 +104,42 @@ def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[s
     assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
 
 
-def both(page: dict[str, Any], *entries: dict[str, Any]) -> None:
-    """Let the sidecar tell of two workers that run."""
+def report_workers(page: dict[str, Any], *entries: dict[str, Any]) -> None:
+    """Let the sidecar report these workers."""
     known = [{"rank": rank, "worker": f"worker_w{rank}", **entry} for rank, entry in enumerate(entries)]
     page.update({**status(), "workers": known})
 
 
-def test_the_work_of_workers_in_step_is_that_of_the_slowest(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_the_job_has_the_steps_of_its_slowest_worker(run_dir: Path, sidecar: dict[str, Any]) -> None:
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
-    both(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
+    report_workers(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
     keys = ("unit", "items", "items_expected", "items_processed", "rate")
     view = JobClient(run_dir).read_view()
     assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
     assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
-    both(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
+    report_workers(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
     assert [JobClient(run_dir).read_view()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
-    both(sidecar, {**entry, "unit": "items"}, entry)
+    report_workers(sidecar, {**entry, "unit": "items"}, entry)
     assert [JobClient(run_dir).read_view()[key] for key in keys] == [None] * 5
 
 
-def test_what_engines_make_is_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_token_rates_of_engines_are_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
     keys = ("output_tokens_per_second", "input_tokens_per_second")
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
-    both(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
+    report_workers(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
     view = JobClient(run_dir).read_view()
     assert view["output_tokens_per_second"] == 180.5
     assert [[worker[key] for key in keys] for worker in view["workers"]] == [[100.5, 8.0], [80.0, None]]
-    both(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
+    report_workers(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
     assert JobClient(run_dir).read_view()["output_tokens_per_second"] is None
 
 
 @pytest.mark.parametrize("total", [None, 72])
-def test_the_total_of_a_job_that_has_ended_is_that_of_its_report(total: int | None, run_dir: Path) -> None:
-    """The sidecar has seen the bar of the last run alone."""
+def test_the_total_of_a_finished_job_comes_from_its_report(total: int | None, run_dir: Path) -> None:
+    """The sidecar has seen only the progress bar of the last run."""
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=16, items_expected=24, unit="requests"))
@@ -153,7 +153,7 @@ def test_the_total_of_a_job_that_has_ended_is_that_of_its_report(total: int | No
     assert (view["workers"][0]["items"], view["workers"][0]["items_expected"]) == (16, total)
 
 
-def test_what_prefill_workers_and_those_that_have_ended_make_does_not_count() -> None:
+def test_output_tokens_of_prefill_and_ended_workers_do_not_count() -> None:
     def worker(rate: float | None, role: str = "decode", *, up: bool = True) -> dict[str, Any]:
         return {"role": role, "up": up, "output_tokens_per_second": rate}
 
@@ -163,7 +163,7 @@ def test_what_prefill_workers_and_those_that_have_ended_make_does_not_count() ->
     assert output_tokens_rate([]) is None
 
 
-def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_the_last_status_file_is_used_when_the_sidecar_does_not_answer(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=3))
     assert not sidecar  # it answers with a broken page
@@ -173,54 +173,54 @@ def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidec
     assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
 
 
-def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_a_started_worker_is_not_shown_as_not_found(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     sidecar.update(status(state="not_found", items=None))
     (first, _) = JobClient(run_dir).read_view()["workers"]
     assert (first["up"], first["state"]) == (True, "running")
 
 
-def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_the_phase_comes_from_the_orchestrator(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "completing")
     sidecar.update(status())
     assert JobClient(run_dir).read_view()["phase"] == "completing"
 
 
-def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_the_phase_of_a_running_job_comes_from_its_logs(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "running")
     sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
     assert JobClient(run_dir).read_view()["phase"] == "checkpointing"
 
 
-def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
-    run_dir: Path, sidecar: dict[str, Any]
-) -> None:
+def test_the_job_has_the_eta_of_the_only_worker_with_progress(run_dir: Path, sidecar: dict[str, Any]) -> None:
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     eta = {"seconds": 60.0, "low": 50.0, "high": 80.0}
-    both(sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None})
+    report_workers(
+        sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None}
+    )
     view = JobClient(run_dir).read_view()
     assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
 
 
-def test_the_time_left_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_the_eta_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: dict[str, Any]) -> None:
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     sure, unsure = {"seconds": 60.0, "low": 55.0, "high": 70.0}, {"seconds": 50, "low": 20, "high": 90}
     entry = {"state": "running", "items": 7}
-    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
+    report_workers(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
     assert JobClient(run_dir).read_view()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
-    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
-    assert JobClient(run_dir).read_view()["eta"] is None, "one that runs cannot tell"
+    report_workers(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
+    assert JobClient(run_dir).read_view()["eta"] is None, "one running worker has no ETA"
 
 
 def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    both(sidecar, {"state": "running"}, {"state": "running"})
+    report_workers(sidecar, {"state": "running"}, {"state": "running"})
     sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
     assert JobClient(run_dir).read_view()["first_to_stop"] == "worker_w1"
 
 
-def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: dict[str, Any]) -> None:
+def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=3, signal=None)
     sidecar.update(status(items=7))
@@ -230,15 +230,15 @@ def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: di
     assert view["cause"]["worker"] == "worker_w0"
 
 
-def test_files_that_are_half_written_are_passed_over(run_dir: Path) -> None:
+def test_half_written_files_are_ignored(run_dir: Path) -> None:
     for name in ("status/here.json", "sidecars/here.json", "report.json", "workers/worker_w0_rank0_a0_r0.start.json"):
         (run_dir / name).write_text('{"a": ')
     view = JobClient(run_dir).read_view()
     assert (view["state"], view["workers"][0]["state"], view["nodes"]) == ("RUNNING", "not_found", [])
 
 
-def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None:
-    """As of a benchmark, whose position is that of its last run alone."""
+def test_positions_come_from_the_report_when_it_exists(run_dir: Path) -> None:
+    """For example for a benchmark, where the log shows only the position of its last run."""
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=0, signal=None)
     write(run_dir / "status/here.json", status(items=10, unit="requests"))
     report = build_report(run_dir, now=2000.0, ended=True)
@@ -250,18 +250,18 @@ def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None
     assert [view["workers"][0][key] for key in done] == [24, 30, 24]
 
 
-def test_the_report_of_an_earlier_attempt_is_not_that_of_this_one(run_dir: Path) -> None:
+def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     write(run_dir / "report.json", {"attempt": 0, "state": "FAILED"})
     write(run_dir / "orchestrator.json", orchestrator(attempt=1))
     assert JobClient(run_dir).read_view()["state"] == "RUNNING"
 
 
-def test_a_job_whose_orchestrator_is_gone_is_unknown(run_dir: Path) -> None:
+def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
     assert JobClient(run_dir).read_view()["state"] == "UNKNOWN"
 
 
-def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_before_all(run_dir: Path) -> None:
+def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path) -> None:
     def space(group: str, available: int | None, responding: bool = True) -> dict[str, Any]:
         return {"group": group, "available_bytes": available, "size_bytes": 100, "responding": responding}
 
@@ -272,7 +272,7 @@ def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_befor
     assert (found["output"]["available_bytes"], found["run"]["responding"]) == (40, False)
 
 
-def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
+def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
     def group(**over: Any) -> dict[str, Any]:
         known = {"group": "output", "files": 2, "bytes": 10, "growth_bytes_per_second": 1.5, "mtime": 5.0}
         return {**known, "records": 3, "stalled": True, "files_invalid": 0, "invalid": [], "workers": {}, **over}
@@ -298,9 +298,7 @@ def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
     assert view["checkpoints"] == {"count": 2}
 
 
-def test_what_the_sidecar_says_of_gpus_is_joined_with_the_worker_and_the_node(
-    run_dir: Path, sidecar: dict[str, Any]
-) -> None:
+def test_gpu_values_are_joined_with_workers_and_nodes(run_dir: Path, sidecar: dict[str, Any]) -> None:
     node = gpus(gpu(0), gpu(1))
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", {**status(**of_worker(1)), "gpus": node})
@@ -319,7 +317,7 @@ def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[st
     assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])
 
 
-# What waits, and for what
+# Waiting tasks and readiness
 
 
 SERVING = """
@@ -336,14 +334,14 @@ PREFILL, DECODE, FRONTEND, BENCHMARK = "prefill_w0", "decode_w0", "frontend_0", 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Path:
-    """A local job of two workers that serve, a front end and a benchmark."""
-    made = settled_run_dir(tmp_path, yaml.safe_load(SERVING))
-    write(made / "orchestrator.json", orchestrator())
-    return made
+    """A local job with two engine workers, a front end and a benchmark."""
+    path = settled_run_dir(tmp_path, yaml.safe_load(SERVING))
+    write(path / "orchestrator.json", orchestrator())
+    return path
 
 
-def begin(run_dir: Path, *names: str) -> None:
-    """Leave the start records of these tasks."""
+def write_start_records(run_dir: Path, *names: str) -> None:
+    """Write the start records of these tasks."""
     ranks = {task.worker: task.rank for task in read_manifest(run_dir).tasks}
     for name in names:
         stem = run_files.record_name(name, ranks[name], 0, 0)
@@ -351,55 +349,55 @@ def begin(run_dir: Path, *names: str) -> None:
         write(run_dir / f"workers/{stem}.start.json", start)
 
 
-def polled(run_dir: Path, **over: Any) -> None:
-    """Leave what the poller has found."""
-    told = {"schema": 1, "attempt": 0, "ready": False, "since": None, "timeout_s": 60.0, "waiting": "the model"}
-    write(run_dir / "readiness.json", {**told, "seen": {"decode": 0}, "expected": {"decode": 1}, "rules": [], **over})
+def write_readiness(run_dir: Path, **over: Any) -> None:
+    """Write the result of the readiness poller."""
+    result = {"schema": 1, "attempt": 0, "ready": False, "since": None, "timeout_s": 60.0, "waiting": "the model"}
+    write(run_dir / "readiness.json", {**result, "seen": {"decode": 0}, "expected": {"decode": 1}, "rules": [], **over})
 
 
 def states(view: dict[str, Any]) -> dict[str, str]:
     return {worker["worker"]: worker["state"] for worker in view["workers"]}
 
 
-def test_tasks_of_a_stage_to_come_wait(serving: Path) -> None:
+def test_tasks_of_later_stages_are_waiting(serving: Path) -> None:
     missing = dict.fromkeys((PREFILL, DECODE), "not_found")
     assert states(JobClient(serving).read_view()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
-    begin(serving, PREFILL)
+    write_start_records(serving, PREFILL)
     found = {PREFILL: "running", DECODE: "not_found", FRONTEND: "waiting", BENCHMARK: "waiting"}
-    assert states(JobClient(serving).read_view()) == found, "the stage of the one that is missing has begun"
-    begin(serving, DECODE, FRONTEND)
+    assert states(JobClient(serving).read_view()) == found, "the stage of the missing task has started"
+    write_start_records(serving, DECODE, FRONTEND)
     view = JobClient(serving).read_view()
     assert states(view) == {**dict.fromkeys((PREFILL, DECODE, FRONTEND), "running"), BENCHMARK: "waiting"}
     assert [worker["service"] for worker in view["workers"]] == [True, True, True, False]
-    begin(serving, BENCHMARK)
+    write_start_records(serving, BENCHMARK)
     assert states(JobClient(serving).read_view())[BENCHMARK] == "running"
 
 
-def test_of_somebody_elses_plan_the_benchmark_is_known(serving: Path) -> None:
-    (serving / "plan.json").unlink()  # as good as one that only its owner may read
+def test_the_benchmark_is_known_without_a_readable_plan(serving: Path) -> None:
+    (serving / "plan.json").unlink()  # the same as a plan that only its owner may read
     missing = dict.fromkeys((PREFILL, DECODE, FRONTEND), "not_found")
     view = JobClient(serving).read_view()
     assert (states(view), view["readiness"]) == ({**missing, BENCHMARK: "waiting"}, None)
-    polled(serving)
+    write_readiness(serving)
     assert JobClient(serving).read_view()["readiness"]["waiting"] == "the model"
 
 
-def test_nothing_waits_in_a_job_that_does_not_run(serving: Path) -> None:
+def test_no_task_is_waiting_in_a_job_that_does_not_run(serving: Path) -> None:
     write(serving / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
     view = JobClient(serving).read_view()
     assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
     assert view["readiness"] is None
 
 
-def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
+def test_readiness_names_the_missing_services(serving: Path) -> None:
     unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
     assert JobClient(serving).read_view()["readiness"] == unknown, "no answer yet"
-    polled(serving, attempt=1)
+    write_readiness(serving, attempt=1)
     assert JobClient(serving).read_view()["readiness"] == unknown, "of another attempt"
-    polled(serving)
+    write_readiness(serving)
     workers = {"decode": {"ready": 0, "expected": 1}}
     assert JobClient(serving).read_view()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
-    polled(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
+    write_readiness(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
     assert JobClient(serving).read_view()["readiness"] == {
         "ready": True,
         "since": 1060.0,
@@ -409,12 +407,12 @@ def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
     }
 
 
-def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None:
-    polled(serving)
+def test_a_job_that_is_no_longer_ready_has_the_time_of_that_change(serving: Path) -> None:
+    write_readiness(serving)
     run_files.write_job_state(str(serving), "running")
 
-    def since(*told: tuple[float, str]) -> float | None:
-        lines = [{"time": moment, "job_id": "local-1", "event": name} for moment, name in told]
+    def since(*events: tuple[float, str]) -> float | None:
+        lines = [{"time": time, "job_id": "local-1", "event": name} for time, name in events]
         (serving / "events.jsonl").write_text(
             '1", "event": "ready"}\n' + "".join(f"{json.dumps(line)}\n" for line in lines)
         )
@@ -433,8 +431,8 @@ def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("over", ["stop", "completing", "report"])
-def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> None:
-    polled(serving)
+def test_an_ending_job_has_no_readiness(serving: Path, over: str) -> None:
+    write_readiness(serving)
     assert JobClient(serving).read_view()["readiness"] is not None
     if over == "report":
         write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
@@ -444,7 +442,7 @@ def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> No
     assert JobClient(serving).read_view()["readiness"] is None
 
 
-def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pending_job_has_the_reason_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment().items():
         monkeypatch.setenv(name, value)
@@ -460,43 +458,43 @@ def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeSlurm]:
-    """A job of Slurm whose first attempt has run, and the queue that it may be in."""
+    """A Slurm job after its first attempt, and a fake queue."""
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment().items():
         monkeypatch.setenv(name, value)
-    made = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
-    write(made / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
-    record(made, "start", pid=1, start=1000.0)
-    record(made, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
-    run_files.write_job_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
-    write(made / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
-    return made, slurm
+    path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
+    write(path / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    record(path, "start", pid=1, start=1000.0)
+    record(path, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
+    run_files.write_job_state(str(path), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
+    write(path / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
+    return path, slurm
 
 
-def left_report(run_dir: Path, **facts: Any) -> dict[str, Any]:
+def write_report(run_dir: Path, **facts: Any) -> dict[str, Any]:
     report = {**build_report(run_dir, now=2000.0, ended=True), "requeued": False, **facts}
     write(run_dir / "report.json", report)
     return report
 
 
-def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tuple[Path, FakeSlurm]) -> None:
+def test_a_requeued_job_is_shown_as_its_next_attempt(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
-    left_report(run_dir, requeued=True)
+    write_report(run_dir, requeued=True)
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     view = JobClient(run_dir).read_view()
     assert [view[key] for key in ("state", "phase", "attempt", "pending_reason")] == [
         *("PENDING", "launching", 1, "BeginTime"),
     ]
-    told = {"attempt": 0, "state": "TIMEOUT", "items": 5, "items_expected": 10, "unit": "items"}
-    assert view["requeued"] == told
+    requeued = {"attempt": 0, "state": "TIMEOUT", "items": 5, "items_expected": 10, "unit": "items"}
+    assert view["requeued"] == requeued
     assert (view["report"], view["cause"], view["start"], view["end"], view["items"]) == (None,) * 5
     (worker,) = view["workers"]
     assert (worker["up"], worker["exit"], worker["start"], worker["state"]) == (False, None, None, "not_found")
     picture = Console(width=140, file=io.StringIO(), color_system=None)
     picture.print(render_picture(view))
     shown = picture.file.getvalue()  # type: ignore[attr-defined]
-    words = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
-    assert words in shown
+    text = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
+    assert text in shown
     assert "planned" in shown
     assert "!" not in shown
 
@@ -504,7 +502,7 @@ def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tupl
 @pytest.mark.parametrize(
     ("answer", "requeued", "state"),
     [
-        ("PENDING|Resources", False, "PENDING"),  # by Slurm itself, as after a preemption
+        ("PENDING|Resources", False, "PENDING"),  # requeued by Slurm itself, for example after a preemption
         ("REQUEUE_HOLD|JobHeldAdmin", False, "PENDING"),
         ("RUNNING|None", False, "TIMEOUT"),  # its batch step ends
         ("COMPLETING|None", True, "PENDING"),
@@ -512,17 +510,17 @@ def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tupl
         ("", False, "TIMEOUT"),
     ],
 )
-def test_after_an_attempt_the_queue_says_whether_there_is_another(
+def test_the_queue_decides_whether_another_attempt_follows(
     queued: tuple[Path, FakeSlurm], answer: str, requeued: bool, state: str
 ) -> None:
     run_dir, slurm = queued
-    left_report(run_dir, requeued=requeued)
+    write_report(run_dir, requeued=requeued)
     slurm.say("squeue", "out", f"{answer}\n")
     view = JobClient(run_dir).read_view()
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
 
 
-def test_a_job_without_a_report_waits_too_after_its_node_has_failed(queued: tuple[Path, FakeSlurm]) -> None:
+def test_a_requeued_job_without_a_report_is_pending(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     client = JobClient(run_dir)
@@ -531,18 +529,18 @@ def test_a_job_without_a_report_waits_too_after_its_node_has_failed(queued: tupl
     assert client.report()["state"] == "PENDING"
 
 
-def test_the_queue_is_asked_anew_once_there_is_a_report(queued: tuple[Path, FakeSlurm]) -> None:
+def test_the_queue_is_queried_again_when_a_report_appears(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     slurm.say("squeue", "out", "RUNNING|None\n")
     client = JobClient(run_dir)
     assert client.read_view()["state"] == "RUNNING"
-    left_report(run_dir)
+    write_report(run_dir)
     slurm.say("squeue", "out", "PENDING|Resources\n")
     assert [client.read_view()["state"] for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2
 
 
-def test_a_job_that_has_just_started_was_not_queued_again(queued: tuple[Path, FakeSlurm]) -> None:
+def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     (run_dir / "orchestrator.json").unlink()
     slurm.say("squeue", "out", "PENDING|Resources\n")
@@ -557,7 +555,7 @@ def test_a_job_that_has_just_started_was_not_queued_again(queued: tuple[Path, Fa
 
 
 @pytest.mark.parametrize("change", [{"attempt": 1}, {"start": 2000.0}, {"pid": 1}])
-def test_the_queue_is_asked_anew_once_there_is_another_orchestrator(
+def test_the_queue_is_queried_again_for_another_orchestrator(
     change: dict[str, Any], queued: tuple[Path, FakeSlurm]
 ) -> None:
     run_dir, slurm = queued
@@ -570,9 +568,9 @@ def test_the_queue_is_asked_anew_once_there_is_another_orchestrator(
     assert len(slurm.calls("squeue")) == 2
 
 
-def test_the_next_attempt_is_no_longer_one_that_waits(queued: tuple[Path, FakeSlurm]) -> None:
+def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
-    left_report(run_dir, requeued=True)
+    write_report(run_dir, requeued=True)
     write(run_dir / "orchestrator.json", {**orchestrator(1), "job_id": "4459", "local": False})
     slurm.say("squeue", "out", "RUNNING|None\n")
     view = JobClient(run_dir).read_view()

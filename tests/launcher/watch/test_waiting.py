@@ -1,4 +1,4 @@
-"""What a job waits for, in words."""
+"""The text about what a job waits for."""
 
 import time
 from typing import Any
@@ -16,35 +16,35 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
-def waits(state: str = "RUNNING", reason: str | None = None, **readiness: Any) -> str:
-    """Words on a job; without anything of its readiness nothing is waited for."""
+def text_for(state: str = "RUNNING", reason: str | None = None, **readiness: Any) -> str:
+    """Text for a job. Without readiness values it waits for nothing."""
     unknown = {"ready": False, "since": None, "not_ready_since": None, "waiting": ""}
     found = {**unknown, **readiness} if readiness else None
     return wait_text({"state": state, "time": NOW, "pending_reason": reason, "readiness": found})
 
 
 def test_a_job_without_services_waits_for_nothing() -> None:
-    assert waits() == ""
-    assert waits("COMPLETED") == ""
+    assert text_for() == ""
+    assert text_for("COMPLETED") == ""
 
 
-def test_services_are_ready_since_a_moment() -> None:
-    assert waits(ready=True, since=NOW - 60) == "ready since 2025-11-22 04:12"
+def test_ready_services_have_a_time() -> None:
+    assert text_for(ready=True, since=NOW - 60) == "ready since 2025-11-22 04:12"
 
 
-def test_who_is_waited_for_is_told_with_the_time_it_takes() -> None:
-    assert waits(not_ready_since=NOW - 130, waiting="the model") == "not ready for 2m 10s: waiting for the model"
-    assert waits(waiting="4 prefills and 1 decodes") == "not ready: waiting for 4 prefills and 1 decodes"
-    assert waits(not_ready_since=NOW + 3) == "not ready for 0s: no answer yet", "clocks of nodes differ"
+def test_missing_services_are_named_with_the_waiting_time() -> None:
+    assert text_for(not_ready_since=NOW - 130, waiting="the model") == "not ready for 2m 10s: waiting for the model"
+    assert text_for(waiting="4 prefills and 1 decodes") == "not ready: waiting for 4 prefills and 1 decodes"
+    assert text_for(not_ready_since=NOW + 3) == "not ready for 0s: no answer yet", "clocks of nodes differ"
 
 
-def test_a_job_that_has_not_begun_waits_in_the_queue() -> None:
-    assert waits("PENDING", "Dependency", waiting="the model") == "waiting in the queue: Dependency"
-    assert waits("PENDING") == "not started yet"
+def test_a_pending_job_waits_in_the_queue() -> None:
+    assert text_for("PENDING", "Dependency", waiting="the model") == "waiting in the queue: Dependency"
+    assert text_for("PENDING") == "not started yet"
 
 
 @pytest.mark.parametrize(
-    ("over", "reason", "words"),
+    ("over", "reason", "expected"),
     [
         (
             {"state": "TIMEOUT", "items": 141, "items_expected": 400, "unit": None},
@@ -63,8 +63,8 @@ def test_a_job_that_has_not_begun_waits_in_the_queue() -> None:
         ),
     ],
 )
-def test_a_job_that_is_queued_again_says_what_it_was_and_what_it_waits_for(
-    over: dict[str, Any], reason: str | None, words: str
+def test_a_requeued_job_shows_its_last_attempt_and_the_queue_reason(
+    over: dict[str, Any], reason: str | None, expected: str
 ) -> None:
     view = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
-    assert wait_text({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == words
+    assert wait_text({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == expected

@@ -1,4 +1,4 @@
-"""Entries of a checkpoint folder as values, and such as break careless code."""
+"""Entries of a checkpoint folder as values, including hostile ones."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders on disk, written step by step as frameworks write them, and looks at them."""
+"""Checkpoint folders on disk, written step by step as frameworks write them, and polls of them."""
 
 import io
 import json
@@ -15,7 +15,7 @@ START = 1_700_000_000.0
 
 
 def torch_bytes(size: int = 64) -> bytes:
-    """What ``torch.save`` writes, as far as can be told without unpickling."""
+    """A file like those of ``torch.save``, as far as it matters without unpickling."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
@@ -31,7 +31,7 @@ def safetensors_bytes(floats: int = 4) -> bytes:
 
 
 class Folder:
-    """A checkpoint folder with a clock, its watch and what is made of it."""
+    """A checkpoint folder with a clock, its watch and its tracker."""
 
     def __init__(self, path: Path, pattern: str = "*", start: float | None = START, *, verify: bool = False) -> None:
         self.path = path
@@ -42,12 +42,12 @@ class Folder:
         self.restart()
 
     def restart(self) -> None:
-        """A new sidecar."""
+        """Replace watch and tracker, as a new sidecar does."""
         self.watch = CheckpointWatch(str(self.path), self.pattern, self.start, verify=self.verify)
         self.checkpoints = CheckpointTracker(self.start)
 
     def write(self, name: str, content: bytes | str | int = b"x" * 100, mtime: float | None = None) -> Path:
-        """A file that was written at this moment, or so long; an int is the size of a sparse one."""
+        """Write a file with this mtime, by default now; an int is the size of a sparse file."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, int):
@@ -59,13 +59,13 @@ class Folder:
         return path
 
     def touch(self, path: Path, mtime: float | None = None) -> None:
-        """Set its times, and those of the directories that it lies in."""
+        """Set the times of a file and of the directories around it."""
         moment = self.now if mtime is None else mtime
         os.utime(path, (moment, moment))
-        place = path.parent
-        while place != self.path.parent:
-            os.utime(place, (self.now, self.now))
-            place = place.parent
+        parent = path.parent
+        while parent != self.path.parent:
+            os.utime(parent, (self.now, self.now))
+            parent = parent.parent
 
     def rename(self, old: str, new: str) -> None:
         os.replace(self.path / old, self.path / new)
@@ -75,21 +75,21 @@ class Folder:
         (self.path / name).unlink()
         os.utime(self.path, (self.now, self.now))
 
-    def look(self, seconds: float = 5.0) -> list[str]:
-        """Let time pass and look; gives what has happened, as words."""
+    def poll(self, seconds: float = 5.0) -> list[str]:
+        """Let time pass and poll; return the events as text."""
         self.now += seconds
-        sight = self.watch.poll(self.now)
+        reading = self.watch.poll(self.now)
         happened = self.checkpoints.update(
-            sight.entries, sight.names, self.now, self.now, has_unread_names=sight.has_unread_names
+            reading.entries, reading.names, self.now, self.now, has_unread_names=reading.has_unread_names
         )
         self.happened += happened
-        return [f"{one.kind} {one.checkpoint.name}" for one in happened]
+        return [f"{event.kind} {event.checkpoint.name}" for event in happened]
 
-    def looks(self, seconds: float) -> list[str]:
-        """Looks every five seconds for so long."""
+    def poll_for(self, seconds: float) -> list[str]:
+        """Poll every five seconds for this long."""
         found = []
         for _ in range(int(seconds // 5)):
-            found += self.look()
+            found += self.poll()
         return found
 
     def write_all(self, names: Iterable[str], content: bytes | str | int = b"x" * 100) -> None:

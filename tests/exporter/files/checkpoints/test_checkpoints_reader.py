@@ -1,4 +1,4 @@
-"""Looks at checkpoint folders on disk: what is told, what is not touched, and what nothing may be made of."""
+"""Polls of checkpoint folders on disk: what is reported, skipped and bounded."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from tests.support.exporter import SOON_S, without_rights
 NOW = START + 1000.0
 
 
-def names_of(sight: CheckpointReading) -> list[str]:
-    return sorted(entry.name for entry in sight.entries)
+def names_of(reading: CheckpointReading) -> list[str]:
+    return sorted(entry.name for entry in reading.entries)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def names_of(sight: CheckpointReading) -> list[str]:
         ("checkpoint_12.pt.k3j2h1.tmp", "checkpoint_12.pt"),
     ],
 )
-def test_marks_of_temporary_files_are_taken_off(name: str, bare: str) -> None:
+def test_marks_of_temporary_files_are_stripped(name: str, bare: str) -> None:
     assert bare_name(name) == bare
 
 
@@ -64,7 +64,7 @@ def test_an_index_names_its_shards() -> None:
         assert not parse_index(text)
 
 
-def test_only_changes_are_told(tmp_path: Path) -> None:
+def test_only_changes_are_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["a_1.pt", "b_2/x.pt", "b_2/y/z.pt"])
     first = folder.watch.poll(NOW)
@@ -79,31 +79,31 @@ def test_only_changes_are_told(tmp_path: Path) -> None:
     assert folder.watch.poll(NOW + 15).names == ("b_2",)
 
 
-def test_what_it_tells_can_be_sent_to_another_process(tmp_path: Path) -> None:
+def test_a_reading_can_be_pickled(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
     folder.write("b_2/x.pt")
-    sight = folder.watch.poll(NOW)
-    assert pickle.loads(pickle.dumps(sight)) == sight  # noqa: S301 - its own
+    reading = folder.watch.poll(NOW)
+    assert pickle.loads(pickle.dumps(reading)) == reading  # noqa: S301 - its own
 
 
-def test_names_are_told_that_match_without_the_mark_of_a_temporary_file(tmp_path: Path) -> None:
+def test_a_pattern_is_matched_without_the_mark_of_a_temporary_file(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "checkpoint_*.pt")
     folder.write_all([".checkpoint_1.pt.tmp", "checkpoint_2.pt", "checkpoint_2.json", ".checkpoint_3.pt", "x.tmp"])
-    told = {entry.name: (entry.bare, entry.temporary) for entry in folder.watch.poll(NOW).entries}
-    assert told == {
+    entries = {entry.name: (entry.bare, entry.temporary) for entry in folder.watch.poll(NOW).entries}
+    assert entries == {
         ".checkpoint_1.pt.tmp": ("checkpoint_1.pt", True),
         ".checkpoint_3.pt": ("checkpoint_3.pt", True),
         "checkpoint_2.pt": ("checkpoint_2.pt", False),
     }
 
 
-def test_a_pattern_that_asks_for_temporary_names_gets_them_as_they_are(tmp_path: Path) -> None:
+def test_a_pattern_for_temporary_names_matches_them_unchanged(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "*.part")
     folder.write("a_1.part")
     assert [entry.temporary for entry in folder.watch.poll(NOW).entries] == [False]
 
 
-def test_hidden_files_in_a_directory_are_no_temporary_ones(tmp_path: Path) -> None:
+def test_hidden_files_in_a_directory_are_not_temporary(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["s_1/.metadata", "s_1/.zarray", "s_1/x.pt.tmp", "s_1/.nfs000012"])
     (entry,) = folder.watch.poll(NOW).entries
@@ -114,7 +114,7 @@ def test_hidden_files_in_a_directory_are_no_temporary_ones(tmp_path: Path) -> No
     }
 
 
-def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+def test_entries_that_are_not_regular_files_are_skipped(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     outside = tmp_path / "outside.pt"
     outside.write_bytes(b"secret")
@@ -130,15 +130,15 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
         server.bind(os.path.relpath(folder.path / "checkpoint_5.pt"))
     began = time.monotonic()
     for seconds in (0, 15, 30, 45):
-        sight = folder.watch.poll(NOW + seconds)
+        reading = folder.watch.poll(NOW + seconds)
     assert time.monotonic() - began < SOON_S
-    assert dict(sight.passed_over) == {"checkpoint_1.pt": "FIFO", "checkpoint_5.pt": "socket"}
+    assert dict(reading.passed_over) == {"checkpoint_1.pt": "FIFO", "checkpoint_5.pt": "socket"}
     folder.restart()
     (entry,) = folder.watch.poll(NOW + 60).entries
     assert [file.path for file in entry.files] == ["checkpoint_6/x.pt"]
 
 
-def test_a_link_that_becomes_a_file_is_one(tmp_path: Path) -> None:
+def test_a_link_replaced_by_a_file_is_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     os.symlink("nowhere", folder.path / "last.ckpt")
     assert folder.watch.poll(NOW).entries == ()
@@ -148,13 +148,13 @@ def test_a_link_that_becomes_a_file_is_one(tmp_path: Path) -> None:
     assert names_of(folder.watch.poll(NOW + 5)) == ["last.ckpt"]
 
 
-def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
+def test_an_absent_folder_has_no_entries(tmp_path: Path) -> None:
     assert CheckpointWatch(str(tmp_path / "no"), "*").poll(NOW) == CheckpointReading((), None)
     (tmp_path / "file").write_bytes(b"")
     assert CheckpointWatch(str(tmp_path / "file"), "*").poll(NOW).entries == ()
 
 
-def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whole() -> None:
+def test_an_unreadable_folder_is_an_error_and_an_unreadable_part_makes_it_incomplete() -> None:
     with without_rights() as place:
         folder = Folder(place / "ckpt")
         folder.write("s_1/x/y.pt")
@@ -176,12 +176,12 @@ def test_hard_names_survive(tmp_path: Path) -> None:
     hard = ["a\n1.pt", " 2 .pt", "\udcff_3.pt", '"4".pt', "-of-5.pt", "step_\u0663.pt", "a) b (6.pt"]
     folder.write_all(hard, torch_bytes())
     folder.write_all(f"d\n{name}/{name}" for name in hard)
-    folder.looks(60)
+    folder.poll_for(60)
     assert folder.watch.poll(folder.now + 5) == CheckpointReading((), None)
     assert set(folder.watch._entry_watches) == {*hard, *(f"d\n{name}" for name in hard)}
 
 
-def test_a_walk_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_is_bounded_in_depth_and_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(["a_1/b/c/d/in.pt", "a_1/b/c/d/e/out.pt"])
     (entry,) = folder.watch.poll(NOW).entries
@@ -192,26 +192,26 @@ def test_a_walk_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = {entry.name: entry for _ in range(3) for entry in folder.watch.poll(NOW).entries}
     assert len(found["s_2"].files) <= 5
     assert not found["s_2"].is_fully_read
-    assert folder.look() == []
+    assert folder.poll() == []
 
 
-def test_a_first_look_goes_on_where_there_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_scan_of_many_files_takes_several_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints_reader, "MOST_ENTRIES", 10)
     folder = Folder(tmp_path / "ckpt")
     for step in range(25):
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
     assert folder.watch.poll(NOW).has_unread_names
     folder.restart()
-    assert [folder.look(), folder.checkpoints.total, folder.look(), folder.checkpoints.total] == [[], 0, [], 0]
-    assert [folder.look(), folder.checkpoints.total] == [[], 25]
+    assert [folder.poll(), folder.checkpoints.total, folder.poll(), folder.checkpoints.total] == [[], 0, [], 0]
+    assert [folder.poll(), folder.checkpoints.total] == [[], 25]
 
 
 def test_a_settled_directory_is_not_walked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write("s_1/x.pt")
-    folder.looks(200)
+    folder.poll_for(200)
     monkeypatch.setattr(CheckpointWatch, "_walk", None)
-    folder.looks(200)
+    folder.poll_for(200)
     monkeypatch.undo()
     folder.write("s_1/y.pt")
     assert [file.path for entry in folder.watch.poll(folder.now + 5).entries for file in entry.files] == [
@@ -224,45 +224,47 @@ def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     for step in range(20):
         folder.write_all(f"s_{step}/{number}.pt" for number in range(3))
-        folder.looks(150)
+        folder.poll_for(150)
     held = [name for name, unit in folder.watch._entry_watches.items() if unit.entry is not None and unit.entry.files]
     assert len(held) <= checkpoints_reader.MOST_HELD + 1
     assert "s_19" in held
     assert folder.checkpoints.total == 20
     folder.write_all(f"s_3/{number}.pt" for number in range(3))
-    assert folder.looks(60) == ["saved s_3"]
+    assert folder.poll_for(60) == ["saved s_3"]
 
 
 def test_very_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints_reader, "MOST_KNOWN_ENTRIES", 40)
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in range(100):
         folder.write(f"checkpoint_{step}.pt")
-        folder.look(15)
+        folder.poll(15)
         assert len(folder.watch._entry_watches) <= 40
-    folder.looks(30)
+    folder.poll_for(30)
     assert folder.checkpoints.total == 100
 
 
-def test_a_directory_that_takes_the_place_of_a_file_is_the_checkpoint_then(tmp_path: Path) -> None:
+def test_a_directory_that_replaces_a_file_is_the_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write("model.ckpt")
-    assert folder.looks(30) == ["saved model.ckpt"]
+    assert folder.poll_for(30) == ["saved model.ckpt"]
     folder.remove("model.ckpt")
     folder.write("model.ckpt/x.pt")
-    assert folder.looks(60) == ["saved model.ckpt"]
+    assert folder.poll_for(60) == ["saved model.ckpt"]
     assert list(folder.checkpoints._keys_by_name) == ["model.ckpt"]
 
 
-def test_inodes_that_a_file_system_makes_up_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inodes_that_change_at_each_read_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write("step_1/x.pt")
     folder.write("checkpoint_2.pt")
     real, numbers = CheckpointWatch._record_files, iter(range(10_000))
 
-    def note(self: CheckpointWatch, name: str, unit: Any, files: Any, now: float, *, is_fully_read: bool) -> None:
+    def record_and_call(
+        self: CheckpointWatch, name: str, unit: Any, files: Any, now: float, *, is_fully_read: bool
+    ) -> None:
         real(
             self,
             name,
@@ -272,18 +274,18 @@ def test_inodes_that_a_file_system_makes_up_are_no_change(tmp_path: Path, monkey
             is_fully_read=is_fully_read,
         )
 
-    monkeypatch.setattr(CheckpointWatch, "_record_files", note)
-    assert folder.looks(60) == ["saved checkpoint_2.pt", "saved step_1"]
+    monkeypatch.setattr(CheckpointWatch, "_record_files", record_and_call)
+    assert folder.poll_for(60) == ["saved checkpoint_2.pt", "saved step_1"]
     assert folder.watch.poll(folder.now + 5).entries == ()
 
 
-def test_a_huge_sparse_file_is_looked_at_in_no_time(tmp_path: Path) -> None:
+def test_a_huge_sparse_file_is_checked_quickly(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
     path = folder.write("checkpoint_1.pt", torch_bytes())
     os.truncate(path, 1 << 40)
     folder.touch(path)
     began = time.monotonic()
-    folder.looks(60)
+    folder.poll_for(60)
     assert time.monotonic() - began < SOON_S
     assert folder.checkpoints.last is not None
     assert folder.checkpoints.last.bytes == 1 << 40
@@ -295,11 +297,11 @@ def test_a_huge_sparse_file_is_looked_at_in_no_time(tmp_path: Path) -> None:
 
 def test_whole_files_make_a_valid_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint-1/model.safetensors", safetensors_bytes())
     folder.write("checkpoint-1/optimizer.pt", torch_bytes())
     folder.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
-    assert folder.looks(60) == ["saved checkpoint-1"]
+    assert folder.poll_for(60) == ["saved checkpoint-1"]
     last = folder.checkpoints.last_complete
     assert last is not None
     assert (last.state, last.valid, last.reason) == ("complete", True, None)
@@ -307,23 +309,23 @@ def test_whole_files_make_a_valid_checkpoint(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_unknown_files_is_neither_valid_nor_invalid(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.dat", b"\x00\x01\x02")
-    folder.looks(60)
+    folder.poll_for(60)
     assert folder.checkpoints.last is not None
     assert (folder.checkpoints.last.state, folder.checkpoints.last.valid) == ("complete", None)
 
 
 @pytest.mark.parametrize("content", [torch_bytes()[:-30], b"", torch_bytes()[:40]], ids=["cut", "empty", "top"])
-def test_a_damaged_shard_is_told_once_and_after_two_looks_into_it(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_shard_is_reported_once_after_two_checks(tmp_path: Path, content: bytes) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("step_1/a.pt", torch_bytes())
     folder.write("step_1/b.pt", content)
     happened = []
     for _ in range(24):
-        happened += [(folder.now - START - 1000, words) for words in folder.look()]
-    assert [words for _, words in happened] == ["saved step_1", "damaged step_1"]
+        happened += [(folder.now - START - 1000, text) for text in folder.poll()]
+    assert [text for _, text in happened] == ["saved step_1", "damaged step_1"]
     assert happened[1][0] - happened[0][0] >= checkpoints_reader.RECHECK_S
     last = folder.checkpoints.last_complete
     assert last is not None
@@ -332,99 +334,99 @@ def test_a_damaged_shard_is_told_once_and_after_two_looks_into_it(tmp_path: Path
     assert last.reason.startswith("step_1/b.pt: ")
 
 
-def test_a_damaged_file_that_is_written_again_is_whole(tmp_path: Path) -> None:
+def test_a_damaged_file_that_is_rewritten_is_whole(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint.pt", torch_bytes()[:-30])
-    folder.looks(90)
+    folder.poll_for(90)
     folder.write("checkpoint.pt", torch_bytes())
-    folder.looks(60)
+    folder.poll_for(60)
     last = folder.checkpoints.last_complete
     assert last is not None
     assert (last.state, last.valid, folder.checkpoints.total) == ("complete", True, 2)
-    assert [one.kind for one in folder.happened] == ["saved", "damaged", "saved"]
+    assert [event.kind for event in folder.happened] == ["saved", "damaged", "saved"]
 
 
-def test_a_file_that_is_whole_at_the_second_look_was_only_being_written(tmp_path: Path) -> None:
+def test_a_file_that_is_whole_at_the_second_check_is_not_damaged(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt", torch_bytes()[:-30])
-    folder.looks(20)
+    folder.poll_for(20)
     folder.write("checkpoint_1.pt", torch_bytes())
-    folder.looks(60)
-    assert {one.kind for one in folder.happened} == {"saved"}
+    folder.poll_for(60)
+    assert {event.kind for event in folder.happened} == {"saved"}
 
 
-def test_a_good_file_that_is_written_with_pauses_is_never_damaged(tmp_path: Path) -> None:
+def test_a_good_file_written_with_pauses_is_never_damaged(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     for step in (1, 2, 3, 4):
         content = torch_bytes(step)
         for end in range(200, len(content), 100):
             folder.write(f"checkpoint_{step}.pt", content[:end])
-            folder.looks(35)
+            folder.poll_for(35)
         folder.write(f"checkpoint_{step}.pt", content)
-        folder.looks(200)
-    assert [one.kind for one in folder.happened] == ["saved"] * 4
+        folder.poll_for(200)
+    assert [event.kind for event in folder.happened] == ["saved"] * 4
     last = folder.checkpoints.last_complete
     assert last is not None
     assert (folder.checkpoints.total, last.valid) == (4, True)
 
 
-def test_one_that_is_cut_is_damaged_as_soon_as_its_writer_has_gone_on(tmp_path: Path) -> None:
+def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt", torch_bytes()[:-30])
-    assert folder.looks(30) == ["saved checkpoint_1.pt"]
+    assert folder.poll_for(30) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_2.pt", torch_bytes())
-    assert folder.looks(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
+    assert folder.poll_for(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
 
 
 @pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "__0_0.distcp", "a.pt", "a.safetensors"])
 @pytest.mark.parametrize("size", [1, 5000])
 def test_a_file_of_zeros_is_damaged(tmp_path: Path, name: str, size: int) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write(f"step_1/{name}", bytes(size))
-    folder.looks(120)
-    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+    folder.poll_for(120)
+    assert [event.kind for event in folder.happened] == ["saved", "damaged"]
 
 
 def test_numbers_that_begin_with_zeros_are_not_damaged(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("step_1/weights.bin", bytes(5000) + b"\1\2\3\4")
     folder.write("step_1/weights.dat", bytes(5000))
-    folder.looks(120)
-    assert [one.kind for one in folder.happened] == ["saved"]
+    folder.poll_for(120)
+    assert [event.kind for event in folder.happened] == ["saved"]
 
 
-def test_texts_in_a_checkpoint_that_are_written_to_for_ever_do_not_damage_it(tmp_path: Path) -> None:
+def test_half_written_text_files_do_not_damage_a_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("step_1/model.pt", torch_bytes())
     for name, text in (("a.jsonl", '{"a": 1}\n{"b"'), ("b.json", '{"a": '), ("c.csv", 'a,b\n1,"'), ("d.txt", "x")):
         folder.write(f"step_1/{name}", text)
-    folder.looks(200)
+    folder.poll_for(200)
     last = folder.checkpoints.last_complete
     assert last is not None
     assert (last.state, last.valid) == ("complete", True)
     folder.write("step_2/model.pt", torch_bytes())
     folder.write("step_2/model.safetensors.index.json", '{"weight_map": ')
-    folder.looks(200)
+    folder.poll_for(200)
     assert folder.checkpoints.last_complete is not None
     assert folder.checkpoints.last_complete.state == "invalid"
 
 
-def test_what_is_seen_to_come_is_looked_into_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+def test_a_file_seen_to_appear_is_checked_despite_an_old_mtime(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt", torch_bytes()[:-30], mtime=START - 600)
-    folder.looks(120)
-    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+    folder.poll_for(120)
+    assert [event.kind for event in folder.happened] == ["saved", "damaged"]
 
 
-def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     for step in range(60):
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
@@ -438,34 +440,34 @@ def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.1)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(os, "lstat", slow)
-    took = []
+    durations = []
     while not folder.checkpoints.total:
         began = now
-        assert folder.look() == []
-        took.append(now - began)
-    assert len(took) >= 6
-    assert max(took) < 0.2
+        assert folder.poll() == []
+        durations.append(now - began)
+    assert len(durations) >= 6
+    assert max(durations) < 0.2
     assert folder.checkpoints.total == 60
 
 
-def test_a_walk_goes_on_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_continues_at_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(f"checkpoint_{step}/{sub}/rank{rank}.pt" for step in (1, 2) for sub in "ab" for rank in range(3))
     monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
     before = len(os.listdir("/proc/self/fd"))
-    sights = [folder.watch.poll(NOW + number) for number in range(60)]
-    assert [sight.has_unread_names for sight in sights].index(False) > 12
-    through = next(number for number, sight in enumerate(sights) if not sight.has_unread_names)
-    told = [entry for sight in sights for entry in sight.entries]
-    assert [(entry.name, len(entry.files), entry.is_fully_read) for entry in told] == [
+    readings = [folder.watch.poll(NOW + number) for number in range(60)]
+    assert [reading.has_unread_names for reading in readings].index(False) > 12
+    complete_at = next(number for number, reading in enumerate(readings) if not reading.has_unread_names)
+    entries = [entry for reading in readings for entry in reading.entries]
+    assert [(entry.name, len(entry.files), entry.is_fully_read) for entry in entries] == [
         ("checkpoint_1", 6, True),
         ("checkpoint_2", 6, True),
     ]
-    assert sights[through].entries[0].name == "checkpoint_2"
+    assert readings[complete_at].entries[0].name == "checkpoint_2"
     assert len(os.listdir("/proc/self/fd")) < before + 10
 
 
-def test_a_directory_that_goes_while_it_is_walked_does_not_stop_the_others(
+def test_a_directory_deleted_during_a_walk_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path / "ckpt")
@@ -479,29 +481,31 @@ def test_a_directory_that_goes_while_it_is_walked_does_not_stop_the_others(
     assert found == {"checkpoint_1": 1, "checkpoint_2": 5}
 
 
-def test_the_newest_are_looked_into_first_and_a_few_at_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
+def test_a_few_files_are_checked_in_each_poll_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
     real = CheckpointWatch._check_file
 
-    def note(self: CheckpointWatch, unit: object, file: checkpoints_reader.CheckpointFile, now: float) -> None:
-        looked.append(file.path)
+    def record_and_call(
+        self: CheckpointWatch, unit: object, file: checkpoints_reader.CheckpointFile, now: float
+    ) -> None:
+        checked.append(file.path)
         real(self, unit, file, now)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CheckpointWatch, "_check_file", note)
+    monkeypatch.setattr(CheckpointWatch, "_check_file", record_and_call)
     folder = Folder(tmp_path / "ckpt", verify=True)
     for step in range(20):
         folder.write(f"checkpoint_{step:02}.pt", torch_bytes(), mtime=START + step)
     folder.write("checkpoint_99.pt", torch_bytes(), mtime=START - 500)
     folder.watch.poll(NOW)
-    assert looked == [f"checkpoint_{step}.pt" for step in range(19, 11, -1)]
+    assert checked == [f"checkpoint_{step}.pt" for step in range(19, 11, -1)]
     folder.watch.poll(NOW + 5)
     folder.watch.poll(NOW + 10)
     folder.watch.poll(NOW + 15)
-    assert len(looked) == len(set(looked)) == 20
-    assert "checkpoint_99.pt" not in looked
+    assert len(checked) == len(set(checked)) == 20
+    assert "checkpoint_99.pt" not in checked
 
 
-def test_a_file_that_vanishes_during_a_look_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_a_poll_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
     folder.write_all(["checkpoint_1.pt", "checkpoint_2.pt"], torch_bytes())
     real = os.lstat
@@ -519,9 +523,9 @@ def test_a_file_that_vanishes_during_a_look_is_no_error(tmp_path: Path, monkeypa
     assert folder.watch.poll(NOW + 5).names == ()
 
 
-def test_a_clock_that_is_put_back_does_not_stop_it(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_does_not_stop_the_watch(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.look()
+    folder.poll()
     folder.now -= 900.0
     folder.write("checkpoint_1.pt", torch_bytes())
-    assert folder.looks(60) == ["saved checkpoint_1.pt"]
+    assert folder.poll_for(60) == ["saved checkpoint_1.pt"]

@@ -1,4 +1,4 @@
-"""What a node shows of the checkpoints of its job."""
+"""Checkpoint series, events and status of a node."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_job_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert node.status().checkpoints["last"] is None
 
 
-def test_checkpoints_are_counted_sized_and_looked_into(tmp_path: Path) -> None:
+def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
     node = Node(tmp_path)
     content = torch_bytes(1000)
     for step in range(3):
@@ -86,7 +86,7 @@ def test_checkpoints_are_counted_sized_and_looked_into(tmp_path: Path) -> None:
     assert (found["last"]["name"], found["last"]["state"], found["last"]["step"]) == ("checkpoint_2.pt", "complete", 2)
 
 
-def test_events_tell_what_was_saved_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_events_report_saved_and_damaged_checkpoints(tmp_path: Path) -> None:
     node = Node(tmp_path)
     saved = node.clock.now
     node.write("checkpoint_1\n.pt", torch_bytes()[:-30])
@@ -102,20 +102,20 @@ def test_events_tell_what_was_saved_and_what_is_wrong_with_it(tmp_path: Path) ->
     json.dumps(node.status().checkpoints, ensure_ascii=False).encode()
 
 
-def test_nothing_is_said_to_be_whole_while_one_of_its_files_is_in_doubt(tmp_path: Path) -> None:
+def test_validity_is_unknown_while_a_file_is_in_doubt(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.write("ckpt_step5_rank0.pt", torch_bytes())
     node.write("ckpt_step5_rank1.pt", torch_bytes()[:-30])
-    said = []
+    validity = []
     for _ in range(24):
         node.reads(5)
-        said.append(node.value(VALID))
-    assert said[0] is None
-    assert said[-1] == 0
-    assert set(said) == {None, 0}
+        validity.append(node.value(VALID))
+    assert validity[0] is None
+    assert validity[-1] == 0
+    assert set(validity) == {None, 0}
 
 
-def test_what_is_there_once_all_workers_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+def test_checkpoints_are_complete_at_once_after_all_workers_ended(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.write("checkpoint_1.pt", torch_bytes())
     node.write("checkpoint_2.pt.tmp", torch_bytes()[:-30])
@@ -138,12 +138,12 @@ def test_missing_shards_are_counted(tmp_path: Path) -> None:
     assert len(node.status().checkpoints["last"]["missing_files"]) == 2
 
 
-def test_the_interval_of_the_job_file_counts(tmp_path: Path) -> None:
+def test_the_interval_of_the_job_file_is_used(tmp_path: Path) -> None:
     node = Node(tmp_path, make_manifest(tmp_path, checkpoint_interval_s=1800.0))
     assert node.value(INTERVAL) == 1800
 
 
-def test_other_nodes_know_the_rhythm_and_show_nothing(tmp_path: Path) -> None:
+def test_other_nodes_know_the_rhythm_but_publish_no_series(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, make_task(0), make_task(1, node_index=1))
     node = Node(tmp_path, manifest, node_index=1)
     node.write("checkpoint_1.pt", torch_bytes())
@@ -154,13 +154,13 @@ def test_other_nodes_know_the_rhythm_and_show_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("groups", [(), (PathGroup("checkpoint", "ckpt", None),)])
-def test_without_a_pattern_nothing_is_a_checkpoint(tmp_path: Path, groups: tuple[PathGroup, ...]) -> None:
+def test_there_are_no_checkpoints_without_a_pattern(tmp_path: Path, groups: tuple[PathGroup, ...]) -> None:
     node = Node(tmp_path, make_manifest(tmp_path, groups=groups))
     assert node.snapshot is None
     assert node.status() == NodeStatus()
 
 
-def test_files_of_an_earlier_job_are_no_rhythm(tmp_path: Path) -> None:
+def test_files_of_an_earlier_job_do_not_affect_the_rhythm(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     old = tmp_path / "ckpt" / "checkpoint_1.pt"
     old.write_bytes(torch_bytes())
@@ -170,7 +170,7 @@ def test_files_of_an_earlier_job_are_no_rhythm(tmp_path: Path) -> None:
     assert (node.value(TOTAL), node.value(LAST), node.context.published.checkpoint_times) == (0, None, ())
 
 
-def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
+def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
@@ -196,7 +196,7 @@ def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
     assert [event["event"] for event in node.status().events] == ["checkpoint saved"] * 2
 
 
-def test_a_look_that_takes_long_goes_on_within_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_first_scan_is_finished_within_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
     (tmp_path / "ckpt").mkdir()
     for step in range(6):
@@ -210,7 +210,7 @@ def test_a_look_that_takes_long_goes_on_within_one_reading(tmp_path: Path, monke
     assert node.status().events == []
 
 
-def test_one_from_just_before_the_start_counts_and_nothing_bad_is_said_of_it(tmp_path: Path) -> None:
+def test_a_checkpoint_from_just_before_the_start_counts_without_warnings(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     old = tmp_path / "ckpt" / "checkpoint_1.pt"
     old.write_bytes(torch_bytes()[:-30])
@@ -222,7 +222,7 @@ def test_one_from_just_before_the_start_counts_and_nothing_bad_is_said_of_it(tmp
     assert (node.value(TOTAL), node.value(VALID), node.status().events) == (1, None, [])
 
 
-def rotate(node: Node, *steps: int) -> None:
+def write_and_keep_two(node: Node, *steps: int) -> None:
     """Write checkpoints, and keep the last two."""
     for step in steps:
         node.write(f"checkpoint_{step}.pt", torch_bytes())
@@ -231,8 +231,8 @@ def rotate(node: Node, *steps: int) -> None:
         node.reads(60)
 
 
-def after(node: Node, run_dir: Path, **identity: Any) -> Node:
-    """A new sidecar in place of one."""
+def restart_sidecar(node: Node, run_dir: Path, **identity: Any) -> Node:
+    """The node after a restart of its sidecar."""
     clock = node.clock
     new = Node.__new__(Node)
     new.clock, new.folder = clock, node.folder
@@ -244,37 +244,37 @@ def after(node: Node, run_dir: Path, **identity: Any) -> Node:
 
 def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    rotate(node, *range(1, 7))
+    write_and_keep_two(node, *range(1, 7))
     assert node.value(TOTAL) == 6
-    new = after(node, tmp_path)
+    new = restart_sidecar(node, tmp_path)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (6, 60)
     assert new.context.published.checkpoint_times == node.context.published.checkpoint_times
-    rotate(new, 7)
+    write_and_keep_two(new, 7)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (7, 60)
     assert [event["event"] for event in new.status().events] == ["checkpoint saved"]
     new.reads(60)
-    assert after(new, tmp_path).value(TOTAL) == 7
+    assert restart_sidecar(new, tmp_path).value(TOTAL) == 7
 
 
 @pytest.mark.parametrize("change", [{"total": -1}, {"beats": 3}, {"counted": None}])
-def test_a_state_that_cannot_be_used_is_as_none(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_unusable_saved_state_is_ignored(tmp_path: Path, change: dict[str, object]) -> None:
     node = Node(tmp_path)
-    rotate(node, *range(1, 7))
+    write_and_keep_two(node, *range(1, 7))
     path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
     body = json.loads(path.read_text())
     path.write_text(json.dumps(body | {"checkpoints": body["checkpoints"] | change}))
-    assert after(node, tmp_path).value(TOTAL) == 2
+    assert restart_sidecar(node, tmp_path).value(TOTAL) == 2
     for text in ("", "[1]", "{", "[" * 100_000, json.dumps(body | {"schema": 2}), json.dumps(body | {"job_id": "x"})):
         path.write_text(text)
-        assert after(node, tmp_path).value(TOTAL) == 2
+        assert restart_sidecar(node, tmp_path).value(TOTAL) == 2
 
 
-def test_the_state_is_written_when_something_was_counted_and_not_more_often(tmp_path: Path) -> None:
+def test_the_state_is_saved_only_after_a_new_checkpoint(tmp_path: Path) -> None:
     node = Node(tmp_path)
     path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
     node.reads(60)
     assert not path.exists()
-    rotate(node, 1)
+    write_and_keep_two(node, 1)
     before = path.stat()
     node.reads(300)
     assert path.stat() == before
@@ -287,17 +287,15 @@ def test_the_state_is_written_when_something_was_counted_and_not_more_often(tmp_
     assert json.loads(path.read_text())["checkpoints"]["total"] == 3
 
 
-def test_a_run_directory_that_cannot_be_written_costs_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_read_only_run_directory_affects_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(tmp_path)
     (tmp_path / "state").write_text("")
-    rotate(node, 1, 2)
+    write_and_keep_two(node, 1, 2)
     assert node.value(TOTAL) == 2
     assert sum("is not saved" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_what_is_unusual_is_only_a_hint(tmp_path: Path) -> None:
+def test_unusual_files_are_only_a_hint(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step, count in ((1, 4), (2, 2)):
         for rank in range(count):
@@ -313,15 +311,15 @@ def test_what_is_unusual_is_only_a_hint(tmp_path: Path) -> None:
 
 
 def write_earlier(folder: Path, name: str, content: bytes, when: float) -> None:
-    """A file that was there before a sidecar of this job was."""
+    """Write a file from before the first sidecar of this job."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     os.utime(folder / name, (when, when))
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_what_was_saved_just_before_a_second_attempt_is_not_new(tmp_path: Path, attempt: int) -> None:
-    """A resume is an attempt 0 in a run directory of its own, a requeue an attempt 1: neither has written it."""
+def test_a_checkpoint_from_just_before_a_second_attempt_is_not_new(tmp_path: Path, attempt: int) -> None:
+    """A resume is attempt 0 in a new run directory, a requeue is attempt 1. Neither wrote the file."""
     began = FakeClock().now + 998.0
     write_earlier(tmp_path / "ckpt", "checkpoint_140.pt", torch_bytes(), began - 1.0)
     node = Node(tmp_path, attempt=attempt, start=began)
@@ -333,22 +331,22 @@ def test_what_was_saved_just_before_a_second_attempt_is_not_new(tmp_path: Path, 
     assert [event["detail"].partition(":")[0] for event in node.status().events] == ["checkpoint_160.pt"]
 
 
-def test_a_late_sidecar_of_a_second_attempt_takes_nothing_of_the_first(tmp_path: Path) -> None:
+def test_a_late_sidecar_of_a_second_attempt_ignores_checkpoints_of_the_first(tmp_path: Path) -> None:
     began = FakeClock().now + 500.0
     write_earlier(tmp_path / "ckpt", "checkpoint_140.pt", torch_bytes(), began - 1.0)
     assert Node(tmp_path, attempt=1, start=began).value(TOTAL) == 0
     assert Node(tmp_path, attempt=0, start=began).value(TOTAL) == 1, "the clock of its file server may be behind"
 
 
-def test_what_a_killed_attempt_was_writing_is_not_being_written(tmp_path: Path) -> None:
+def test_an_unfinished_file_of_a_killed_attempt_is_not_being_written(tmp_path: Path) -> None:
     began = FakeClock().now + 998.0
     write_earlier(tmp_path / "ckpt", "checkpoint_140.pt.tmp", b"half", began - 1.0)
     node = Node(tmp_path, attempt=1, start=began)
     assert node.value(WRITING) == 0
 
 
-def note_record(node: Node, run_dir: Path) -> None:
-    """A worker of the job has started or ended."""
+def touch_workers_dir(node: Node, run_dir: Path) -> None:
+    """Mark that a worker of the job started or ended."""
     (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
     os.utime(run_dir / run_files.WORKERS_DIR, (node.clock.now, node.clock.now))
 
@@ -364,13 +362,13 @@ def unusual(node: Node) -> list[str]:
     return [event["detail"] for event in events if event["event"] == "checkpoint unusual" or event["level"] != "info"]
 
 
-def test_after_a_worker_has_failed_it_is_not_unusual_that_it_saves_at_other_steps(tmp_path: Path) -> None:
+def test_other_steps_of_a_restarted_worker_are_not_unusual(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step in (100, 200, 300, 400):
         save(node, step, 0, 1, 2)
-    note_record(node, tmp_path)  # rank 2 is killed
+    touch_workers_dir(node, tmp_path)  # rank 2 is killed
     save(node, 500, 0, 1)
-    note_record(node, tmp_path)  # and goes on from 400
+    touch_workers_dir(node, tmp_path)  # and resumes from 400
     save(node, 600, 0, 1, seconds=30)
     save(node, 520, 2, seconds=30)
     save(node, 700, 0, 1, seconds=30)
@@ -379,11 +377,11 @@ def test_after_a_worker_has_failed_it_is_not_unusual_that_it_saves_at_other_step
     assert unusual(node) == []
 
 
-def test_at_the_end_of_a_job_that_has_failed_the_last_checkpoints_are_those_of_some(tmp_path: Path) -> None:
+def test_missing_ranks_at_the_end_of_a_failed_job_are_not_unusual(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step in (100, 200, 300):
         save(node, step, 0, 1, 2)
-    note_record(node, tmp_path)  # rank 1 is killed, and the others save when they are told to end
+    touch_workers_dir(node, tmp_path)  # rank 1 is killed, and the others save during the teardown
     run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
     for rank, step in ((0, 354), (2, 353)):
         save(node, step, rank, seconds=5)
@@ -391,54 +389,54 @@ def test_at_the_end_of_a_job_that_has_failed_the_last_checkpoints_are_those_of_s
     assert unusual(node) == []
 
 
-def test_what_is_unusual_is_told_again_once_there_is_something_to_compare_with(tmp_path: Path) -> None:
+def test_missing_ranks_are_reported_again_once_there_are_checkpoints_to_compare(tmp_path: Path) -> None:
     node = Node(tmp_path)
     save(node, 100, 0, 1)
-    note_record(node, tmp_path)
+    touch_workers_dir(node, tmp_path)
     for step in (200, 300, 400):
         save(node, step, 0, 1)
     save(node, 500, 0, seconds=120)
     assert unusual(node) == [
-        "checkpoint_worker_0_step_500.pt: there is no checkpoint_worker_1_step_#.pt, unlike before"
+        "checkpoint_worker_0_step_500.pt: has no checkpoint_worker_1_step_#.pt, unlike earlier checkpoints"
     ]
 
 
-def test_a_size_is_odd_among_checkpoints_of_the_same_ranks(tmp_path: Path) -> None:
+def test_a_size_is_compared_with_checkpoints_of_the_same_ranks(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step in (1, 2, 3):
         save(node, step, 0, 1, 2)
-    note_record(node, tmp_path)  # a worker has begun anew: perhaps they are out of step
+    touch_workers_dir(node, tmp_path)  # a worker was restarted: the ranks may be out of step
     save(node, 4, 0)
     assert [event["level"] for event in node.status().events if event["event"] == "checkpoint saved"] == ["info"] * 4
     node.write("checkpoint_worker_0_step_5.pt", torch_bytes(4096))
     node.write("checkpoint_worker_1_step_5.pt", torch_bytes(4096))
     node.write("checkpoint_worker_2_step_5.pt", torch_bytes(4096))
     node.reads(60)
-    (told,) = [event["detail"] for event in node.status().events if event["level"] == "warning"]
-    assert "times the usual size" in told
+    (detail,) = [event["detail"] for event in node.status().events if event["level"] == "warning"]
+    assert "times the usual size" in detail
 
 
 def odd_sizes(node: Node) -> list[str]:
-    """Checkpoints that were told to be of an unusual size."""
+    """Checkpoints with an event for an unusual size."""
     events = node.status().events
     return [event["detail"].partition(":")[0] for event in events if "times the usual size" in event["detail"]]
 
 
-def test_a_shard_without_the_others_is_odd_where_no_worker_has_begun_or_ended(tmp_path: Path) -> None:
-    note_record(node := Node(tmp_path), tmp_path)
+def test_a_lone_shard_is_odd_if_no_worker_started_or_ended(tmp_path: Path) -> None:
+    touch_workers_dir(node := Node(tmp_path), tmp_path)
     for step in (1, 2, 3):
         save(node, step, *range(8))
     save(node, 4, 0)
-    save(node, 5, 0, 8)  # a new one beside it is no reason
+    save(node, 5, 0, 8)  # an additional new rank is no reason for it
     assert odd_sizes(node) == ["checkpoint_worker_0_step_4.pt", "checkpoint_worker_*_step_5.pt"]
 
 
-def test_after_a_restart_it_is_odd_once_three_have_come_with_the_others(tmp_path: Path) -> None:
+def test_a_lone_shard_after_a_restart_is_odd_after_three_complete_checkpoints(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step in (1, 2, 3):
         save(node, step, *range(8))
-    note_record(node, tmp_path)
-    save(node, 4, 0)  # perhaps it is out of step
+    touch_workers_dir(node, tmp_path)
+    save(node, 4, 0)  # it may be out of step
     for step in (5, 6, 7):
         assert odd_sizes(node) == []
         save(node, step, *range(8))
@@ -447,23 +445,21 @@ def test_after_a_restart_it_is_odd_once_three_have_come_with_the_others(tmp_path
     assert odd_sizes(node) == ["checkpoint_worker_0_step_8.pt", "checkpoint_worker_3_step_9.pt"]
 
 
-def test_a_rank_that_is_out_of_step_after_a_restart_is_not_odd(tmp_path: Path) -> None:
+def test_a_rank_out_of_step_after_a_restart_is_not_odd(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for step in (1, 2, 3):
         save(node, step, *range(8))
-    note_record(node, tmp_path)
+    touch_workers_dir(node, tmp_path)
     for step in range(4, 10):
         save(node, 10 * step, *range(7), seconds=30)
         save(node, 10 * step + 5, 7, seconds=30)
     assert odd_sizes(node) == []
 
 
-@pytest.mark.parametrize("look_s", [1.0, 5.0])
+@pytest.mark.parametrize("poll_s", [1.0, 5.0])
 @pytest.mark.parametrize("late_s", [0.0, 0.3, 1.3, 3.0])
-def test_ranks_that_are_out_of_step_after_a_restart_are_not_unusual(
-    tmp_path: Path, late_s: float, look_s: float
-) -> None:
-    """Three ranks that keep their last two checkpoints each; rank 1 is killed, and goes on some seconds later."""
+def test_ranks_out_of_step_after_a_restart_are_not_unusual(tmp_path: Path, late_s: float, poll_s: float) -> None:
+    """Three ranks each keep their last two checkpoints. Rank 1 is killed and restarts some seconds later."""
     node = Node(tmp_path)
     began, kept = node.clock.now, {rank: [0, 0] for rank in range(3)}
     done: list[tuple[float, int | None, int]]
@@ -472,11 +468,11 @@ def test_ranks_that_are_out_of_step_after_a_restart_are_not_unusual(
     done += [(17.0 + late_s + 3.3 * (n - 4), 1, 100 * n) for n in range(5, 11)]
     done += [(14.7 + late_s, None, 0), (16.8 + late_s, None, 0)]  # its end and its start
     for moment, rank, step in sorted(done, key=lambda entry: entry[0]):
-        while began + moment - node.clock.now > look_s:
-            node.reads(look_s, every=look_s)
+        while began + moment - node.clock.now > poll_s:
+            node.reads(poll_s, every=poll_s)
         before, node.clock.now = node.clock.now, began + moment
         if rank is None:
-            note_record(node, tmp_path)
+            touch_workers_dir(node, tmp_path)
             node.clock.now = before
             continue
         node.write(f"checkpoint_worker_{rank}_step_{step}.pt", torch_bytes())

@@ -1,4 +1,4 @@
-"""How many checkpoints there were, their rhythm and usual size, also over a restart of the sidecar."""
+"""The number of checkpoints, their rhythm and usual size, also over a restart of the sidecar."""
 
 import json
 from pathlib import Path
@@ -10,64 +10,64 @@ from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, on
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
 
-def test_checkpoints_that_do_not_last_until_they_have_settled_count(tmp_path: Path) -> None:
+def test_checkpoints_deleted_before_they_settle_count(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in range(1, 11):
         one_file(folder, step)
         if step > 1:
             folder.remove(f"checkpoint_{step - 1}.pt")
-        folder.look(3)
-    folder.looks(30)
+        folder.poll(3)
+    folder.poll_for(30)
     assert folder.checkpoints.total == 10
     assert folder.checkpoints.interval_s == 3.0
 
 
-def test_texts_that_were_there_first_leave_no_rhythm_behind(tmp_path: Path) -> None:
+def test_text_files_from_before_the_first_checkpoint_leave_no_interval(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "checkpoint_*")
-    folder.look()
+    folder.poll()
     for minute in range(5):
         folder.write("checkpoint_state.json", str(minute))
-        folder.looks(60)
+        folder.poll_for(60)
     assert folder.checkpoints.interval_s == 60
     folder.write("checkpoint_100.pt")
-    folder.looks(60)
+    folder.poll_for(60)
     assert folder.checkpoints.interval_s is None
     assert folder.checkpoints.last is not None
     assert folder.checkpoints.last.name == "checkpoint_100.pt"
 
 
-def test_the_count_goes_on_where_old_ones_were_removed(tmp_path: Path) -> None:
+def test_the_count_continues_after_old_checkpoints_were_removed(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in range(1, 7):
         one_file(folder, step)
         if step > 2:
             folder.remove(f"checkpoint_{step - 2}.pt")
-        folder.looks(60)
+        folder.poll_for(60)
     before = (folder.checkpoints.total, folder.checkpoints.save_times)
     state = json.loads(json.dumps(folder.checkpoints.state()))
     folder.restart()
     folder.checkpoints.restore(state)
-    assert folder.looks(30) == []
+    assert folder.poll_for(30) == []
     assert (folder.checkpoints.total, folder.checkpoints.save_times) == before
     assert folder.checkpoints.state() == state
     one_file(folder, 7)
-    assert folder.looks(60) == ["saved checkpoint_7.pt"]
+    assert folder.poll_for(60) == ["saved checkpoint_7.pt"]
     assert (folder.checkpoints.total, folder.checkpoints.interval_s) == (7, 60)
 
 
-def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: Path) -> None:
+def test_a_checkpoint_extended_later_is_not_counted_again_by_a_new_sidecar(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     hugging_face(folder, 1)
-    folder.looks(60)
+    folder.poll_for(60)
     folder.write("checkpoint-1/README.md")
-    folder.looks(60)
+    folder.poll_for(60)
     state = folder.checkpoints.state()
     folder.restart()
     folder.checkpoints.restore(state)
-    folder.looks(60)
+    folder.poll_for(60)
     assert folder.checkpoints.total == 1
 
 
@@ -78,47 +78,47 @@ def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: P
         *({"beats": 3}, {"beats": [float("nan")]}, {"counted": []}, {"counted": {"a": None}}, {"real": 1}),
     ],
 )
-def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
+def test_a_malformed_state_is_refused(change: dict[str, object]) -> None:
     checkpoints = CheckpointTracker(START)
     with pytest.raises(ValueError, match="has no"):
         checkpoints.restore({**CheckpointTracker().state(), "total": 3, **change})
     assert (checkpoints.total, checkpoints.save_times) == (0, ())
 
 
-def test_a_size_that_differs_is_told_once_three_are_known(tmp_path: Path) -> None:
+def test_a_different_size_is_reported_once_three_are_known(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     odd = []
     for step, size in enumerate((1000, 100, 1000, 1100, 400, 2500, 1000)):
         folder.write(f"checkpoint_{step}.pt", size)
-        folder.looks(30)
+        folder.poll_for(30)
         assert folder.checkpoints.last is not None
         odd.append(folder.checkpoints.last.odd_size)
     assert odd == [None, None, None, None, 0.4, 2.5, None]
 
 
-def test_a_fixed_interval_is_taken_as_it_is() -> None:
+def test_a_configured_interval_is_used_unchanged() -> None:
     assert CheckpointTracker(interval_s=600.0).interval_s == 600.0
     assert CheckpointTracker(interval_s=600.0).next_expected is None
 
 
 def test_one_late_checkpoint_does_not_change_the_rhythm(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step, pause in enumerate((60, 60, 600, 60, 60)):
         folder.write(f"checkpoint_{step * 50}.pt")
-        folder.looks(pause)
+        folder.poll_for(pause)
     assert (folder.checkpoints.interval_s, folder.checkpoints.interval_steps) == (60.0, 50)
 
 
-def test_a_folder_that_is_lost_from_sight_for_a_moment_is_not_counted_again(tmp_path: Path) -> None:
+def test_a_folder_that_disappears_briefly_is_not_counted_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (1, 2):
         ranks(folder, step)
-        folder.looks(50)
+        folder.poll_for(50)
     (tmp_path / "ckpt").rename(tmp_path / "away")
-    folder.look()
+    folder.poll()
     (tmp_path / "away").rename(tmp_path / "ckpt")
-    assert folder.looks(60) == []
+    assert folder.poll_for(60) == []
     assert folder.checkpoints.total == 2

@@ -1,4 +1,4 @@
-"""What names of checkpoint files tell: which are one checkpoint, its step, which of them are missing."""
+"""What the names of checkpoint files show: which form one checkpoint, its step, and missing ranks."""
 
 import pytest
 from hypothesis import example, given
@@ -51,7 +51,7 @@ def test_ranks_between_others_are_missing_unless_only_some_write(numbers: tuple[
         ("checkpoint_12.pt.done", "step 12", 12, None),
     ],
 )
-def test_a_name_tells_what_is_one_checkpoint(name: str, key: str, step: int | None, epoch: int | None) -> None:
+def test_a_name_shows_checkpoint_step_and_epoch(name: str, key: str, step: int | None, epoch: int | None) -> None:
     found = parse_name(name)
     assert found is not None
     assert (found.key, found.step, found.epoch) == (key, step, epoch)
@@ -64,15 +64,15 @@ def test_a_name_tells_what_is_one_checkpoint(name: str, key: str, step: int | No
         *("events.out.tfevents.1700000000.node01", "training_args.bin", "train.log"),
     ],
 )
-def test_files_beside_checkpoints_are_none(name: str) -> None:
+def test_other_files_next_to_checkpoints_are_not_checkpoints(name: str) -> None:
     assert parse_name(name) is None
 
 
-def test_directories_beside_checkpoints_are_none() -> None:
+def test_other_directories_next_to_checkpoints_are_not_checkpoints() -> None:
     assert [parse_name(name, True) for name in ("runs", "logs", "wandb")] == [None] * 3
 
 
-def test_numbers_of_shards_tell_what_is_missing() -> None:
+def test_shard_numbers_reveal_missing_shards() -> None:
     assert list(missing_numbers(["d/a-00001-of-00003.x", "d/a-00003-of-00003.x"])) == ["d/a-00002-of-00003.x"]
     assert list(missing_numbers(["a-0-of-2", "b-1-of-1"])) == ["a-1-of-2"]
     assert list(missing_numbers(["model_world_size_2_rank_1.pt"])) == ["model_world_size_2_rank_0.pt"]
@@ -89,7 +89,7 @@ def test_shards_keep_their_numbers_in_a_shape() -> None:
 @given(HOSTILE, st.booleans())
 @example("checkpoint_" + "9" * 200 + ".pt", False)
 @example("²", False)
-def test_every_name_is_read_the_same_each_time(name: str, directory: bool) -> None:
+def test_parsing_any_name_is_deterministic(name: str, directory: bool) -> None:
     assert parse_name.__wrapped__(name, directory) == parse_name(name, directory)
     found = parse_name(name, directory)
     if found is not None:

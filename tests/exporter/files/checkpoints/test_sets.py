@@ -1,4 +1,4 @@
-"""What belongs to one checkpoint: files that are missing, added later, written anew, or another name of it."""
+"""Which files form one checkpoint: missing, added, rewritten and linked ones."""
 
 import json
 import os
@@ -19,105 +19,105 @@ from tests.exporter.files.checkpoints.checkpoint_layouts import (
 from tests.exporter.files.checkpoints.checkpoint_trees import Folder
 
 
-def test_a_marker_says_that_a_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_a_marker_file_makes_a_checkpoint_complete(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write_all(f"step_1/__{rank}_0.distcp" for rank in range(2))
-    assert folder.look() == []
+    assert folder.poll() == []
     folder.write("step_1/.metadata")
-    assert folder.look() == ["saved step_1"]
+    assert folder.poll() == ["saved step_1"]
 
 
-def test_the_same_name_counts_each_time_that_it_is_written_anew(tmp_path: Path) -> None:
+def test_each_rewrite_of_the_same_name_counts(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for size in (100, 100, 90, 120):
         folder.write("checkpoint.pt", b"y" * size)
-        assert folder.looks(100) == ["saved checkpoint.pt"]
+        assert folder.poll_for(100) == ["saved checkpoint.pt"]
     assert folder.checkpoints.total == 4
     assert folder.checkpoints.interval_s == 100.0
 
 
-def test_a_name_that_is_replaced_counts_at_once(tmp_path: Path) -> None:
+def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for _ in range(3):
         folder.write("checkpoint.pt.tmp")
-        folder.look()
+        folder.poll()
         folder.rename("checkpoint.pt.tmp", "checkpoint.pt")
-        assert folder.look() == ["saved checkpoint.pt"]
+        assert folder.poll() == ["saved checkpoint.pt"]
     assert folder.checkpoints.total == 3
 
 
-def test_a_writer_that_pauses_counts_once_and_is_waited_for_from_then_on(tmp_path: Path) -> None:
+def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt", 100)
-    assert folder.looks(25) == ["saved checkpoint_1.pt"]
+    assert folder.poll_for(25) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_1.pt", 200)
-    assert folder.looks(100) == []
+    assert folder.poll_for(100) == []
     last = folder.checkpoints.last
     assert (last.bytes, folder.checkpoints.total) == (200, 1)  # type: ignore[union-attr]
     folder.write("checkpoint_2.pt", 100)
-    assert folder.looks(25) == []
+    assert folder.poll_for(25) == []
     folder.write("checkpoint_2.pt", 200)
-    assert folder.looks(100) == ["saved checkpoint_2.pt"]
+    assert folder.poll_for(100) == ["saved checkpoint_2.pt"]
 
 
-def test_what_is_added_to_a_checkpoint_later_is_no_new_one(tmp_path: Path) -> None:
+def test_files_added_later_do_not_make_a_new_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     hugging_face(folder, 10)
-    folder.looks(300)
+    folder.poll_for(300)
     folder.write("checkpoint-10/README.md")
     folder.write("checkpoint-10/eval.json")
-    assert folder.looks(400) == []
+    assert folder.poll_for(400) == []
     folder.write("checkpoint-20/model.safetensors")
-    assert folder.looks(30) != []  # nor is the time between them a pause of the writer
+    assert folder.poll_for(30) != []  # nor does the time between them count as a pause of the writer
 
 
-def test_a_step_that_is_written_again_after_a_resume_counts_again(tmp_path: Path) -> None:
+def test_a_step_rewritten_after_a_resume_counts_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for _ in range(2):
         ranks(folder, 10)
-        folder.looks(100)
+        folder.poll_for(100)
     assert folder.checkpoints.total == 2
 
 
-def test_a_link_or_copy_called_last_is_no_checkpoint_of_its_own(tmp_path: Path) -> None:
+def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (1, 2, 3):
         path = folder.write(f"epoch={step}-step={step}00.ckpt")
         for name, make in (("last.ckpt", os.link), ("best.ckpt", os.symlink)):
             (folder.path / name).unlink(missing_ok=True)
             make(path, folder.path / name)
-        folder.look()
+        folder.poll()
         folder.write("latest.ckpt")
-        folder.looks(200)
+        folder.poll_for(200)
         last = folder.checkpoints.last
         assert last is not None
         assert (last.step, folder.checkpoints.total) == (step * 100, step)
 
 
-def test_a_last_one_that_is_written_more_often_counts(tmp_path: Path) -> None:
+def test_a_last_file_that_is_written_more_often_counts(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write("step=1.ckpt")
-    folder.looks(300)
+    folder.poll_for(300)
     folder.write("last.ckpt")
-    folder.looks(300)
+    folder.poll_for(300)
     assert folder.checkpoints.total == 2
 
 
 class Part(NamedTuple):
-    """A checkpoint of which something is missing."""
+    """An incomplete checkpoint."""
 
     write: Write
     leave_out: str
     missing: int = 1
-    before: int = 1  # whole ones before it
+    before: int = 1  # complete checkpoints before it
 
 
 PARTS = {
@@ -131,66 +131,66 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-def test_what_is_missing_is_told_once(tmp_path: Path, part: Part) -> None:
+def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in range(1, part.before + 1):
         part.write(folder, step)
-        folder.looks(60)
+        folder.poll_for(60)
     assert folder.checkpoints.total == part.before
     part.write(folder, 100)
     gone = part.leave_out.format(100)
     folder.remove(gone)
-    found = folder.looks(120)
-    assert [words.split()[0] for words in found] == ["incomplete"]
+    found = folder.poll_for(120)
+    assert [event.split()[0] for event in found] == ["incomplete"]
     last = folder.checkpoints.last
     assert last is not None
     assert (last.state, last.missing_count) == ("incomplete", part.missing)
     assert last.missing[0].rpartition("/")[2].replace("#", "100") == gone.rpartition("/")[2]
     assert (folder.checkpoints.total, folder.checkpoints.writing) == (part.before, False)
     folder.write(gone)
-    assert [words.split()[0] for words in folder.looks(120)] == ["saved"]
+    assert [event.split()[0] for event in folder.poll_for(120)] == ["saved"]
     assert folder.checkpoints.last is not None
     assert (folder.checkpoints.last.missing_count, folder.checkpoints.total) == (0, part.before + 1)
 
 
-def test_a_shard_that_only_the_index_names_is_missing(tmp_path: Path) -> None:
+def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write("checkpoint-1/a.safetensors")
     folder.write(
         "checkpoint-1/model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b"}})
     )
-    assert folder.looks(120) == ["incomplete checkpoint-1"]
+    assert folder.poll_for(120) == ["incomplete checkpoint-1"]
     assert folder.checkpoints.last is not None
     assert folder.checkpoints.last.missing == ("checkpoint-1/b",)
 
 
-def test_ranks_that_are_late_are_waited_for_as_long_as_the_last_ones_took(tmp_path: Path) -> None:
+def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for rank in range(8):
         folder.write(f"ckpt_step1_rank{rank}.pt")
-        folder.look()
-    folder.looks(50)
+        folder.poll()
+    folder.poll_for(50)
     folder.write_all(f"ckpt_step2_rank{rank}.pt" for rank in range(7))
-    assert folder.looks(60) == []
+    assert folder.poll_for(60) == []
     assert folder.checkpoints.writing
     folder.write("ckpt_step2_rank7.pt")
-    assert folder.looks(20) == ["saved ckpt_step2_rank*.pt"]
+    assert folder.poll_for(20) == ["saved ckpt_step2_rank*.pt"]
 
 
-def test_ranks_that_do_not_keep_in_step_have_nothing_missing(tmp_path: Path) -> None:
+def test_ranks_out_of_step_are_not_missing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (500, 1000):
         folder.write_all(f"checkpoint_worker_{rank}_step_{step}.json" for rank in range(4))
-        folder.looks(60)
+        folder.poll_for(60)
     for rank, step in enumerate((1004, 1003, 1002, 1001)):
         folder.write(f"checkpoint_worker_{rank}_step_{step}.json")
-        folder.look(4)
-    folder.looks(200)
-    assert {one.kind for one in folder.happened} == {"saved"}
+        folder.poll(4)
+    folder.poll_for(200)
+    assert {event.kind for event in folder.happened} == {"saved"}
     assert len(folder.checkpoints.save_times) == 3
 
 
@@ -202,14 +202,14 @@ HINTS = {
 
 
 @pytest.mark.parametrize("part", HINTS.values(), ids=HINTS)
-def test_what_only_those_before_had_is_a_hint(tmp_path: Path, part: Part) -> None:
+def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part: Part) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     part.write(folder, 1)
-    folder.looks(60)
+    folder.poll_for(60)
     part.write(folder, 100)
     folder.remove(part.leave_out.format(100))
-    assert [words.split()[0] for words in folder.looks(120)] == ["saved", "unusual"]
+    assert [event.split()[0] for event in folder.poll_for(120)] == ["saved", "unusual"]
     last = folder.checkpoints.last
     assert last is not None
     assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 2)
@@ -218,80 +218,80 @@ def test_what_only_those_before_had_is_a_hint(tmp_path: Path, part: Part) -> Non
 
 
 @pytest.mark.parametrize("name", ["checkpoint_final/model.pt", "checkpoint_400/model.pt", "checkpoint_final.pt"])
-def test_one_file_in_place_of_many_ranks_is_whole(tmp_path: Path, name: str) -> None:
+def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (100, 200, 300):
         folder.write_all(f"checkpoint_{step}/model_rank{rank}.pt" for rank in range(4))
-        folder.looks(60)
+        folder.poll_for(60)
     folder.write(name, b"x" * 90)
-    assert "saved" in [words.split()[0] for words in folder.looks(200)]
+    assert "saved" in [event.split()[0] for event in folder.poll_for(200)]
     last = folder.checkpoints.last
     assert last is not None
     assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 4)
-    assert {one.kind for one in folder.happened} <= {"saved", "unusual"}
+    assert {event.kind for event in folder.happened} <= {"saved", "unusual"}
     assert (last.odd, last.odd_size) == (None, None) or "final" not in name
 
 
-def test_fewer_ranks_are_whole(tmp_path: Path) -> None:
+def test_fewer_ranks_are_complete(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
-    told = []
+    folder.poll()
+    events = []
     for step, count in enumerate((8, 4, 4)):
         folder.write_all(f"checkpoint-{step}/rng_state_{rank}.pth" for rank in range(count))
-        told.append([words.split()[0] for words in folder.looks(120)])
-    assert told == [["saved"], ["saved", "unusual"], ["saved"]]
+        events.append([event.split()[0] for event in folder.poll_for(120)])
+    assert events == [["saved"], ["saved", "unusual"], ["saved"]]
 
 
-def test_a_hole_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> None:
+def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write_all(f"checkpoint_100/model_rank{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7))
-    assert folder.looks(55) == []
-    assert folder.looks(60) == ["incomplete checkpoint_100"]
+    assert folder.poll_for(55) == []
+    assert folder.poll_for(60) == ["incomplete checkpoint_100"]
     last = folder.checkpoints.last
     assert last is not None
     assert last.missing == ("checkpoint_100/model_rank3.pt",)
 
 
-def test_ranks_that_a_writer_always_leaves_out_are_none_of_it(tmp_path: Path) -> None:
+def test_ranks_that_are_never_written_are_not_missing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
-    told = []
+    folder.poll()
+    events = []
     for step in (1, 2, 3, 4):
         folder.write_all(f"step_{step}/model_rank{rank}.pt" for rank in (0, 1, 2, 4))
-        told.append([words.split()[0] for words in folder.looks(120)])
-    assert told == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
+        events.append([event.split()[0] for event in folder.poll_for(120)])
+    assert events == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
 
 
-def test_ranks_that_are_not_in_step_are_no_holes(tmp_path: Path) -> None:
+def test_ranks_out_of_step_are_no_gaps(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for rank, step in enumerate((1004, 1004, 1003, 1004)):
         folder.write(f"ckpt_rank{rank}_step{step}.pt")
-    folder.looks(200)
-    assert {one.kind for one in folder.happened} == {"saved"}
+    folder.poll_for(200)
+    assert {event.kind for event in folder.happened} == {"saved"}
 
 
-def test_an_index_of_other_weights_names_nothing_that_is_missing(tmp_path: Path) -> None:
+def test_shards_in_an_index_of_other_weights_are_not_missing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     index = json.dumps({"weight_map": {"x": "pytorch_model-1.bin", "y": "pytorch_model-2.bin"}})
     folder.write_all(["checkpoint_100/model.safetensors", "checkpoint_100/optimizer.pt"])
     folder.write("checkpoint_100/pytorch_model.bin.index.json", index)
-    assert folder.looks(120) == ["saved checkpoint_100"]
+    assert folder.poll_for(120) == ["saved checkpoint_100"]
     folder.write("checkpoint_200/optimizer.pt")
     folder.write("checkpoint_200/pytorch_model.bin.index.json", index)
-    assert folder.looks(120) == ["incomplete checkpoint_200"]
+    assert folder.poll_for(120) == ["incomplete checkpoint_200"]
 
 
-def test_a_file_that_is_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -> None:
+def test_a_file_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (1, 2, 3, 4):
         for size in range(100, 800, 100):
             folder.write(f"checkpoint_{step}.pt", size)
-            folder.looks(35 if size % 300 else 80)
-        folder.looks(200)
+            folder.poll_for(35 if size % 300 else 80)
+        folder.poll_for(200)
     assert folder.checkpoints.total == 4
-    assert [one.kind for one in folder.happened] == ["saved"] * 4
+    assert [event.kind for event in folder.happened] == ["saved"] * 4

@@ -1,4 +1,4 @@
-"""When a checkpoint is written, whole or left by an earlier job, by trees on disk as frameworks write them."""
+"""Whether a checkpoint is being written, complete or of an earlier job, in the layouts of real frameworks."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
 
 @pytest.mark.parametrize("write", LAYOUTS.values(), ids=LAYOUTS)
-def test_each_layout_is_one_checkpoint_a_save(tmp_path: Path, write: Write) -> None:
+def test_each_save_is_one_checkpoint_in_every_layout(tmp_path: Path, write: Write) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in (10, 20, 30, 40):
         began = folder.now
         write(folder, step)
-        assert len(folder.looks(100)) == 1
+        assert len(folder.poll_for(100)) == 1
         last = folder.checkpoints.last
         assert last is not None
         assert (last.state, last.end, last.missing_count) == ("complete", began, 0)
@@ -32,14 +32,14 @@ def test_each_layout_is_one_checkpoint_a_save(tmp_path: Path, write: Write) -> N
 
 
 @pytest.mark.parametrize("write", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_new_sidecar_finds_the_same_checkpoints_and_tells_of_none(tmp_path: Path, write: Write) -> None:
+def test_a_new_sidecar_finds_the_same_checkpoints_without_events(tmp_path: Path, write: Write) -> None:
     folder = Folder(tmp_path / "ckpt")
     for step in (10, 20, 30, 40):
         write(folder, step)
-        folder.looks(100)
+        folder.poll_for(100)
     before = (folder.checkpoints.total, folder.checkpoints.save_times, folder.checkpoints.last)
     folder.restart()
-    assert folder.look() == []
+    assert folder.poll() == []
     assert (folder.checkpoints.total, folder.checkpoints.save_times) == before[:2]
     assert folder.checkpoints.last is not None
     assert before[2] is not None
@@ -47,89 +47,89 @@ def test_a_new_sidecar_finds_the_same_checkpoints_and_tells_of_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("write", LAYOUTS.values(), ids=LAYOUTS)
-def test_checkpoints_of_an_earlier_job_are_none_of_this_one(tmp_path: Path, write: Write) -> None:
+def test_checkpoints_of_an_earlier_job_do_not_count(tmp_path: Path, write: Write) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.now = START - 500.0
     write(folder, 10)
     folder.now = START + 100.0
-    folder.looks(50)
+    folder.poll_for(50)
     assert (folder.checkpoints.total, folder.checkpoints.last, folder.checkpoints.save_times) == (0, None, ())
     assert not folder.checkpoints.writing
     write(folder, 20)
-    folder.looks(100)
+    folder.poll_for(100)
     assert folder.checkpoints.total == 1
 
 
 def test_a_file_that_grows_is_being_written_until_it_has_settled(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for size in range(100, 700, 100):
         folder.write("checkpoint_1.pt", size)
-        assert folder.look() == []
+        assert folder.poll() == []
         assert folder.checkpoints.writing
         assert folder.checkpoints.last is not None
         assert folder.checkpoints.last.state == "writing"
-    assert folder.look() == []
-    assert folder.look() == ["saved checkpoint_1.pt"]
+    assert folder.poll() == []
+    assert folder.poll() == ["saved checkpoint_1.pt"]
     assert not folder.checkpoints.writing
     last = folder.checkpoints.last
     assert (last.state, last.bytes, last.seconds) == ("complete", 600, 25.0)  # type: ignore[union-attr]
 
 
-def test_a_file_that_is_renamed_into_place_is_whole_at_once(tmp_path: Path) -> None:
+def test_a_file_renamed_into_place_is_complete_at_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "*.pt")
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt.tmp", 100)
-    assert folder.look() == []
+    assert folder.poll() == []
     assert folder.checkpoints.writing
     assert folder.checkpoints.last is None
     folder.rename("checkpoint_1.pt.tmp", "checkpoint_1.pt")
-    assert folder.look() == ["saved checkpoint_1.pt"]
+    assert folder.poll() == ["saved checkpoint_1.pt"]
     assert not folder.checkpoints.writing
 
 
-def test_a_directory_that_is_renamed_into_place_is_whole_at_once(tmp_path: Path) -> None:
+def test_a_directory_renamed_into_place_is_complete_at_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "[0-9]*")
-    folder.look()
+    folder.poll()
     folder.write("100.orbax-checkpoint-tmp-1699/state/d/abc")
-    folder.look()
+    folder.poll()
     assert folder.checkpoints.writing
     folder.rename("100.orbax-checkpoint-tmp-1699", "100")
-    assert folder.look() == ["saved 100"]
+    assert folder.poll() == ["saved 100"]
 
 
-def test_a_file_beside_it_says_that_it_is_unfinished(tmp_path: Path) -> None:
+def test_a_temporary_file_next_to_a_checkpoint_means_that_it_is_unfinished(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "*.ckpt")
-    folder.look()
+    folder.poll()
     folder.write("step=5.ckpt-unfinished", b"")
     folder.write("step=5.ckpt/shard.pt")
-    assert folder.looks(60) == []
+    assert folder.poll_for(60) == []
     assert folder.checkpoints.writing
     folder.remove("step=5.ckpt-unfinished")
-    assert folder.look() == ["saved step=5.ckpt"]
+    assert folder.poll() == ["saved step=5.ckpt"]
 
 
-def test_a_temporary_file_that_nobody_writes_is_no_writing_for_ever(tmp_path: Path) -> None:
+def test_an_abandoned_temporary_file_stops_counting_as_writing(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_1.pt.tmp")
-    folder.looks(300)
+    folder.poll_for(300)
     assert folder.checkpoints.writing
-    folder.looks(600)
+    folder.poll_for(600)
     assert not folder.checkpoints.writing
     assert folder.checkpoints.total == 0
 
 
-def test_old_checkpoints_that_are_removed_are_ordinary(tmp_path: Path) -> None:
+def test_the_removal_of_old_checkpoints_is_no_event(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     for step in range(1, 8):
         ranks(folder, step)
-        folder.looks(50)
+        folder.poll_for(50)
         if step > 2:
             for rank in range(8):
                 folder.remove(f"ckpt_step{step - 2}_rank{rank}.pt")
-                folder.look(1)
+                folder.poll(1)
         assert folder.checkpoints.total == step
         assert not folder.checkpoints.writing
     assert {one.kind for one in folder.happened} == {"saved"}
@@ -138,62 +138,62 @@ def test_old_checkpoints_that_are_removed_are_ordinary(tmp_path: Path) -> None:
 BESIDE = ("checkpoint_log.txt", "checkpoint_state.json", "checkpoint_metrics.csv", "checkpoint_config.yaml")
 
 
-def test_texts_beside_checkpoints_are_none(tmp_path: Path) -> None:
+def test_text_files_next_to_checkpoints_are_not_checkpoints(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "checkpoint_*")
-    folder.look()
+    folder.poll()
     for step in (100, 200, 300, 400):
         folder.write(f"checkpoint_{step}.pt")
         for minute in range(10):
             folder.write_all((*BESIDE, "checkpoint_state_20240512.json"), f"{step} {minute}")
-            folder.looks(60)
+            folder.poll_for(60)
     last = folder.checkpoints.last
     assert last is not None
     assert (last.name, folder.checkpoints.total) == ("checkpoint_400.pt", 4)
     assert folder.checkpoints.interval_s == 600
 
 
-def test_texts_alone_and_texts_with_a_step_are_checkpoints(tmp_path: Path) -> None:
+def test_text_files_alone_or_with_a_step_are_checkpoints(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", "checkpoint_*")
-    folder.look()
+    folder.poll()
     folder.write("checkpoint_worker_3.json")
-    assert folder.looks(60) == ["saved checkpoint_worker_3.json"]
+    assert folder.poll_for(60) == ["saved checkpoint_worker_3.json"]
     folder.write("checkpoint_worker_3_step_200.json")
-    assert folder.looks(60) == ["saved checkpoint_worker_3_step_200.json"]
+    assert folder.poll_for(60) == ["saved checkpoint_worker_3_step_200.json"]
 
 
-def test_what_was_seen_to_be_written_counts_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+def test_a_checkpoint_seen_to_appear_counts_despite_an_old_mtime(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write("checkpoint_1.pt", mtime=START - 650)
     folder.write("step_7/x.pt", mtime=START - 650)
-    assert folder.looks(30) == []
+    assert folder.poll_for(30) == []
     folder.write("checkpoint_2.pt", mtime=START - 600)
-    assert folder.looks(60) == ["saved checkpoint_2.pt"]
+    assert folder.poll_for(60) == ["saved checkpoint_2.pt"]
     folder.write("checkpoint_1.pt", b"anew", mtime=START - 500)
-    assert folder.looks(60) == ["saved checkpoint_1.pt"]
-    folder.write("checkpoint_3.pt", mtime=START - 90_000)  # a copy that keeps the time of an old one
-    assert folder.looks(60) == []
+    assert folder.poll_for(60) == ["saved checkpoint_1.pt"]
+    folder.write("checkpoint_3.pt", mtime=START - 90_000)  # a copy that keeps the mtime of an old one
+    assert folder.poll_for(60) == []
     assert folder.checkpoints.total == 2
 
 
-def test_old_ones_that_are_lost_from_sight_or_thinned_out_stay_old(tmp_path: Path) -> None:
+def test_old_checkpoints_that_disappear_briefly_or_lose_files_stay_old(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(f"step_7/{number}.pt" for number in range(3))
     folder.write("checkpoint_1.pt", mtime=START - 650)
     for number in range(3):
         folder.touch(folder.path / f"step_7/{number}.pt", START - 600 + number)
-    folder.look()
+    folder.poll()
     (tmp_path / "ckpt").rename(tmp_path / "away")
-    folder.look()
+    folder.poll()
     (tmp_path / "away").rename(tmp_path / "ckpt")
-    folder.looks(60)
+    folder.poll_for(60)
     folder.remove("step_7/2.pt")
-    folder.looks(60)
+    folder.poll_for(60)
     assert (folder.checkpoints.total, folder.happened) == (0, [])
 
 
-def test_nothing_is_judged_while_names_have_not_been_looked_at(tmp_path: Path) -> None:
+def test_nothing_is_decided_while_names_are_unread(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.look()
+    folder.poll()
     ranks(folder, 1)
     found = {entry.name: entry for entry in folder.watch.poll(folder.now + 5).entries}
     some = [found[f"ckpt_step1_rank{rank}.pt"] for rank in (0, 1, 3)]
@@ -208,11 +208,11 @@ def test_nothing_is_judged_while_names_have_not_been_looked_at(tmp_path: Path) -
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.lists(entries(), max_size=5), st.booleans(), st.floats(0, 100)), max_size=12))
-def test_nothing_that_a_folder_may_hold_breaks_it_and_the_count_never_falls(
-    course: list[tuple[list[Entry], bool, float]],
+def test_the_count_never_falls_whatever_the_folder_contains(
+    readings: list[tuple[list[Entry], bool, float]],
 ) -> None:
     checkpoints, now, there = CheckpointTracker(START), START + 10.0, dict[str, Entry]()
-    for found, forget, seconds in course:
+    for found, forget, seconds in readings:
         now += seconds
         there = {} if forget else there
         there.update((entry.name, entry) for entry in found)
@@ -227,7 +227,7 @@ def test_nothing_that_a_folder_may_hold_breaks_it_and_the_count_never_falls(
 
 @settings(max_examples=50, deadline=None)
 @given(st.permutations(range(12)), st.integers(0, 11))
-def test_what_is_one_checkpoint_does_not_depend_on_the_order(order: list[int], cut: int) -> None:
+def test_the_order_of_files_does_not_change_the_checkpoints(order: list[int], cut: int) -> None:
     names = [f"ckpt_step{number // 4}_rank{number % 4}.pt" for number in range(12)]
     found = [
         Entry(names[n], names[n], False, False, n, (File(names[n], 10, START + 100 * (n // 4), n),)) for n in order

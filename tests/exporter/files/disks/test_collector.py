@@ -1,4 +1,4 @@
-"""Space for each path group, what is left of it and until when, and file systems that do not answer."""
+"""Disk space of each path group, when it will be full, and file systems that do not respond."""
 
 import errno
 import os
@@ -32,14 +32,14 @@ from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import FakeClock, make_context, make_manifest, page_of, samples_of, until
 
 OUTPUT, CHECKPOINT, RUN = 'group="output"', 'group="checkpoint"', 'group="run"'
-Tell = Callable[..., None]
+SetSpace = Callable[..., None]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Tell:
-    """Lets file systems say what a test likes, in GB, or fail with an error number."""
+def set_space(monkeypatch: pytest.MonkeyPatch) -> SetSpace:
+    """Set the space that file systems report, in GB, or an error number with which they fail."""
 
-    def tell(free: float = 50, size: float = 2000, *, fails: int | None = None, files: int = 1000) -> None:
+    def set_statvfs(free: float = 50, size: float = 2000, *, fails: int | None = None, files: int = 1000) -> None:
         def statvfs(path: str) -> os.statvfs_result:
             if fails is not None:
                 raise OSError(fails, os.strerror(fails), path)
@@ -48,31 +48,31 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Tell:
 
         monkeypatch.setattr(os, "statvfs", statvfs)
 
-    tell()
-    return tell
+    set_statvfs()
+    return set_statvfs
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[CollectorContext]:
-    """Of a node whose clock moves when told to; a file system may take its time."""
-    made = make_context(make_manifest(tmp_path), FakeClock())
-    yield made
-    made.files.close()
+    """The context of a node with a fake clock."""
+    context = make_context(make_manifest(tmp_path), FakeClock())
+    yield context
+    context.files.close()
 
 
 def events(snapshot: DiskSnapshot, group: str = "output") -> list[str]:
-    """What has happened to a group."""
+    """The events of a group."""
     return [event["event"] for event in snapshot.events if event["group"] == group]
 
 
 def entries(collector: DiskCollector, snapshot: DiskSnapshot) -> dict[str, dict[str, Any]]:
-    """The status page by group."""
+    """The status entries by group."""
     status = NodeStatus()
     collector.describe(snapshot, status)
     return {entry["group"]: entry for entry in status.filesystems}
 
 
-def test_space_is_shown_for_each_group_and_the_run_directory(context: CollectorContext, tmp_path: Path) -> None:
+def test_space_is_reported_for_each_group_and_the_run_directory(context: CollectorContext, tmp_path: Path) -> None:
     collector = DiskCollector(context)
     snapshot = collector.read()
     page, facts = page_of(collector, snapshot), os.statvfs(tmp_path)
@@ -82,11 +82,11 @@ def test_space_is_shown_for_each_group_and_the_run_directory(context: CollectorC
     assert all(0 <= value <= facts.f_blocks * facts.f_frsize for value in samples_of(page, AVAILABLE).values())
     assert set(samples_of(page, INODES).values()) <= {facts.f_files}
     assert samples_of(page, RESPONDING) == {OUTPUT: 1, CHECKPOINT: 1, RUN: 1}
-    shown = entries(collector, snapshot)
-    assert list(shown) == ["output", "checkpoint", "run"]
-    assert shown["run"]["responding"] is True
-    assert os.stat(shown["run"]["mount"]).st_dev == os.stat(tmp_path).st_dev
-    assert {"available_bytes", "size_bytes", "since", "low", "full_at", "quota", "fstype"} <= shown["run"].keys()
+    entry = entries(collector, snapshot)
+    assert list(entry) == ["output", "checkpoint", "run"]
+    assert entry["run"]["responding"] is True
+    assert os.stat(entry["run"]["mount"]).st_dev == os.stat(tmp_path).st_dev
+    assert {"available_bytes", "size_bytes", "since", "low", "full_at", "quota", "fstype"} <= entry["run"].keys()
 
 
 def test_a_group_without_a_pattern_has_space_too(tmp_path: Path) -> None:
@@ -95,59 +95,63 @@ def test_a_group_without_a_pattern_has_space_too(tmp_path: Path) -> None:
     context.files.close()
 
 
-def test_little_space_is_low_and_told_once(context: CollectorContext, told: Tell) -> None:
+def test_low_space_is_reported_once(context: CollectorContext, set_space: SetSpace) -> None:
     collector = DiskCollector(context)
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 1  # 50 of 2000 GB
     snapshot = collector.read()
     assert events(snapshot) == ["disk low"]
     assert "has 50.0 GB of 2.0 TB left" in snapshot.events[0]["detail"]
-    told(500)
+    set_space(500)
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 0
-    told(9)
+    set_space(9)
     assert events(collector.read()) == ["disk low", "disk low"]
 
 
-def run_down(collector: DiskCollector, clock: Any, told: Tell, **course: Callable[[float], float]) -> DiskSnapshot:
-    """Two minutes of looks."""
+def run_down(
+    collector: DiskCollector, clock: Any, set_space: SetSpace, **changes: Callable[[float], float]
+) -> DiskSnapshot:
+    """Two minutes of readings."""
     for step in range(25):
-        told(**{name: value(5.0 * step) for name, value in course.items()})
+        set_space(**{name: value(5.0 * step) for name, value in changes.items()})
         snapshot = collector.read()
         clock.advance(5)
     return snapshot
 
 
-def test_a_disk_that_fills_up_says_when_it_is_full(context: CollectorContext, told: Tell) -> None:
+def test_a_disk_that_fills_up_reports_when_it_will_be_full(context: CollectorContext, set_space: SetSpace) -> None:
     collector, start = DiskCollector(context), context.clock.time()
-    snapshot = run_down(collector, context.clock, told, free=lambda t: 900 - t)
+    snapshot = run_down(collector, context.clock, set_space, free=lambda t: 900 - t)
     assert samples_of(page_of(collector, snapshot), FULL)[OUTPUT] == pytest.approx(start + 900, abs=5)
     assert entries(collector, snapshot)["output"]["full_at"] == pytest.approx(start + 900, abs=5)
     assert events(snapshot) == ["disk full expected"]
     (event,) = (event for event in snapshot.events if event["group"] == "output")
     assert event["level"] == "warning"
-    assert "is full in 15 minutes at the current rate" in event["detail"]
+    assert "will be full in 15 minutes at the current rate" in event["detail"]
 
 
-def test_inodes_fill_a_disk_as_well(context: CollectorContext, told: Tell) -> None:
+def test_inodes_fill_a_disk_as_well(context: CollectorContext, set_space: SetSpace) -> None:
     collector, start = DiskCollector(context), context.clock.time()
-    snapshot = run_down(collector, context.clock, told, files=lambda t: int(1000 - 2 * t))
+    snapshot = run_down(collector, context.clock, set_space, files=lambda t: int(1000 - 2 * t))
     page = page_of(collector, snapshot)
     assert samples_of(page, FULL)[OUTPUT] == pytest.approx(start + 500, abs=5)
     assert samples_of(page, INODES)[OUTPUT] == 2000
     assert samples_of(page, INODES_AVAILABLE)[OUTPUT] == 760
 
 
-def test_a_disk_that_is_full_after_the_job_is_no_event(context: CollectorContext, told: Tell) -> None:
+def test_a_disk_that_fills_up_only_after_the_job_is_no_event(context: CollectorContext, set_space: SetSpace) -> None:
     collector = DiskCollector(context)
-    snapshot = run_down(collector, context.clock, told, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000)
+    snapshot = run_down(collector, context.clock, set_space, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000)
     assert OUTPUT in samples_of(page_of(collector, snapshot), FULL)
     assert events(snapshot) == []
     longer = replace(context, identity=replace(context.identity, end=context.clock.time() + 86400))
-    snapshot = run_down(DiskCollector(longer), context.clock, told, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000)
+    snapshot = run_down(
+        DiskCollector(longer), context.clock, set_space, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000
+    )
     assert events(snapshot) == ["disk full expected"]
 
 
-def test_a_quota_is_shown_and_may_be_used_up_first(
-    context: CollectorContext, told: Tell, monkeypatch: pytest.MonkeyPatch
+def test_a_quota_is_reported_and_may_be_used_up_first(
+    context: CollectorContext, set_space: SetSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [10_000_000_000]
 
@@ -172,30 +176,30 @@ def test_a_quota_is_shown_and_may_be_used_up_first(
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO])
-def test_a_file_system_whose_server_is_gone_does_not_respond(
-    context: CollectorContext, told: Tell, number: int
+def test_a_file_system_without_its_server_does_not_respond(
+    context: CollectorContext, set_space: SetSpace, number: int
 ) -> None:
     collector, start = DiskCollector(context), context.clock.time()
-    told(fails=number)
+    set_space(fails=number)
     collector.read()
     context.clock.advance(60)  # type: ignore[attr-defined]
     snapshot = collector.read()
     page = page_of(collector, snapshot)
     assert samples_of(page, RESPONDING)[OUTPUT] == 0
     assert samples_of(page, AVAILABLE) == {}
-    shown = entries(collector, snapshot)["output"]
-    assert (shown["responding"], shown["since"], shown["error"]) == (False, start, os.strerror(number))
+    entry = entries(collector, snapshot)["output"]
+    assert (entry["responding"], entry["since"], entry["error"]) == (False, start, os.strerror(number))
     assert events(snapshot) == ["file system hangs"]
-    told(500)
+    set_space(500)
     snapshot = collector.read()
     assert events(snapshot) == ["file system hangs", "file system answers again"]
     assert samples_of(page_of(collector, snapshot), RESPONDING)[OUTPUT] == 1
     assert entries(collector, snapshot)["output"]["since"] is None
 
 
-def test_a_directory_that_may_not_be_looked_at_has_no_space_and_responds(context: CollectorContext, told: Tell) -> None:
+def test_an_inaccessible_directory_has_no_space_but_responds(context: CollectorContext, set_space: SetSpace) -> None:
     collector = DiskCollector(context)
-    told(fails=errno.EACCES)
+    set_space(fails=errno.EACCES)
     snapshot = collector.read()
     page = page_of(collector, snapshot)
     assert samples_of(page, RESPONDING)[OUTPUT] == 1
@@ -203,15 +207,15 @@ def test_a_directory_that_may_not_be_looked_at_has_no_space_and_responds(context
     assert entries(collector, snapshot)["output"]["error"] == "Permission denied"
 
 
-def test_events_are_bounded(context: CollectorContext, told: Tell) -> None:
+def test_events_are_bounded(context: CollectorContext, set_space: SetSpace) -> None:
     collector = DiskCollector(context)
     for number in range(200):
-        told(5 if number % 2 else 1500)
+        set_space(5 if number % 2 else 1500)
         snapshot = collector.read()
     assert len(snapshot.events) == 50
 
 
-def test_a_hanging_file_system_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_hanging_file_system_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     mount = FuseMount(tmp_path)
     groups = (
         PathGroup("output", str(mount.point), None),
@@ -230,15 +234,16 @@ def test_a_hanging_file_system_is_named_and_the_others_go_on(tmp_path: Path) -> 
         page = page_of(collector, snapshot)
         assert samples_of(page, RESPONDING) == {OUTPUT: 0, CHECKPOINT: 0, 'group="local"': 1, RUN: 1}
         assert samples_of(page, AVAILABLE).keys() == {'group="local"', RUN}
-        shown = entries(collector, snapshot)["checkpoint"]
-        assert (shown["mount"], shown["fstype"], shown["responding"]) == (str(mount.point), "fuse.gpujob_test", False)
-        assert clock.time() - 5 < shown["since"] <= clock.time()
-        assert shown["available_bytes"] is None
+        entry = entries(collector, snapshot)["checkpoint"]
+        assert (entry["mount"], entry["fstype"], entry["responding"]) == (str(mount.point), "fuse.gpujob_test", False)
+        assert clock.time() - 5 < entry["since"] <= clock.time()
+        assert entry["available_bytes"] is None
         clock.advance(10)
         until(lambda: events(collector.read()), "the event")
         mount.say("answer")
         answered = until(
-            lambda: (found := collector.read()).groups[0].responding and found.groups[1].responding and found, "it"
+            lambda: (found := collector.read()).groups[0].responding and found.groups[1].responding and found,
+            "the response",
         )
         assert events(answered) == ["file system hangs", "file system answers again"]
     finally:

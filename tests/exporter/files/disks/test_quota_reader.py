@@ -22,12 +22,12 @@ def test_limits_are_in_kibibytes_and_use_in_bytes() -> None:
     assert parse_dqblk("user", dqblk(GIB // KIB, 0, 300)) == QuotaFacts("user", GIB, GIB - 300)
 
 
-def test_a_soft_limit_counts_where_there_is_no_hard_one() -> None:
+def test_a_soft_limit_applies_if_there_is_no_hard_limit() -> None:
     assert parse_dqblk("user", dqblk(0, 10, 1024)) == QuotaFacts("user", 10240, 9216)
     assert parse_dqblk("user", dqblk(20, 10, 1024)) == QuotaFacts("user", 20480, 19456)
 
 
-def test_nothing_is_left_above_the_limit() -> None:
+def test_no_space_is_available_above_the_limit() -> None:
     assert parse_dqblk("group", dqblk(1, 0, 5000)) == QuotaFacts("group", 1024, 0)
 
 
@@ -36,32 +36,32 @@ def test_without_a_limit_there_is_no_quota(record: bytes) -> None:
     assert parse_dqblk("user", record) is None
 
 
-def test_the_tightest_quota_counts(tmp_path: Path) -> None:
-    asked = []
+def test_the_tightest_quota_applies(tmp_path: Path) -> None:
+    queries = []
 
     def call(fd: int, kind: int, holder: int) -> bytes | None:
-        asked.append((kind, holder))
+        queries.append((kind, holder))
         return {0: dqblk(1000, 0, 0), 1: dqblk(500, 0, 100 * KIB)}.get(kind)
 
     assert read_quota(tmp_path, call) == QuotaFacts("group", 500 * KIB, 400 * KIB)
-    assert asked[:2] == [(0, os.geteuid()), (1, os.getegid())]
+    assert queries[:2] == [(0, os.geteuid()), (1, os.getegid())]
 
 
-def test_a_project_is_asked_for_where_the_directory_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_quota_is_read_if_the_directory_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_reader, "_project_id", lambda _: 17)
-    asked = []
+    queries = []
 
     def call(fd: int, kind: int, holder: int) -> bytes | None:
-        asked.append((kind, holder))
+        queries.append((kind, holder))
         return dqblk(2, 0, 0) if kind == 2 else None
 
     assert read_quota(tmp_path, call) == QuotaFacts("project", 2048, 2048)
-    assert asked[2] == (2, 17)
+    assert queries[2] == (2, 17)
 
 
-def test_a_file_system_that_tells_none_has_none(tmp_path: Path) -> None:
+def test_a_file_system_without_quotas_gives_none(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert read_quota(tmp_path, lambda *_: None) is None
-    assert read_quota("/proc") is None, "asked of the kernel"
+    assert read_quota("/proc") is None, "this one asks the kernel"
     assert read_quota(tmp_path / "gone") is None
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""The space that a directory lies on."""
+"""The disk space available to a directory."""
 
 import os
 from pathlib import Path
@@ -18,20 +18,20 @@ def test_space_is_that_of_the_file_system(tmp_path: Path) -> None:
     assert space.inodes == (facts.f_files or None)
 
 
-def test_space_of_a_directory_that_is_not_there_is_that_of_its_nearest_parent(tmp_path: Path) -> None:
+def test_an_absent_directory_has_the_space_of_its_nearest_parent(tmp_path: Path) -> None:
     space, parent = read_space(tmp_path / "a" / "b"), read_space(tmp_path)
     assert space is not None
     assert parent is not None
     assert space.size_bytes == parent.size_bytes
 
 
-def test_space_below_a_file_is_that_of_the_file_system_of_the_file(tmp_path: Path) -> None:
+def test_a_path_below_a_file_has_the_space_of_its_file_system(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert read_space(tmp_path / "file" / "out") is not None
 
 
 @pytest.mark.parametrize("place", ["no/such", "nothing", "/no/such", "/no/such/"])
-def test_the_search_upwards_ends(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_a_parent_ends(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_space(place) is not None
 
@@ -50,23 +50,23 @@ def test_the_search_upwards_ends(place: str, tmp_path: Path, monkeypatch: pytest
         (0, 0, None),
     ],
 )
-def test_what_a_file_system_does_not_tell_is_unknown(
+def test_figures_that_a_file_system_does_not_report_are_unknown(
     blocks: int, files: int, space: SpaceFacts | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = os.statvfs_result((4096, 512, blocks, 60, 40, files, 30, 20, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    statvfs_result = os.statvfs_result((4096, 512, blocks, 60, 40, files, 30, 20, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: statvfs_result)
     assert read_space("/x") == space
 
 
-def test_a_watch_says_what_there_is_and_when(tmp_path: Path) -> None:
+def test_a_watch_reports_space_and_time(tmp_path: Path) -> None:
     clock = FakeClock()
-    look = SpaceWatch(str(tmp_path / "later")).poll(clock.time())
-    assert look.time == clock.time()
-    assert look.space is not None
-    assert look.space.size_bytes == os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    reading = SpaceWatch(str(tmp_path / "later")).poll(clock.time())
+    assert reading.time == clock.time()
+    assert reading.space is not None
+    assert reading.space.size_bytes == os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
 
 
-def test_what_cannot_be_asked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_path_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: str) -> os.statvfs_result:
         raise PermissionError(13, "Permission denied", path)
 

@@ -6,5 +6,5 @@ FOLDER = Path(__file__).parent / "samples"
 
 
 def sample(name: str) -> bytes:
-    """The content of one of them."""
+    """The content of one sample."""
     return (FOLDER / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Files of any content, in memory, and looks at them that check the bounds."""
+"""Files of any content, in memory, and checks of them within their bounds."""
 
 import os
 import random
@@ -13,7 +13,7 @@ STATES = {"valid", "invalid", "empty", "unfinished", "unknown"}
 
 @contextmanager
 def source(data: bytes, name: str = "file") -> Iterator[FileSource]:
-    """A file of this content."""
+    """A file with this content."""
     fd = os.memfd_create("source")
     try:
         written = 0
@@ -24,8 +24,8 @@ def source(data: bytes, name: str = "file") -> Iterator[FileSource]:
         os.close(fd)
 
 
-def verdict(data: bytes, name: str = "file") -> FileCheck:
-    """What a look says, which must keep to its bounds and give reasons."""
+def check_bytes(data: bytes, name: str = "file") -> FileCheck:
+    """The result of a check, which must respect its bounds and give a reason."""
     with source(data, name) as opened:
         found = check_file(opened)
         assert opened.bytes_read <= MOST_BYTES
@@ -37,12 +37,12 @@ def verdict(data: bytes, name: str = "file") -> FileCheck:
 
 
 def states(texts: Iterator[bytes], name: str) -> set[str]:
-    """All the states that looks at these files give."""
-    return {verdict(text, name).state for text in texts}
+    """All states that checks of these files give."""
+    return {check_bytes(text, name).state for text in texts}
 
 
 def truncated(data: bytes, places: int = 200) -> Iterator[bytes]:
-    """The data cut at every place, or at so many by chance; never empty, never whole."""
+    """The data truncated at every length, or at random ones; never empty, never whole."""
     ends = range(1, len(data))
     chosen = random.Random(len(data))
     for end in ends if len(ends) <= places else chosen.sample(ends, places):
@@ -50,7 +50,7 @@ def truncated(data: bytes, places: int = 200) -> Iterator[bytes]:
 
 
 def flipped(data: bytes, length: int) -> Iterator[bytes]:
-    """The data with each of its first bytes changed, in one bit and in all."""
+    """The data with each of its first bytes changed, in one bit and in all bits."""
     for place in range(min(length, len(data))):
         for mask in (1, 0x80, 0xFF):
             changed = bytearray(data)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 FILES = {name: sample(name) for name in ("rows.arrow", "rows.feather")}
 FILE, STREAM = FILES["rows.arrow"], sample("rows-stream.arrow")
@@ -16,7 +16,7 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def older(stream: bytes) -> bytes:
-    """A stream as before version 0.15: each message begins with its length alone."""
+    """A stream as before version 0.15: each message begins with only its length."""
     out, at = b"", 0
     while at < len(stream):
         length = struct.unpack_from("<i", stream, at + 4)[0]
@@ -27,7 +27,7 @@ def older(stream: bytes) -> bytes:
 
 
 def bodies(metadata: bytes) -> int:
-    """The field with the length of the body, which these messages all have behind the others."""
+    """The field with the length of the body, the last field in all these messages."""
     table = struct.unpack_from("<I", metadata)[0]
     fields = table - struct.unpack_from("<i", metadata, table)[0]
     size = struct.unpack_from("<H", metadata, fields)[0]
@@ -36,40 +36,40 @@ def bodies(metadata: bytes) -> int:
 
 
 def messages(stream: bytes) -> list[int]:
-    """Where the messages of a stream begin."""
+    """Offsets of the messages of a stream."""
     return [at for at in range(len(stream)) if stream.startswith(b"\xff\xff\xff\xff", at)]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_are_valid_and_no_part_of_them(name: str) -> None:
-    assert verdict(FILES[name]) == verdict(FILES[name], name) == FileCheck("valid", "arrow", None, 10)
+def test_files_are_valid_and_truncated_ones_are_not(name: str) -> None:
+    assert check_bytes(FILES[name]) == check_bytes(FILES[name], name) == FileCheck("valid", "arrow", None, 10)
     assert states(truncated(FILES[name], 2000), name) == {"invalid"}
-    reason = "has no footer: its writing was not finished, or its end is lost"
-    assert verdict(FILES[name][:-1]) == FileCheck("invalid", "arrow", reason)
+    reason = "has no footer: it was not completely written, or its end is lost"
+    assert check_bytes(FILES[name][:-1]) == FileCheck("invalid", "arrow", reason)
     assert states(flipped(FILES[name], 6), name) <= {"invalid", "unknown"}
     ends = (FILES[name][:-10] + text for text in flipped(FILES[name][-10:], 10))
     assert states(ends, name) == {"invalid"}
 
 
-def test_a_stream_is_valid_and_no_part_of_it() -> None:
-    assert verdict(STREAM) == verdict(STREAM, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
+def test_a_stream_is_valid_and_truncated_ones_are_not() -> None:
+    assert check_bytes(STREAM) == check_bytes(STREAM, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
     begins = messages(STREAM)
     assert len(begins) == 5
     for end in range(1, len(STREAM)):
-        found = verdict(STREAM[:end], "a.arrow")
+        found = check_bytes(STREAM[:end], "a.arrow")
         if end in begins:
-            assert found == FileCheck("unknown", "arrow", "ends after a message, but without the mark of its end")
+            assert found == FileCheck("unknown", "arrow", "ends after a message, without an end-of-stream marker")
         else:
             assert found.state == "invalid"
-    assert verdict(STREAM + b"more").reason == "goes on for 4 bytes after the end of its stream"
-    assert verdict(STREAM + STREAM).state == "unknown"
+    assert check_bytes(STREAM + b"more").reason == "continues for 4 bytes after the end of its stream"
+    assert check_bytes(STREAM + STREAM).state == "unknown"
 
 
-def test_the_older_stream_is_known_by_its_name() -> None:
+def test_the_older_stream_format_is_recognized_by_extension() -> None:
     stream = older(STREAM)
     assert len(stream) == len(STREAM) - 4 * 5
-    assert verdict(stream, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
-    assert verdict(stream).state == "unknown"
+    assert check_bytes(stream, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
+    assert check_bytes(stream).state == "unknown"
     assert states(truncated(stream, 1000), "a.arrow") <= {"invalid", "unknown"}
 
 
@@ -79,44 +79,48 @@ def test_the_older_stream_is_known_by_its_name() -> None:
         (END, "invalid", "is a stream without a schema"),
         (STREAM[messages(STREAM)[1] :], "invalid", "has no schema at its beginning, or another one later"),
         (STREAM[:-8] + STREAM, "invalid", "has no schema at its beginning, or another one later"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "invalid", "has something else where a message should be"),
-        (b"\xff\xff\xff\xff\x08\0\0\0" + bytes(8), "invalid", "has something else where a message should be"),
-        (b"\xff\xff\xff\xff\x08\0\0\0" + b"\xff" * 8, "invalid", "has something else where a message should be"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "invalid", "has other data where a message should be"),
+        (b"\xff\xff\xff\xff\x08\0\0\0" + bytes(8), "invalid", "has other data where a message should be"),
+        (b"\xff\xff\xff\xff\x08\0\0\0" + b"\xff" * 8, "invalid", "has other data where a message should be"),
         (b"\xff\xff\xff\xff\xf0\0\0\0" + bytes(8), "invalid", "ends 232 bytes before the end of a message"),
         (b"\xff\xff\xff\xff\xf0", "invalid", "ends within a message"),
-        (b"FEA1" + bytes(50) + b"FEA1", "unknown", "is of version 1 of Feather, which is not known"),
+        (b"FEA1" + bytes(50) + b"FEA1", "unknown", "is Feather version 1, which is not checked"),
         (b"FEA1" + bytes(50), "invalid", "has no footer"),
-        (b"ARROW1\0\0" + struct.pack("<i", 1) + b"ARROW1", "invalid", "has a footer that does not fit into it"),
-        (b"ARROW1\0\0" + struct.pack("<i", -1) + b"ARROW1", "invalid", "has a footer that does not fit into it"),
+        (b"ARROW1\0\0" + struct.pack("<i", 1) + b"ARROW1", "invalid", "has a footer length that does not fit the file"),
+        (
+            b"ARROW1\0\0" + struct.pack("<i", -1) + b"ARROW1",
+            "invalid",
+            "has a footer length that does not fit the file",
+        ),
         (b"ARROW1\0\0    " + struct.pack("<i", 4) + b"ARROW1", "invalid", "has a damaged footer"),
         (b"ARROW1ARROW1", "invalid", "has no footer"),
     ],
 )
-def test_other_files(data: bytes, state: str, reason: str) -> None:
-    found = verdict(data, "a.arrow")
+def test_other_files_give_the_expected_state(data: bytes, state: str, reason: str) -> None:
+    found = check_bytes(data, "a.arrow")
     assert (found.state, (found.reason or "")[: len(reason)]) == (state, reason)
 
 
 def test_a_batch_that_is_not_where_the_footer_says_is_damage() -> None:
     first = FILE.index(b"\xff\xff\xff\xff", FILE.index(b"\xff\xff\xff\xff") + 4)
     hole = FILE[:first] + bytes(32) + FILE[first + 32 :]
-    assert verdict(hole) == FileCheck("invalid", "arrow", "has something else where its batch 0 should be")
+    assert check_bytes(hole) == FileCheck("invalid", "arrow", "has other data where its batch 0 should be")
     footer = FILE.rindex(struct.pack("<q", first))
     beyond = FILE[:footer] + struct.pack("<q", len(FILE)) + FILE[footer + 8 :]
-    assert verdict(beyond).reason == "has a batch, number 0, that does not fit before the footer"
+    assert check_bytes(beyond).reason == "its batch 0 does not fit before the footer"
 
 
-def test_a_stream_of_more_batches_than_are_read_is_left_undecided() -> None:
+def test_a_stream_with_too_many_batches_to_read_is_undecided() -> None:
     begins = messages(STREAM)
     batch = STREAM[begins[1] : begins[2]]
     few, many = (STREAM[: begins[1]] + batch * count + END for count in (1000, 5000))
-    assert verdict(few) == FileCheck("valid", "arrow-stream", None, 4000)
-    assert verdict(many).state == "unknown"
+    assert check_bytes(few) == FileCheck("valid", "arrow-stream", None, 4000)
+    assert check_bytes(many).state == "unknown"
 
 
 @given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_leads_to_anything_but_a_verdict(place: int, junk: bytes) -> None:
+def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
     for data in (*FILES.values(), STREAM, older(STREAM)):
         at = place % len(data)
-        verdict(data[:at] + junk + data[at + len(junk) :], "a.arrow")
-        verdict(data[:8] + junk, "a.arrow")
+        check_bytes(data[:at] + junk + data[at + len(junk) :], "a.arrow")
+        check_bytes(data[:8] + junk, "a.arrow")

@@ -1,4 +1,4 @@
-"""Which format a file is taken for, and that no file leads to anything but a verdict."""
+"""The detection of formats, and that any file gives a result."""
 
 import ast
 import gzip
@@ -27,7 +27,7 @@ from exporter.files.formats import (
     check_file,
     open_source,
 )
-from tests.exporter.files.formats.support import source, verdict
+from tests.exporter.files.formats.support import check_bytes, source
 from tests.exporter.files.formats.test_tfrecord import record
 
 EXTENSIONS = [extension for known in (*BINARY_FORMATS, *TEXT_FORMATS) for extension in known.EXTENSIONS]
@@ -42,21 +42,21 @@ FILLERS = [
 ]
 
 
-def test_an_empty_file_is_empty_whatever_it_is_named() -> None:
+def test_an_empty_file_is_empty_whatever_its_name() -> None:
     for name in ("file", *(f"a{extension}" for extension in EXTENSIONS)):
-        assert verdict(b"", name) == FileCheck("empty", None, "is empty")
+        assert check_bytes(b"", name) == FileCheck("empty", None, "is empty")
 
 
-def test_the_first_bytes_decide_and_not_the_name() -> None:
+def test_the_first_bytes_decide_not_the_name() -> None:
     packed = gzip.compress(b"text")
     for name in ("file", "a.json", "a.pt", "a.csv", "a.gz", "a.bin", "A.GZ"):
-        assert verdict(packed, name) == FileCheck("valid", "gzip")
+        assert check_bytes(packed, name) == FileCheck("valid", "gzip")
 
 
 @pytest.mark.parametrize("extension", [hint for known in BINARY_FORMATS for hint in known.EXTENSIONS])
 @pytest.mark.parametrize("pattern", ["a{}", "A{}-00001-of-00002", "a b{}"])
-def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, pattern: str) -> None:
-    found = verdict(b"no such file\0\1\2" * 9, pattern.format(extension))
+def test_a_file_named_like_a_binary_format_must_have_that_format(extension: str, pattern: str) -> None:
+    found = check_bytes(b"no such file\0\1\2" * 9, pattern.format(extension))
     if extension in AMBIGUOUS_EXTENSIONS:
         assert found == FileCheck("unknown", None, "has an unknown format")
     elif extension in RAW_EXTENSIONS:
@@ -89,20 +89,22 @@ def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, patte
     ],
     ids=range(16),
 )
-def test_without_its_beginning_only_what_was_meant_to_be_one_is_broken(data: bytes, name: str, state: str) -> None:
-    assert verdict(data, name).state == state
+def test_a_file_without_its_magic_number_is_invalid_only_on_further_evidence(
+    data: bytes, name: str, state: str
+) -> None:
+    assert check_bytes(data, name).state == state
 
 
-def test_lines_too_long_to_be_looked_at_are_not_taken_for_one_value() -> None:
+def test_overlong_lines_are_not_taken_for_one_value() -> None:
     data = (b'{"text": "' + b"a" * 100_000 + b'"}\n') * 15
-    assert (verdict(data, "a.jsonl").state, verdict(data, "a.jsonl").format) == ("unknown", "jsonl")
-    assert verdict(b"[\n  1,\n  2\n]\n", "a.jsonl").format == "json"
+    assert (check_bytes(data, "a.jsonl").state, check_bytes(data, "a.jsonl").format) == ("unknown", "jsonl")
+    assert check_bytes(b"[\n  1,\n  2\n]\n", "a.jsonl").format == "json"
 
 
-def test_a_name_in_capitals_is_a_name() -> None:
-    assert verdict(b"words", "A.SAFETENSORS").state == "invalid"
-    assert verdict(b"[1]", "A.JSON").state == "valid"
-    assert verdict(b"a\n1\n", "A.CSV").state == "valid"
+def test_the_case_of_an_extension_does_not_matter() -> None:
+    assert check_bytes(b"words", "A.SAFETENSORS").state == "invalid"
+    assert check_bytes(b"[1]", "A.JSON").state == "valid"
+    assert check_bytes(b"a\n1\n", "A.CSV").state == "valid"
 
 
 @pytest.mark.parametrize(
@@ -123,19 +125,19 @@ def test_a_name_in_capitals_is_a_name() -> None:
     ],
     ids=range(12),
 )
-def test_without_a_hint_only_what_is_whole_has_a_format(data: bytes, expected: tuple[str, str | None]) -> None:
+def test_only_a_complete_file_has_a_format_without_an_extension(data: bytes, expected: tuple[str, str | None]) -> None:
     for name in ("file", "a.log", "a.txt", "a.bin"):
-        found = verdict(data, name)
+        found = check_bytes(data, name)
         assert (found.state, found.format) == expected
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "text"),
     [(b"\x80\x04\x95" + bytes(9), "a pickle"), (bytes(257) + b"ustar\x0000", "a tar archive"), (b"GGUF\3", "GGUF")],
 )
-def test_another_known_format_is_not_called_broken(data: bytes, words: str) -> None:
+def test_another_known_format_is_not_invalid(data: bytes, text: str) -> None:
     for name in ("a.pt", "a.npy", "file"):
-        assert verdict(data, name) == FileCheck("unknown", None, f"begins like {words}, which is not checked")
+        assert check_bytes(data, name) == FileCheck("unknown", None, f"begins like {text}, which is not checked")
 
 
 @pytest.mark.parametrize(
@@ -150,21 +152,21 @@ def test_another_known_format_is_not_called_broken(data: bytes, words: str) -> N
     ],
     ids=range(6),
 )
-def test_a_file_that_begins_so_by_chance_is_not_called_broken(data: bytes, name: str) -> None:
-    assert verdict(data, name).state == "unknown"
+def test_a_file_that_only_happens_to_begin_like_a_format_is_not_invalid(data: bytes, name: str) -> None:
+    assert check_bytes(data, name).state == "unknown"
 
 
-def test_a_broken_file_whose_name_agrees_is_called_so() -> None:
-    assert verdict(b"PAR1 is the first word\n", "a.parquet").state == "invalid"
-    assert verdict(b"\x1a\x01\x1c\0\0\0\0\0{\x01words", "a.safetensors").state == "invalid"
-    assert verdict(b"import sys\n", "a.pt").state == "invalid"
-    assert verdict(b"words\0", "a.pth").state == "invalid"
+def test_a_damaged_file_with_a_matching_extension_is_invalid() -> None:
+    assert check_bytes(b"PAR1 is the first word\n", "a.parquet").state == "invalid"
+    assert check_bytes(b"\x1a\x01\x1c\0\0\0\0\0{\x01words", "a.safetensors").state == "invalid"
+    assert check_bytes(b"import sys\n", "a.pt").state == "invalid"
+    assert check_bytes(b"words\0", "a.pth").state == "invalid"
 
 
-def test_records_are_told_from_tensors() -> None:
-    """A TFRecord's checksum may by chance begin with the brace that a header of safetensors begins with."""
+def test_tfrecords_are_distinguished_from_safetensors() -> None:
+    """The checksum of a TFRecord may happen to begin with a brace, like a safetensors header."""
     found = next(data for length in range(2, 5000) if (data := record(b"x" * length))[8:9] == b"{")
-    assert verdict(found) == FileCheck("valid", "tfrecord", None, 1)
+    assert check_bytes(found) == FileCheck("valid", "tfrecord", None, 1)
 
 
 def test_a_file_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,29 +181,29 @@ def test_a_file_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "error", [ValueError(), KeyError(), struct.error(), RecursionError(), MemoryError(), OverflowError(), TypeError()]
 )
-def test_an_error_in_a_format_is_a_verdict(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_exception_in_a_format_gives_unknown(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def failing(_: FileSource) -> ValidFile:
         raise error
 
     monkeypatch.setattr(formats.gzip_file, "inspect", failing)
-    found = verdict(gzip.compress(b""), "a.gz")
-    assert found == FileCheck("unknown", "gzip", f"could not be understood ({type(error).__name__})")
+    found = check_bytes(gzip.compress(b""), "a.gz")
+    assert found == FileCheck("unknown", "gzip", f"could not be parsed ({type(error).__name__})")
     monkeypatch.setattr(formats.gzip_file, "claims", failing)
-    assert verdict(b"words", "file").state == "unknown"
+    assert check_bytes(b"words", "file").state == "unknown"
 
 
-def test_a_reason_is_one_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_is_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_: FileSource) -> ValidFile:
         raise FileDamaged("a\nb\x1b[0m" + "c" * 9000)
 
     monkeypatch.setattr(formats.gzip_file, "inspect", failing)
-    reason = verdict(gzip.compress(b"")).reason
+    reason = check_bytes(gzip.compress(b"")).reason
     assert reason is not None
     assert reason.startswith("a\\nb\\x1b[0mccc")
     assert len(reason) == formats.LONGEST_REASON
 
 
-def test_a_file_of_a_folder_is_checked(tmp_path: Path, hard_name: str) -> None:
+def test_a_file_in_a_folder_is_checked(tmp_path: Path, hard_name: str) -> None:
     (tmp_path / f"{hard_name}.json").write_bytes(b"[1, 2, 3]")
     with open_source(tmp_path, f"{hard_name}.json") as opened:
         assert check_file(opened) == FileCheck("valid", "json", None, 3)
@@ -213,24 +215,24 @@ def test_a_file_of_a_folder_is_checked(tmp_path: Path, hard_name: str) -> None:
     end=st.sampled_from([b"", b"PAR1", b"ARROW1", b"PK\x05\x06" + bytes(18), b"]", b"}", b"\n"]),
     extension=st.sampled_from(["", *EXTENSIONS]),
 )
-def test_any_bytes_with_any_name_give_a_verdict(beginning: bytes, rest: bytes, end: bytes, extension: str) -> None:
-    verdict(beginning + rest + end, f"a{extension}")
+def test_any_bytes_with_any_name_give_a_result(beginning: bytes, rest: bytes, end: bytes, extension: str) -> None:
+    check_bytes(beginning + rest + end, f"a{extension}")
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS, ids=range(len(BEGINNINGS)))
 @pytest.mark.parametrize("size", [120_000, 1 << 20, 3_000_000])
-def test_a_look_takes_bounded_time_and_memory(beginning: bytes, size: int) -> None:
-    """A look takes a tenth of a second; what grows faster than the file takes minutes."""
+def test_a_check_takes_bounded_time_and_memory(beginning: bytes, size: int) -> None:
+    """A check takes 0.1 s. An algorithm that is worse than linear would take minutes."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     for filler in FILLERS:
         data = (beginning + filler * (size // len(filler)))[:size]
         for extension in (".json", ".csv", ".pt"):
-            verdict(data, f"a{extension}")
+            check_bytes(data, f"a{extension}")
     assert time.process_time() - began < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
-def test_no_module_loads_or_runs_what_it_looks_at() -> None:
+def test_no_module_loads_or_runs_the_checked_file() -> None:
     """No unpickling, no evaluation, and nothing but the standard library."""
     never = {"pickle", "marshal", "shelve", "dill", "numpy", "torch", "h5py", "pyarrow", "safetensors", "zstandard"}
     calls = {"eval", "exec", "compile", "__import__", "load", "loads_all"}
@@ -246,7 +248,7 @@ def test_no_module_loads_or_runs_what_it_looks_at() -> None:
                 assert node.func.id not in calls, path
 
 
-def test_every_format_of_the_package_is_in_the_list() -> None:
+def test_every_format_module_is_in_the_list() -> None:
     modules = {path.stem for path in Path(formats.__file__).parent.glob("*.py")}
     listed = {known.__name__.rpartition(".")[2] for known in (*BINARY_FORMATS, *TEXT_FORMATS)}  # type: ignore[attr-defined]
     texts = {stem: (Path(formats.__file__).parent / f"{stem}.py").read_text("utf-8") for stem in modules}

@@ -1,4 +1,4 @@
-"""CSV: every row has as many fields as the first, in some way of reading it."""
+"""CSV: every row has as many fields as the first, in at least one dialect."""
 
 import csv
 import io
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from exporter.files.formats import FileCheck
 from exporter.files.formats.csv_text import PARTIAL_REASON, UNFINISHED_REASON
 from exporter.files.formats.record_count import LineCounter
-from tests.exporter.files.formats.support import flipped, source, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, source, states, truncated
 
 SMALL = b'id,text,score\r\n1,"one, two",0.5\r\n2,"a ""word""\r\nand more",0.25\r\n3,plain,1\r\n'
 LARGE = b"id,text,score\n" + b"".join(b'%d,"word, word",0.5\n' % number for number in range(20_000))
 
 
 def table(data: bytes, name: str = "a.csv") -> FileCheck:
-    return verdict(data, name)
+    return check_bytes(data, name)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def table(data: bytes, name: str = "a.csv") -> FileCheck:
     ],
     ids=range(22),
 )
-def test_whole_tables_are_valid(text: bytes, records: int) -> None:
+def test_complete_tables_are_valid(text: bytes, records: int) -> None:
     assert table(text) == FileCheck("valid", "csv", None, records)
 
 
@@ -56,7 +56,7 @@ def test_whole_tables_are_valid(text: bytes, records: int) -> None:
     st.lists(st.lists(st.sampled_from(["1", "2.5", "a", "b c", "#x", "1,5", ""]), min_size=2, max_size=2), max_size=30),
     st.sampled_from(["", "# made, by hand\n", "#a,b\n#c,d\n", "\ufeff", "first,second\n"]),
 )
-def test_as_many_rows_as_are_counted_while_it_grows(cells: list[list[str]], top: str) -> None:
+def test_the_row_count_equals_that_of_a_growing_file(cells: list[list[str]], top: str) -> None:
     out = io.StringIO(newline="")
     out.write(top)
     csv.writer(out).writerows(cells)
@@ -79,7 +79,7 @@ CELL = st.text('a,;"\n\t|x', max_size=6)
     dialect=st.sampled_from(["excel", "excel-tab", "unix"]),
     repeated=st.sampled_from([1, 4000]),
 )
-def test_what_csv_writes_is_valid(cells: list[list[str]], dialect: str, repeated: int) -> None:
+def test_output_of_the_csv_module_is_valid(cells: list[list[str]], dialect: str, repeated: int) -> None:
     out = io.StringIO(newline="")
     csv.writer(out, dialect=dialect).writerows([["first", "second", "third"], *(cells * repeated)])
     found = table(out.getvalue().encode())
@@ -90,27 +90,27 @@ def test_what_csv_writes_is_valid(cells: list[list[str]], dialect: str, repeated
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"a,b,c\n1,2\n3,4,5\n", "row 2 has 2 fields and the first row 3"),
-        (b"a,b\n1\n", "row 2 has 1 field and the first row 2"),
-        (b"a,b\n1,2\n1,2,3\n", "row 3 has 3 fields and the first row 2"),
-        (b"a,b\n1,2\n1,2,3", "row 3 has 3 fields and the first row 2"),
-        (b"epoch,loss\n" + b"1,0.5\n" * 20 + b"eval,1,0.25\n", "row 22 has 3 fields and the first row 2"),
-        (b"a,b\n1,2\n\nc,d,e\n3,4,5\n", "row 3 has 3 fields and the first row 2"),
-        (b"a,b\n1,2\n# done\n", "row 3 has 1 field and the first row 2"),
+        (b"a,b,c\n1,2\n3,4,5\n", "row 2 has 2 fields, but the first row has 3"),
+        (b"a,b\n1\n", "row 2 has 1 field, but the first row has 2"),
+        (b"a,b\n1,2\n1,2,3\n", "row 3 has 3 fields, but the first row has 2"),
+        (b"a,b\n1,2\n1,2,3", "row 3 has 3 fields, but the first row has 2"),
+        (b"epoch,loss\n" + b"1,0.5\n" * 20 + b"eval,1,0.25\n", "row 22 has 3 fields, but the first row has 2"),
+        (b"a,b\n1,2\n\nc,d,e\n3,4,5\n", "row 3 has 3 fields, but the first row has 2"),
+        (b"a,b\n1,2\n# done\n", "row 3 has 1 field, but the first row has 2"),
     ],
 )
-def test_rows_of_several_kinds_are_undecided(text: bytes, reason: str) -> None:
+def test_rows_with_different_numbers_of_fields_are_undecided(text: bytes, reason: str) -> None:
     assert table(text) == FileCheck("unknown", "csv", reason)
 
 
-def test_lost_bytes_are_told() -> None:
+def test_lost_bytes_are_reported() -> None:
     reason = "has 9 NUL bytes: what was written there is lost"
     assert table(b"a,b\n1,2\n" + bytes(9)) == FileCheck("invalid", "csv", reason)
 
 
-def test_a_first_row_that_is_like_no_other_is_undecided() -> None:
+def test_a_first_row_unlike_all_others_is_undecided() -> None:
     found = table(b"made, by, hand\na,b\n1,2\n3,4\n")
-    assert found == FileCheck("unknown", "csv", "its first row has 3 fields and most others have 2")
+    assert found == FileCheck("unknown", "csv", "its first row has 3 fields, but most others have 2")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_half_written_row_is_unfinished(text: bytes, records: int) -> None:
     assert table(text) == FileCheck("unfinished", "csv", UNFINISHED_REASON, records)
 
 
-def test_a_truncation_is_valid_only_where_all_fields_are_there() -> None:
+def test_a_truncated_table_is_valid_only_with_all_fields() -> None:
     for text in truncated(SMALL):
         found = table(text)
         rows = list(csv.reader(io.StringIO(text.decode() + "\n\0", newline="")))
@@ -132,23 +132,23 @@ def test_a_truncation_is_valid_only_where_all_fields_are_there() -> None:
             assert found.state in ("valid", "unfinished")
 
 
-def test_flipped_bytes_never_raise() -> None:
+def test_flipped_bytes_never_raise_an_error() -> None:
     assert states(flipped(SMALL, len(SMALL)), "a.csv") <= {"valid", "invalid", "unfinished", "unknown"}
 
 
-def test_of_a_large_table_both_ends_are_looked_at() -> None:
+def test_both_ends_of_a_large_table_are_checked() -> None:
     assert table(LARGE) == FileCheck("valid", "csv", PARTIAL_REASON)
     assert table(LARGE[:-1]) == FileCheck("valid", "csv", PARTIAL_REASON)
     assert table(LARGE[:-5]) == FileCheck("unfinished", "csv", UNFINISHED_REASON)
     assert table(LARGE + b"1\n" + LARGE[-100:]).state == "unknown"
-    assert table(LARGE.replace(b",0.5", b"", 1)).reason == "row 2 has 2 fields and the first row 3"
+    assert table(LARGE.replace(b",0.5", b"", 1)).reason == "row 2 has 2 fields, but the first row has 3"
     assert table(LARGE + bytes(3)).reason == "has 3 NUL bytes near its end: what was written there is lost"
     plain = LARGE.replace(b'"word, word"', b"word")
-    assert table(plain + b"1\n2,word,3\n").reason == "a row near its end has 1 field and the first row 3"
+    assert table(plain + b"1\n2,word,3\n").reason == "a row near its end has 1 field, but the first row has 3"
 
 
 @pytest.mark.parametrize("shift", range(12))
-def test_an_end_that_begins_within_a_field_is_understood(shift: int) -> None:
+def test_an_end_part_that_begins_within_a_field_is_parsed(shift: int) -> None:
     row = b'1,"one\n two, three\n",0.5\n'
     text = b"id,text,score\n" + b"x" * shift + row * 10_000
     assert table(text) == FileCheck("valid", "csv", PARTIAL_REASON)
@@ -164,19 +164,19 @@ def test_a_long_field_is_never_damage() -> None:
     assert table(b"a,b\n" + b"x" * 200_000).state == "unknown"
 
 
-def test_a_table_with_tabs_may_hold_quotes_as_letters() -> None:
+def test_a_tab_separated_table_may_contain_quotes_as_letters() -> None:
     text = b'a\tb\n"open\t1\n' + b"word\t2\n" * 9
     assert table(text, "a.tsv") == FileCheck("valid", "csv", None, 10)
 
 
-def test_utf16_is_not_looked_into() -> None:
+def test_utf16_is_not_checked() -> None:
     assert table("a,b\n1,2\n".encode("utf-16")).reason == "is UTF-16 text"
 
 
-def test_only_a_name_makes_a_table() -> None:
-    assert verdict(SMALL, "a.txt").state == "unknown"
+def test_only_the_extension_makes_a_file_a_table() -> None:
+    assert check_bytes(SMALL, "a.txt").state == "unknown"
 
 
 @given(st.binary(max_size=60) | st.text(',;"\n\r\t|a\\#', max_size=40).map(str.encode))
-def test_any_bytes_are_looked_at(data: bytes) -> None:
+def test_any_bytes_can_be_checked(data: bytes) -> None:
     table(data or b"\n")

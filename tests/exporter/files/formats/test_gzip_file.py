@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from exporter.files.formats import FileCheck
 from exporter.files.formats.gzip_file import MAGIC
 from exporter.files.formats.source import MOST_BYTES
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(500))
 SMALL = gzip.compress(TEXT)
@@ -42,66 +42,66 @@ def named(name: bytes) -> bytes:
     ],
     ids=range(9),
 )
-def test_whole_files_are_valid(data: bytes) -> None:
-    assert verdict(data, "a.gz") == verdict(data) == FileCheck("valid", "gzip")
+def test_complete_files_are_valid(data: bytes) -> None:
+    assert check_bytes(data, "a.gz") == check_bytes(data) == FileCheck("valid", "gzip")
 
 
 @given(st.lists(st.binary(), min_size=1, max_size=4))
-def test_what_gzip_writes_is_valid(texts: list[bytes]) -> None:
-    assert verdict(b"".join(map(gzip.compress, texts))).state == "valid"
+def test_output_of_the_gzip_module_is_valid(texts: list[bytes]) -> None:
+    assert check_bytes(b"".join(map(gzip.compress, texts))).state == "valid"
 
 
-def test_every_truncation_is_seen() -> None:
+def test_every_truncation_is_detected() -> None:
     for data in (SMALL, named(b"a"), gzip.compress(random.Random(3).randbytes(300_000))):
         assert states(truncated(data), "a.gz") == {"invalid"}
     two = SMALL + SMALL
     for cut in truncated(two):
-        assert verdict(cut, "a.gz").state == ("valid" if len(cut) == len(SMALL) else "invalid")
-    assert verdict(SMALL[:-1], "a.gz").reason == "ends in the middle of its data"
+        assert check_bytes(cut, "a.gz").state == ("valid" if len(cut) == len(SMALL) else "invalid")
+    assert check_bytes(SMALL[:-1], "a.gz").reason == "ends in the middle of its data"
 
 
-def test_flipped_bytes_are_seen_where_they_matter() -> None:
+def test_relevant_flipped_bytes_are_detected() -> None:
     for data in flipped(SMALL, len(SMALL)):
         unpacked = None
         try:
             unpacked = gzip.decompress(data)
         except (OSError, EOFError, zlib.error):
             pass
-        whole = unpacked == TEXT and not data[3] & 0xE0  # Python passes over flags that must not be set
-        assert verdict(data, "a.gz").state == ("valid" if whole else "invalid")
+        whole = unpacked == TEXT and not data[3] & 0xE0  # Python ignores reserved flags
+        assert check_bytes(data, "a.gz").state == ("valid" if whole else "invalid")
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (SMALL + b"garbage", "has 7 bytes behind its end that are no gzip data"),
-        (SMALL + bytes(5) + b"x", "has 6 bytes behind its end that are no gzip data"),
+        (SMALL + b"garbage", "has 7 bytes after its end that are not gzip data"),
+        (SMALL + bytes(5) + b"x", "has 6 bytes after its end that are not gzip data"),
         (SMALL[:-8] + bytes(4) + SMALL[-4:], "cannot be unpacked: incorrect data check"),
         (SMALL[:-4] + bytes(4), "cannot be unpacked: incorrect length check"),
         (TEXT, "is named .gz, but does not begin like one"),
         (b"\x1f", "is named .gz, but does not begin like one"),
     ],
 )
-def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
-    assert verdict(data, "a.gz") == FileCheck("invalid", "gzip", reason)
+def test_the_reason_names_the_defect(data: bytes, reason: str) -> None:
+    assert check_bytes(data, "a.gz") == FileCheck("invalid", "gzip", reason)
 
 
-def test_of_a_large_file_only_the_first_part_is_tried() -> None:
+def test_only_the_first_part_of_a_large_file_is_unpacked() -> None:
     for data in (LARGE, LARGE[:-50], SMALL * 20_000):
         assert len(data) > MOST_BYTES
-        assert verdict(data, "a.gz") == FileCheck("unknown", "gzip", "only its first 64 KiB were checked")
-    assert verdict(SMALL[:500] + LARGE, "a.gz").state == "invalid"
-    assert verdict(SMALL + LARGE[3:], "a.gz").state == "invalid"
+        assert check_bytes(data, "a.gz") == FileCheck("unknown", "gzip", "only its first 64 KiB were checked")
+    assert check_bytes(SMALL[:500] + LARGE, "a.gz").state == "invalid"
+    assert check_bytes(SMALL + LARGE[3:], "a.gz").state == "invalid"
 
 
-def test_no_more_is_unpacked_than_the_bound() -> None:
+def test_the_number_of_unpacked_bytes_is_bounded() -> None:
     bomb = gzip.compress(bytes(65 << 20))
-    assert verdict(bomb, "a.gz") == FileCheck("unknown", "gzip", "is more than 64 MiB when unpacked")
+    assert check_bytes(bomb, "a.gz") == FileCheck("unknown", "gzip", "is more than 64 MiB when unpacked")
     members = gzip.compress(bytes(13 << 20)) * 5
-    assert verdict(members, "a.gz").state == "unknown"
+    assert check_bytes(members, "a.gz").state == "unknown"
 
 
 @given(st.binary(max_size=80), st.integers(0, len(SMALL)), st.integers(0, 80))
-def test_any_bytes_are_looked_at(data: bytes, place: int, length: int) -> None:
-    verdict(MAGIC + data, "a.gz")
-    verdict(SMALL[:place] + data + SMALL[place + length :] or b"0", "a.gz")
+def test_any_bytes_can_be_checked(data: bytes, place: int, length: int) -> None:
+    check_bytes(MAGIC + data, "a.gz")
+    check_bytes(SMALL[:place] + data + SMALL[place + length :] or b"0", "a.gz")

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from exporter.files.formats import FileCheck
 from exporter.files.formats.hdf5_objects import lookup3
 from tests.exporter.files.formats.sample_files import sample
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 SAMPLES = {bound: sample(f"rows-{bound}.h5") for bound in ("earliest", "v108", "latest")}
 VALID = FileCheck("valid", "hdf5", None, 50)
 EARLIEST, LATEST = SAMPLES["earliest"], SAMPLES["latest"]
-END_OF_FILE = {"earliest": 40, "v108": 28, "latest": 28}  # where in the superblock the end of the file stands
+END_OF_FILE = {"earliest": 40, "v108": 28, "latest": 28}  # offset of the end of file in the superblock
 
 
 def resealed(data: bytes | bytearray) -> bytes:
-    """A file whose superblock, of version 2 or 3, has been changed, with its checksum put right."""
+    """A file with a changed superblock of version 2 or 3 and a corrected checksum."""
     return bytes(data[:44] + struct.pack("<L", lookup3(bytes(data[:44]))) + data[48:])
 
 
@@ -26,7 +26,7 @@ def resealed(data: bytes | bytearray) -> bytes:
     ("data", "expected"),
     [(b"", 0xDEADBEEF), (b"Four score and seven years ago", 0x17770551)],
 )
-def test_the_checksum_is_the_published_one(data: bytes, expected: int) -> None:
+def test_the_checksum_equals_the_published_values(data: bytes, expected: int) -> None:
     assert lookup3(data) == expected  # from driver5 of lookup3.c
 
 
@@ -34,91 +34,91 @@ def test_the_checksum_is_the_published_one(data: bytes, expected: int) -> None:
 def test_each_kind_of_file_is_valid_and_has_the_rows_of_its_longest_dataset(bound: str) -> None:
     data = SAMPLES[bound]
     assert data[8] == {"earliest": 0, "v108": 2, "latest": 3}[bound]
-    assert verdict(data) == verdict(data, "a.h5") == VALID
+    assert check_bytes(data) == check_bytes(data, "a.h5") == VALID
 
 
 @pytest.mark.parametrize("bound", SAMPLES)
-def test_no_part_of_a_file_is_valid_and_a_longer_one_is_left_undecided(bound: str) -> None:
+def test_a_truncated_file_is_invalid_and_a_longer_one_is_undecided(bound: str) -> None:
     data = SAMPLES[bound]
     assert states(truncated(data, 1000), "a.h5") == {"invalid"}
-    assert verdict(data[:-7]) == FileCheck("invalid", "hdf5", "ends 7 bytes too early")
-    reason = "goes on for 7 bytes after its end: its writer has not closed it"
-    assert verdict(data + bytes(7)) == FileCheck("unknown", "hdf5", reason)
+    assert check_bytes(data[:-7]) == FileCheck("invalid", "hdf5", "ends 7 bytes too early")
+    reason = "continues for 7 bytes after its end: its writer has not closed it"
+    assert check_bytes(data + bytes(7)) == FileCheck("unknown", "hdf5", reason)
 
 
 @pytest.mark.parametrize("bound", SAMPLES)
-def test_each_byte_of_a_superblock_counts(bound: str) -> None:
+def test_each_byte_of_a_superblock_is_checked(bound: str) -> None:
     data = SAMPLES[bound]
     assert states(flipped(data, 8), "a.h5") == {"invalid"}
     found = states(flipped(data, 48), "a.h5")
-    # without a checksum some bytes are not told: what is reserved, the flags, the sizes of tree nodes
+    # without a checksum some bytes are not checked: reserved ones, the flags, the sizes of tree nodes
     assert found <= ({"valid", "invalid", "unknown"} if bound == "earliest" else {"invalid", "unknown"})
     end = END_OF_FILE[bound]
     for text in (data[:end] + struct.pack("<Q", len(data) + more) + data[end + 8 :] for more in (-1, 1, 1 << 40)):
-        assert verdict(text if bound == "earliest" else resealed(text)).state in ("invalid", "unknown")
+        assert check_bytes(text if bound == "earliest" else resealed(text)).state in ("invalid", "unknown")
 
 
 @pytest.mark.parametrize("bound", SAMPLES)
 @pytest.mark.parametrize("length", [512, 1024, 8192])
-def test_a_user_block_may_stand_before_it(bound: str, length: int) -> None:
+def test_a_user_block_may_precede_the_superblock(bound: str, length: int) -> None:
     shifted = b"text\n".ljust(length, b"\0") + SAMPLES[bound]
-    assert verdict(shifted, "a.h5") == verdict(shifted, "A.H5") == VALID
+    assert check_bytes(shifted, "a.h5") == check_bytes(shifted, "A.H5") == VALID
     assert states((shifted[:end] for end in range(length + 8, len(shifted), 50)), "a.h5") == {"invalid"}
-    assert verdict(shifted[: length - 1], "a.h5").state == "unknown"
-    assert verdict(b"more" + SAMPLES[bound], "a.h5").state == "unknown"
+    assert check_bytes(shifted[: length - 1], "a.h5").state == "unknown"
+    assert check_bytes(b"more" + SAMPLES[bound], "a.h5").state == "unknown"
 
 
-def test_a_file_that_is_open_for_writing_is_left_undecided() -> None:
+def test_a_file_open_for_writing_is_undecided() -> None:
     for flags in (1, 4, 5):
         marked = bytearray(LATEST)
         marked[11] = flags
-        reason = "is marked as open for writing: its writer is at work, or has not closed it"
-        assert verdict(resealed(marked)) == FileCheck("unknown", "hdf5", reason)
-        assert verdict(bytes(marked)) == FileCheck("invalid", "hdf5", "has a superblock with a wrong checksum")
+        reason = "is marked as open for writing: its writer is still active, or did not close it"
+        assert check_bytes(resealed(marked)) == FileCheck("unknown", "hdf5", reason)
+        assert check_bytes(bytes(marked)) == FileCheck("invalid", "hdf5", "has a superblock with a wrong checksum")
         older = bytearray(SAMPLES["v108"])
-        older[11] = flags  # means nothing there
-        assert verdict(resealed(older)) == VALID
+        older[11] = flags  # has no meaning in this version
+        assert check_bytes(resealed(older)) == VALID
 
 
-def test_one_of_several_files_and_a_newer_version_are_left_undecided() -> None:
+def test_a_file_family_member_and_a_newer_version_are_undecided() -> None:
     family = EARLIEST[:48] + struct.pack("<Q", 96) + EARLIEST[56:]
-    assert verdict(family).reason == "is one of several files that belong together"
-    assert verdict(LATEST[:8] + b"\x04" + LATEST[9:]).state == "unknown"
+    assert check_bytes(family).reason == "is one of several files that belong together"
+    assert check_bytes(LATEST[:8] + b"\x04" + LATEST[9:]).state == "unknown"
 
 
 @pytest.mark.parametrize("bound", SAMPLES)
-def test_a_root_group_that_is_not_there_is_damage(bound: str) -> None:
+def test_a_missing_root_group_is_damage(bound: str) -> None:
     data = SAMPLES[bound]
     place = 64 if bound == "earliest" else 36
     root = struct.unpack_from("<Q", data, place)[0]
     hole = data[:root] + bytes(16) + data[root + 16 :]
-    reason = "has something else where an object should be"
-    assert verdict(hole) == FileCheck("invalid", "hdf5", reason)
+    reason = "has other data where an object should be"
+    assert check_bytes(hole) == FileCheck("invalid", "hdf5", reason)
     none = data[:place] + b"\xff" * 8 + data[place + 8 :]
     none = none if bound == "earliest" else resealed(none)
-    assert verdict(none) == FileCheck("invalid", "hdf5", "has no root group")
+    assert check_bytes(none) == FileCheck("invalid", "hdf5", "has no root group")
 
 
-def test_a_list_of_objects_that_is_not_there_is_damage() -> None:
+def test_a_missing_list_of_objects_is_damage() -> None:
     for mark in (b"TREE", b"SNOD"):
         hole = EARLIEST.replace(mark, bytes(4), 1)
-        assert verdict(hole).reason == "has something else where its list of objects should be"
+        assert check_bytes(hole).reason == "has other data where its list of objects should be"
     second = LATEST.index(b"OHDR", LATEST.index(b"OHDR") + 1)
     flipped_object = LATEST[: second + 9] + bytes((LATEST[second + 9] ^ 1,)) + LATEST[second + 10 :]
-    assert verdict(flipped_object).reason == "has an object with a wrong checksum"
+    assert check_bytes(flipped_object).reason == "has an object with a wrong checksum"
 
 
-def test_an_unusual_group_has_no_rows_but_is_valid() -> None:
-    """A tree that leads back to itself, and one with more nodes than are looked at."""
+def test_an_unusual_group_is_valid_without_a_row_count() -> None:
+    """A tree that contains itself, and one with more nodes than are read."""
     tree = EARLIEST.index(b"TREE")
     child = tree + 24 + 8
     circle = EARLIEST[:child] + struct.pack("<Q", tree) + EARLIEST[child + 8 :]
-    assert verdict(circle) == FileCheck("valid", "hdf5")
+    assert check_bytes(circle) == FileCheck("valid", "hdf5")
 
 
 @given(place=st.integers(0, 6000), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_leads_to_anything_but_a_verdict(place: int, junk: bytes) -> None:
+def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
     for data in SAMPLES.values():
         at = place % len(data)
-        verdict(data[:at] + junk + data[at + len(junk) :], "a.h5")
-        verdict(b"\x89HDF\r\n\x1a\n" + junk + data[at:], "a.h5")
+        check_bytes(data[:at] + junk + data[at + len(junk) :], "a.h5")
+        check_bytes(b"\x89HDF\r\n\x1a\n" + junk + data[at:], "a.h5")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from exporter.files.formats.json_lines import PARTIAL_REASON
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 SMALL = b'{"a": 1, "text": "\\u00e9 \xc3\xa9"}\n[1, 2]\n\n17\n'
 LARGE = b"".join(json.dumps({"id": number, "text": "word " * 9}).encode() + b"\n" for number in range(5000))
@@ -16,7 +16,7 @@ HALF = "its last line is half-written"
 
 
 def lines(data: bytes) -> FileCheck:
-    return verdict(data, "a.jsonl")
+    return check_bytes(data, "a.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def lines(data: bytes) -> FileCheck:
         (b"9" * 5000 + b"\n", 1),
     ],
 )
-def test_whole_lines_are_valid(text: bytes, records: int) -> None:
+def test_complete_lines_are_valid(text: bytes, records: int) -> None:
     assert lines(text) == FileCheck("valid", "jsonl", None, records)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers())), st.booleans())
-def test_what_json_writes_line_by_line_is_valid(values: list[object], ascii_only: bool) -> None:
+def test_lines_written_by_the_json_module_are_valid(values: list[object], ascii_only: bool) -> None:
     text = "".join(json.dumps(value, ensure_ascii=ascii_only) + "\n" for value in values) or "\n"
     assert lines(text.encode("utf-8", "surrogatepass")) == FileCheck("valid", "jsonl", None, len(values))
 
@@ -44,20 +44,20 @@ def test_what_json_writes_line_by_line_is_valid(values: list[object], ascii_only
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b'{}\n{"a":\n{}\n', "line 2 is no JSON: Expecting value"),
-        (b"{}\n{}{}\n", "line 2 is no JSON: Extra data"),
-        (b"{}\n{} {}", "its last line is no JSON: Extra data"),
+        (b'{}\n{"a":\n{}\n', "line 2 is not JSON: Expecting value"),
+        (b"{}\n{}{}\n", "line 2 is not JSON: Extra data"),
+        (b"{}\n{} {}", "its last line is not JSON: Extra data"),
         (b"{}\n\xff\n", "line 2 is not UTF-8 text"),
         (b'{}\n{"\xff', "its last line is not UTF-8 text"),
         (b"{}\n" + bytes(9) + b"{}\n", "has 9 NUL bytes: what was written there is lost"),
         (b"{}\n" + bytes(9), "has 9 NUL bytes: what was written there is lost"),
     ],
 )
-def test_broken_lines_are_told(text: bytes, reason: str) -> None:
+def test_invalid_lines_are_reported(text: bytes, reason: str) -> None:
     assert lines(text) == FileCheck("invalid", "jsonl", reason)
 
 
-def test_a_truncation_leaves_a_half_written_line_or_none() -> None:
+def test_a_truncated_file_ends_with_a_half_written_line_or_a_whole_one() -> None:
     for text in truncated(SMALL):
         last = text[text.rfind(b"\n") + 1 :]
         try:
@@ -69,23 +69,23 @@ def test_a_truncation_leaves_a_half_written_line_or_none() -> None:
         assert lines(text) == expected
 
 
-def test_flipped_bytes_never_raise() -> None:
+def test_flipped_bytes_never_raise_an_error() -> None:
     assert states(flipped(SMALL, 60), "a.jsonl") <= {"valid", "invalid", "unfinished"}
     assert states(flipped(SMALL, 1), "a.jsonl") == {"invalid"}
 
 
-def test_of_a_large_file_both_ends_are_looked_at() -> None:
+def test_both_ends_of_a_large_file_are_checked() -> None:
     assert lines(LARGE) == FileCheck("valid", "jsonl", PARTIAL_REASON)
     assert lines(LARGE[:-1]) == FileCheck("valid", "jsonl", PARTIAL_REASON)
     assert lines(LARGE[:-2]) == FileCheck("unfinished", "jsonl", HALF)
-    assert lines(LARGE.replace(b"\n", b"}\n", 1)).reason == "line 1 is no JSON: Extra data"
-    assert lines(LARGE[:-1] + b"}\n").reason == "a line near its end is no JSON: Extra data"
+    assert lines(LARGE.replace(b"\n", b"}\n", 1)).reason == "line 1 is not JSON: Extra data"
+    assert lines(LARGE[:-1] + b"}\n").reason == "a line near its end is not JSON: Extra data"
     assert lines(LARGE + bytes(10)).reason == "has 10 NUL bytes near its end: what was written there is lost"
     middle = LARGE.index(b"\n", len(LARGE) // 2)
     assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == FileCheck("valid", "jsonl", PARTIAL_REASON)
 
 
-def test_lines_longer_than_a_look_are_undecided() -> None:
+def test_lines_longer_than_the_checked_part_are_undecided() -> None:
     line = json.dumps("x" * 200_000).encode()
     assert lines(line + b"\n" + line + b"\n").state == "unknown"
     assert lines(line).state == "valid"  # as one JSON text
@@ -93,11 +93,11 @@ def test_lines_longer_than_a_look_are_undecided() -> None:
     assert lines(LARGE + line + b"\n") == FileCheck("valid", "jsonl", PARTIAL_REASON)
 
 
-def test_one_text_over_many_lines_is_read_as_such() -> None:
+def test_one_json_text_over_many_lines_is_recognized() -> None:
     assert lines(json.dumps([1, 2], indent=1).encode()) == FileCheck("valid", "json", None, 2)
 
 
-def test_utf16_is_not_looked_into() -> None:
+def test_utf16_is_not_checked() -> None:
     assert lines("{}\n{}\n".encode("utf-16")).reason == "is UTF-16 text"
 
 
@@ -106,6 +106,6 @@ def test_a_deep_line_is_undecided() -> None:
 
 
 @given(st.binary(max_size=60) | st.text('[]{}":,1 \\\n', max_size=30).map(str.encode))
-def test_any_bytes_are_looked_at(data: bytes) -> None:
+def test_any_bytes_can_be_checked(data: bytes) -> None:
     found = lines(data or b"\n")
     assert found.state != "unknown" or data[:2] in (b"\xff\xfe", b"\xfe\xff", b"BZ") or found.format is None

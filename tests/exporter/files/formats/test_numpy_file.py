@@ -1,4 +1,4 @@
-"""NumPy's arrays and archives of them: as long as type and shape say."""
+"""NumPy arrays and archives: their length must match type and shape."""
 
 import io
 import struct
@@ -12,37 +12,37 @@ from exporter.files.formats import FileCheck
 from exporter.files.formats.numpy_file import parse_array_header
 from exporter.files.formats.source import CheckUndecided, FileDamaged
 from tests.exporter.files.formats.sample_files import sample
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 ARRAY = sample("array.npy")
 ARCHIVES = ("arrays.npz", "arrays-compressed.npz")
 
 
 def array(descr: str, shape: str, data: bytes, version: int = 1, order: str = "False") -> bytes:
-    """An array whose header has these words."""
+    """An array with these header fields."""
     header = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY" + struct.pack("<BBH" if version == 1 else "<BBL", version, 0, len(header)) + header + data
 
 
 def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as made:
+    with zipfile.ZipFile(out, "w", method) as archive_file:
         for name, data in members.items():
-            made.writestr(name, data)
+            archive_file.writestr(name, data)
     return out.getvalue()
 
 
 def test_samples_are_valid_and_have_their_rows() -> None:
-    assert verdict(ARRAY) == verdict(ARRAY, "a.pt") == FileCheck("valid", "npy", None, 4)
+    assert check_bytes(ARRAY) == check_bytes(ARRAY, "a.pt") == FileCheck("valid", "npy", None, 4)
     for name in ARCHIVES:
-        assert verdict(sample(name)) == verdict(sample(name), name) == FileCheck("valid", "npz", None, 7)
+        assert check_bytes(sample(name)) == check_bytes(sample(name), name) == FileCheck("valid", "npz", None, 7)
 
 
-def test_no_part_of_an_array_or_archive_is_valid() -> None:
+def test_no_truncated_array_or_archive_is_valid() -> None:
     assert states(truncated(ARRAY), "a.npy") == {"invalid"}
     for name in ARCHIVES:
         assert states(truncated(sample(name), 1000), name) == {"invalid"}
-    assert verdict(ARRAY[:-5], "a.npy").reason == "ends 5 bytes before the end of its array"
+    assert check_bytes(ARRAY[:-5], "a.npy").reason == "ends 5 bytes before the end of its array"
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_no_part_of_an_array_or_archive_is_valid() -> None:
         ("u'<f4'", "(3L,)", 12, 3),
     ],
 )
-def test_types_have_their_length(descr: str, shape: str, item_bytes: int, rows: int | None) -> None:
+def test_each_type_has_its_item_size(descr: str, shape: str, item_bytes: int, rows: int | None) -> None:
     for version in (1, 2, 3):
         whole = array(descr, shape, bytes(item_bytes), version)
-        assert verdict(whole) == FileCheck("valid", "npy", None, rows)
-        assert verdict(whole[:-1]).state == "invalid"
-        assert verdict(whole + b"\0") == FileCheck("unknown", "npy", "goes on for 1 bytes after its array")
+        assert check_bytes(whole) == FileCheck("valid", "npy", None, rows)
+        assert check_bytes(whole[:-1]).state == "invalid"
+        assert check_bytes(whole + b"\0") == FileCheck("unknown", "npy", "continues for 1 bytes after its array")
 
 
-def test_several_arrays_may_follow_each_other() -> None:
-    assert verdict(ARRAY * 3) == FileCheck("valid", "npy")
-    assert verdict((ARRAY * 3)[:-1]).state == "invalid"
-    assert verdict(ARRAY + ARRAY[:9]).state == "invalid"
+def test_several_arrays_may_follow_one_another() -> None:
+    assert check_bytes(ARRAY * 3) == FileCheck("valid", "npy")
+    assert check_bytes((ARRAY * 3)[:-1]).state == "invalid"
+    assert check_bytes(ARRAY + ARRAY[:9]).state == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_several_arrays_may_follow_each_other() -> None:
         (b"\x93NUMPY\x02\x00" + struct.pack("<L", 100_001) + b"1" * 100_000 + b"!", "invalid"),  # at once
     ],
 )
-def test_other_headers(data: bytes, state: str) -> None:
-    assert verdict(data, "a.npy").state == state
+def test_unusual_headers_give_the_expected_state(data: bytes, state: str) -> None:
+    assert check_bytes(data, "a.npy").state == state
 
 
-def test_each_byte_of_a_header_counts() -> None:
+def test_each_byte_of_a_header_is_checked() -> None:
     assert states(flipped(ARRAY, 10), "a.npy") == {"invalid", "unknown"}
-    found = [verdict(text, "a.npy") for text in flipped(ARRAY, 128)]
+    found = [check_bytes(text, "a.npy") for text in flipped(ARRAY, 128)]
     assert {each.state for each in found} == {"valid", "invalid", "unknown"}
     assert all(each.format == "npy" for each in found)
     # what stays valid: another kind of number of the same length, the order, blanks, and lengths with the same product
@@ -117,38 +117,38 @@ def test_each_byte_of_a_header_counts() -> None:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_each_array_of_an_archive_is_as_long_as_it_says(method: int) -> None:
+def test_each_array_of_an_archive_must_have_its_stated_length(method: int) -> None:
     whole = {"a.npy": ARRAY, "b.npy": array("'|u1'", "(6,)", bytes(6)), "o.npy": array("'|O'", "(9,)", b"N.")}
     reason = "only 0 of its 3 arrays were checked" if method == zipfile.ZIP_BZIP2 else None
-    assert verdict(archive(whole, method)) == FileCheck("valid", "npz", reason, None if reason else 9)
+    assert check_bytes(archive(whole, method)) == FileCheck("valid", "npz", reason, None if reason else 9)
     if reason is None:
         short = archive({**whole, "b.npy": whole["b.npy"][:-1]}, method)
         size = len(whole["b.npy"])
         expected = f"its member 'b.npy' describes {size} bytes, but has {size - 1}"
-        assert verdict(short) == FileCheck("invalid", "npy", expected)
-        assert verdict(archive({"a.npy": b"text"}, method), "a.npz").state == "invalid"
+        assert check_bytes(short) == FileCheck("invalid", "npy", expected)
+        assert check_bytes(archive({"a.npy": b"text"}, method), "a.npz").state == "invalid"
 
 
-def test_archives_without_arrays() -> None:
-    assert verdict(archive({}), "a.npz") == FileCheck("valid", "npz")
-    assert verdict(archive({"a.txt": b"a"}), "a.npz") == FileCheck("valid", "zip", "holds no array")
+def test_an_archive_without_arrays_is_valid() -> None:
+    assert check_bytes(archive({}), "a.npz") == FileCheck("valid", "npz")
+    assert check_bytes(archive({"a.txt": b"a"}), "a.npz") == FileCheck("valid", "zip", "contains no array")
 
 
-def test_of_many_arrays_some_are_looked_at() -> None:
+def test_only_some_of_many_arrays_are_checked() -> None:
     many = archive({f"{number}.npy": ARRAY for number in range(300)})
-    assert verdict(many) == FileCheck("valid", "npz", "only 256 of its 300 arrays were checked")
+    assert check_bytes(many) == FileCheck("valid", "npz", "only 256 of its 300 arrays were checked")
 
 
 def test_a_compressed_array_that_would_be_huge_is_not_unpacked() -> None:
     bomb = archive({"a.npy": array("'|u1'", f"({1 << 26},)", bytes(1 << 26))}, zipfile.ZIP_DEFLATED)
     assert len(bomb) < 100_000
-    assert verdict(bomb) == FileCheck("valid", "npz", None, 1 << 26)
+    assert check_bytes(bomb) == FileCheck("valid", "npz", None, 1 << 26)
 
 
 @given(text=st.binary(max_size=300) | st.text("()[]{}',: 0123456789TrueFalsenL'\\\"<fi").map(str.encode))
 @example(text=b"{'descr': '<f4', 'fortran_order': False, 'shape': (1_0,)}")
 @example(text=b"{'descr': '\\d', 'fortran_order': False, 'shape': (1if 1else 2,)}")
-def test_a_header_is_parsed_or_damaged_or_not_known(text: bytes) -> None:
+def test_a_header_is_parsed_damaged_or_unknown(text: bytes) -> None:
     try:
         shape, item_bytes = parse_array_header(text)
     except (FileDamaged, CheckUndecided):
@@ -158,8 +158,8 @@ def test_a_header_is_parsed_or_damaged_or_not_known(text: bytes) -> None:
 
 
 @given(place=st.integers(0, 600), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_leads_to_anything_but_a_verdict(place: int, junk: bytes) -> None:
+def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
     for name in ("array.npy", *ARCHIVES):
         data = sample(name)
-        verdict(data[:place] + junk + data[place + len(junk) :], name)
-        verdict(data[:6] + junk, name)
+        check_bytes(data[:place] + junk + data[place + len(junk) :], name)
+        check_bytes(data[:6] + junk, name)

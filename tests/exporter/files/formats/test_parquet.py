@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 SAMPLE = sample("rows.parquet")
 
@@ -65,37 +65,37 @@ def group(rows: int, *columns: Value) -> Value:
 WHOLE = metadata(12, group(5, column(4, 50)), group(7, column(60, 30, 54)))
 
 
-def test_the_sample_is_valid_and_no_part_of_it() -> None:
-    assert verdict(SAMPLE) == verdict(SAMPLE, "a.pt") == FileCheck("valid", "parquet", None, 10)
+def test_the_sample_is_valid_but_no_part_of_it() -> None:
+    assert check_bytes(SAMPLE) == check_bytes(SAMPLE, "a.pt") == FileCheck("valid", "parquet", None, 10)
     assert states(truncated(SAMPLE, 2000), "a.parquet") == {"invalid"}
-    reason = "has no footer: its writing was not finished, or its end is lost"
-    assert verdict(SAMPLE[:-1]) == FileCheck("invalid", "parquet", reason)
+    reason = "has no footer: it was not completely written, or its end is lost"
+    assert check_bytes(SAMPLE[:-1]) == FileCheck("invalid", "parquet", reason)
     assert states(flipped(SAMPLE, 4), "a.parquet") == {"invalid"}
     assert states(flipped(SAMPLE[::-1], 4), "a.parquet") == {"invalid"}
     ends = (SAMPLE[:-8] + text + SAMPLE[-4:] for text in flipped(SAMPLE[-8:-4], 4))
     assert states(ends, "a.parquet") == {"invalid"}
 
 
-def test_a_footer_gives_the_rows() -> None:
-    assert verdict(parquet(WHOLE)) == FileCheck("valid", "parquet", None, 12)
-    assert verdict(parquet(metadata(0))) == FileCheck("valid", "parquet", None, 0)
+def test_the_footer_gives_the_number_of_rows() -> None:
+    assert check_bytes(parquet(WHOLE)) == FileCheck("valid", "parquet", None, 12)
+    assert check_bytes(parquet(metadata(0))) == FileCheck("valid", "parquet", None, 0)
     many = metadata(40, *[group(2, column(4, 96))] * 20)
-    assert verdict(parquet(many)) == FileCheck("valid", "parquet", None, 40)
+    assert check_bytes(parquet(many)) == FileCheck("valid", "parquet", None, 40)
     elsewhere = {1: b"other.parquet", **column(4, 5000)}
-    assert verdict(parquet(metadata(2, group(2, elsewhere)))) == FileCheck("valid", "parquet", None, 2)
+    assert check_bytes(parquet(metadata(2, group(2, elsewhere)))) == FileCheck("valid", "parquet", None, 2)
     encrypted: Value = {2: 0, 8: {1: {}}, 9: b"secret"}
-    assert verdict(parquet(metadata(2, group(2, encrypted)))) == FileCheck("valid", "parquet", None, 2)
+    assert check_bytes(parquet(metadata(2, group(2, encrypted)))) == FileCheck("valid", "parquet", None, 2)
     signed = encoded(WHOLE)[1] + bytes(range(28))
-    assert verdict(parquet(signed)) == FileCheck("valid", "parquet", None, 12)
+    assert check_bytes(parquet(signed)) == FileCheck("valid", "parquet", None, 12)
 
 
 @pytest.mark.parametrize(
     ("data", "state", "reason"),
     [
         (parquet(WHOLE, magic=b"PARE"), "unknown", "has an encrypted footer"),
-        (parquet(WHOLE)[:-4] + b"PARE", "invalid", "has no footer: its writing was not finished"),
-        (b"PAR1" + struct.pack("<L", 1) + b"PAR1", "invalid", "has a footer that does not fit into it"),
-        (b"PAR1PAR1", "invalid", "has no footer: its writing was not finished"),
+        (parquet(WHOLE)[:-4] + b"PARE", "invalid", "has no footer: it was not completely written"),
+        (b"PAR1" + struct.pack("<L", 1) + b"PAR1", "invalid", "has a footer length that does not fit the file"),
+        (b"PAR1PAR1", "invalid", "has no footer: it was not completely written"),
         (b"PAR1\0\0\0\0PAR1", "invalid", "has a footer that ends too early"),
         (parquet({1: 2}), "invalid", "has a footer without schema and rows"),
         (parquet({1: 2, 2: [{4: b"schema"}]}), "invalid", "has a footer without schema and rows"),
@@ -103,37 +103,37 @@ def test_a_footer_gives_the_rows() -> None:
         (parquet(metadata(3, group(2, column(4, 9)))), "unknown", "has 2 rows, but its footer says 3"),
         (parquet(metadata(2, group(2, column(4, 101)))), "invalid", "has a column that ends after the footer begins"),
         (parquet(metadata(2, group(2, column(-4, 1)))), "invalid", "has a column that ends after the footer begins"),
-        (parquet(metadata(2, group(2, {3: {7: 3}}))), "invalid", "has a column without a place"),
-        (parquet(metadata(2, {3: 2})), "invalid", "has a group of rows, number 1, without columns"),
+        (parquet(metadata(2, group(2, {3: {7: 3}}))), "invalid", "has a column without an offset"),
+        (parquet(metadata(2, {3: 2})), "invalid", "has no columns in row group 1"),
         (parquet(encoded(WHOLE)[1][:-1]), "invalid", "has a footer that ends too early"),
-        (parquet(b"\x1d"), "invalid", "has a footer with a value of no known type"),
+        (parquet(b"\x1d"), "invalid", "has a footer with a value of unknown type"),
         (parquet(b"\x16" + b"\xff" * 11), "invalid", "has a footer with a number that is too long"),
-        (parquet(b"\x1c" * 5000), "invalid", "has a footer with structs within structs"),
-        (parquet(b"\x19" + b"\x19" * 5000), "invalid", "has a footer with structs within structs"),
+        (parquet(b"\x1c" * 5000), "invalid", "has a footer with structs nested too deeply"),
+        (parquet(b"\x19" + b"\x19" * 5000), "invalid", "has a footer with structs nested too deeply"),
         (parquet(b"\x19\xf1" + varint(1 << 60)), "invalid", "has a footer that ends too early"),
         (parquet(b"\x18" + varint(1 << 60)), "invalid", "has a footer that ends too early"),
     ],
 )
-def test_other_files(data: bytes, state: str, reason: str) -> None:
-    found = verdict(data, "a.parquet")
+def test_other_files_give_the_expected_state(data: bytes, state: str, reason: str) -> None:
+    found = check_bytes(data, "a.parquet")
     assert (found.state, (found.reason or "")[: len(reason)]) == (state, reason)
 
 
-def test_of_a_long_footer_the_first_part_is_looked_at() -> None:
+def test_only_the_first_part_of_a_long_footer_is_checked() -> None:
     long = metadata(40_000, *[group(2, column(4, 96))] * 20_000)
     expected = FileCheck("valid", "parquet", "only 256 KiB of its footer were checked", 40_000)
-    assert verdict(parquet(long)) == expected
+    assert check_bytes(parquet(long)) == expected
     wrong = metadata(40_000, group(2, column(4, 101)), *[group(2, column(4, 96))] * 19_999)
-    assert verdict(parquet(wrong)).state == "invalid"
+    assert check_bytes(parquet(wrong)).state == "invalid"
     noise = bytes((0x18,)) + varint(1 << 19) + bytes(1 << 19)
-    assert verdict(parquet(noise)) == FileCheck("unknown", "parquet", f"has a footer of {len(noise)} bytes")
+    assert check_bytes(parquet(noise)) == FileCheck("unknown", "parquet", f"has a footer of {len(noise)} bytes")
 
 
 @given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8), footer=st.binary(max_size=80))
-def test_no_bytes_lead_to_anything_but_a_verdict(place: int, junk: bytes, footer: bytes) -> None:
+def test_no_bytes_raise_an_error(place: int, junk: bytes, footer: bytes) -> None:
     at = place % len(SAMPLE)
-    verdict(SAMPLE[:at] + junk + SAMPLE[at + len(junk) :], "a.parquet")
-    verdict(parquet(footer), "a.parquet")
+    check_bytes(SAMPLE[:at] + junk + SAMPLE[at + len(junk) :], "a.parquet")
+    check_bytes(parquet(footer), "a.parquet")
     text = encoded(WHOLE)[1]
     at = place % len(text)
-    verdict(parquet(text[:at] + junk + text[at + len(junk) :]), "a.parquet")
+    check_bytes(parquet(text[:at] + junk + text[at + len(junk) :]), "a.parquet")

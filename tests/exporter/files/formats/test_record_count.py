@@ -23,8 +23,8 @@ CELL = st.text('a,;"\n x', max_size=6)
 MOST = st.sampled_from([1, 2, 7, 1 << 20])
 
 
-class Growing:
-    """A file that is written to in pieces."""
+class GrowingFile:
+    """A file that is written in parts."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("records")
@@ -45,15 +45,15 @@ class Growing:
 
 
 @pytest.fixture
-def file() -> Iterator[Growing]:
-    growing = Growing()
+def file() -> Iterator[GrowingFile]:
+    growing = GrowingFile()
     yield growing
     os.close(growing.fd)
 
 
-def grown(counter: LineCounter | ArrayItemCounter, text: bytes, places: list[int], most: int) -> None:
-    """Count a text that came in these pieces."""
-    growing = Growing()
+def count_in_parts(counter: LineCounter | ArrayItemCounter, text: bytes, places: list[int], most: int) -> None:
+    """Count a text that arrives in parts."""
+    growing = GrowingFile()
     for piece in cut(text, places):
         growing.append(piece)
         growing.count(counter, most)
@@ -61,7 +61,7 @@ def grown(counter: LineCounter | ArrayItemCounter, text: bytes, places: list[int
 
 
 def rows(text: str) -> int:
-    """What csv.reader finds in a text that ends with a newline."""
+    """The number of rows that csv.reader finds in the text."""
     return sum(row != [] for row in csv.reader(io.StringIO(text, newline="")))
 
 
@@ -82,11 +82,11 @@ def table(cells: list[list[str]], line_end: str, quoting: int) -> str:
     most=MOST,
 )
 @example(lines=["1", "", "2"], end="\n", tail=b"", places=[0, 1, 2, 3], most=1)
-def test_lines_of_jsonl_are_those_that_hold_something(
+def test_lines_of_jsonl_that_are_not_blank_count(
     lines: list[str], end: str, tail: bytes, places: list[int], most: int
 ) -> None:
     counter = LineCounter()
-    grown(counter, "".join(line + end for line in lines).encode() + tail, places, most)
+    count_in_parts(counter, "".join(line + end for line in lines).encode() + tail, places, most)
     assert counter.records == sum(bool(line.strip()) for line in lines)
     assert counter.unfinished == bool(tail.strip())
 
@@ -101,12 +101,12 @@ def test_lines_of_jsonl_are_those_that_hold_something(
 )
 @example(cells=[["a", "b"], ['"', "\n\n"]], end="\n", quoting=0, mark=b"", places=list(range(20)), most=1)
 @example(cells=[["a", "b"], ["\n", '""\n"']], end="\r\n", quoting=1, mark=b"\xef\xbb\xbf", places=[], most=1)
-def test_rows_of_a_table_are_those_that_csv_reads(
+def test_rows_of_a_table_equal_those_of_csv_reader(
     cells: list[list[str]], end: str, quoting: int, mark: bytes, places: list[int], most: int
 ) -> None:
     text = table([["first", "second"], *cells], end, quoting)
     counter = LineCounter(csv=True)
-    grown(counter, mark + text.encode(), places, most)
+    count_in_parts(counter, mark + text.encode(), places, most)
     assert counter.records == rows(text) - 1 == len(cells)
     assert not counter.unfinished
 
@@ -115,17 +115,17 @@ def test_rows_of_a_table_are_those_that_csv_reads(
 @example(text='"a""\n', places=[3], most=1)
 @example(text='a"b\nc', places=[], most=1)
 @example(text='"a"b"\n"c\n', places=[], most=1)
-def test_any_quotes_are_understood_as_csv_does(text: str, places: list[int], most: int) -> None:
+def test_quotes_are_parsed_like_csv_reader(text: str, places: list[int], most: int) -> None:
     text = f"h,i\n{text}"
     counter = LineCounter(csv=True)
-    grown(counter, text.encode(), places, most)
+    count_in_parts(counter, text.encode(), places, most)
     finished = next(prefixes(text))
     assert counter.records == rows(finished) - 1
     assert counter.unfinished == (finished != text)
 
 
 def prefixes(text: str) -> Iterator[str]:
-    """The text up to each newline that ends a record, the longest first."""
+    """The text up to each newline, the longest first."""
     for place in range(len(text), 0, -1):
         head = text[:place]
         if head.endswith("\n") and list(csv.reader(io.StringIO(head + "x", newline="")))[-1] == ["x"]:
@@ -133,7 +133,7 @@ def prefixes(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("quoted", ['a "word", and', 'in;"side', '5" disk'])
-def test_a_quote_within_a_field_opens_nothing(file: Growing, quoted: str) -> None:
+def test_a_quote_within_a_field_opens_no_quoted_field(file: GrowingFile, quoted: str) -> None:
     counter = LineCounter(csv=True)
     file.append(f"a,b,c\n1,2,3\n1,{quoted}\n1,2,3\n".encode())
     file.count(counter)
@@ -153,18 +153,18 @@ def test_a_quote_within_a_field_opens_nothing(file: Growing, quoted: str) -> Non
         (b"", b","),
     ],
 )
-def test_the_delimiter_is_what_the_first_line_has_most_of(line: bytes, found: bytes) -> None:
+def test_the_delimiter_is_the_most_frequent_candidate_in_the_first_line(line: bytes, found: bytes) -> None:
     assert guess_delimiter(line) == found
 
 
-def test_rows_with_another_delimiter_are_counted(file: Growing) -> None:
+def test_rows_with_another_delimiter_are_counted(file: GrowingFile) -> None:
     counter = LineCounter(csv=True)
     file.append(b'a;b\n"x\ny";2\n1,"2;3\n')
     file.count(counter)
     assert counter.records == 2
 
 
-def test_a_header_that_is_half_written_is_waited_for(file: Growing) -> None:
+def test_a_half_written_header_is_awaited(file: GrowingFile) -> None:
     counter = LineCounter(csv=True)
     file.append(b"a;b")
     file.count(counter)
@@ -177,7 +177,7 @@ def test_a_header_that_is_half_written_is_waited_for(file: Growing) -> None:
     assert (counter.records, counter.unfinished) == (0, False)
 
 
-def test_a_header_longer_than_a_look_is_not_waited_for(file: Growing) -> None:
+def test_a_header_longer_than_one_read_is_not_awaited(file: GrowingFile) -> None:
     counter = LineCounter(csv=True)
     file.append(b"name," * 2000 + b"\n" + b"1," * 2000 + b"\n")
     file.count(counter)
@@ -208,11 +208,13 @@ def test_a_header_longer_than_a_look_is_not_waited_for(file: Growing) -> None:
     ],
     ids=range(18),
 )
-def test_a_first_row_is_a_header_by_what_is_in_it(file: Growing, text: bytes, records: int) -> None:
+def test_the_content_of_the_first_row_decides_whether_it_is_a_header(
+    file: GrowingFile, text: bytes, records: int
+) -> None:
     for most in (1, 1 << 20):
         counter = LineCounter(csv=True)
         file.replace(b"")
-        for line in text.splitlines(keepends=True):  # what tells may come later
+        for line in text.splitlines(keepends=True):  # the decisive line may come later
             file.append(line)
             file.count(counter, most)
         assert counter.records == records
@@ -220,7 +222,7 @@ def test_a_first_row_is_a_header_by_what_is_in_it(file: Growing, text: bytes, re
 
 @pytest.mark.parametrize("is_table", [False, True], ids=["jsonl", "csv"])
 @pytest.mark.parametrize("place", [0, 3, 400, 8000], ids=["top", "first line", "near the top", "later"])
-def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None:
+def test_a_hole_is_awaited(file: GrowingFile, is_table: bool, place: int) -> None:
     counter, whole = LineCounter(csv=is_table, waits_at_holes=True), b"111,2222\n" * 2000
     file.replace(whole[:place] + bytes(4096) + whole[place + 4096 :])
     file.count(counter)
@@ -232,7 +234,7 @@ def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None
     assert (counter.records, counter.hole) == (2000, False)
 
 
-def test_a_hole_that_nobody_fills_is_passed(file: Growing) -> None:
+def test_a_hole_that_is_never_filled_is_skipped(file: GrowingFile) -> None:
     counter = LineCounter(waits_at_holes=True)
     file.append(b"1\n" + bytes(4096) + b"2\n3\n")
     file.count(counter)
@@ -248,7 +250,7 @@ def test_a_hole_that_nobody_fills_is_passed(file: Growing) -> None:
     assert plain.records == 4
 
 
-def test_a_half_written_line_counts_once_it_is_finished(file: Growing) -> None:
+def test_a_half_written_line_counts_once_it_is_finished(file: GrowingFile) -> None:
     counter = LineCounter()
     seen = []
     for piece in (b'{"a": 1}\n{"a"', b": 2", b"}", b"\n", b"\n", b" {}"):
@@ -259,7 +261,7 @@ def test_a_half_written_line_counts_once_it_is_finished(file: Growing) -> None:
 
 
 @pytest.mark.parametrize("counter", [LineCounter(), LineCounter(csv=True)], ids=["jsonl", "csv"])
-def test_a_file_that_was_written_anew_is_counted_from_its_top(file: Growing, counter: LineCounter) -> None:
+def test_a_rewritten_file_is_counted_from_its_top(file: GrowingFile, counter: LineCounter) -> None:
     file.append(b"1,1\n" * 100)
     file.count(counter)
     before = counter.records
@@ -274,7 +276,7 @@ def test_a_file_that_was_written_anew_is_counted_from_its_top(file: Growing, cou
     assert counter.records == before - 100 + 53
 
 
-def test_a_look_reads_no_more_than_it_may(file: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_respects_its_byte_limit(file: GrowingFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.append(b"x\n" * 50_000)
     read = 0
     real = os.pread
@@ -285,26 +287,26 @@ def test_a_look_reads_no_more_than_it_may(file: Growing, monkeypatch: pytest.Mon
         return real(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    counter, looks, more = LineCounter(), 0, True
+    counter, polls, more = LineCounter(), 0, True
     while more:
         read = 0
         more = counter.advance(file.fd, file.size, 1000)
         assert read <= 1000 + MARK_BYTES
-        looks += 1
-    assert (counter.records, looks) == (50_000, 100)
+        polls += 1
+    assert (counter.records, polls) == (50_000, 100)
     read = 0
     assert not counter.advance(file.fd, file.size)
     assert read <= MARK_BYTES
 
 
-def test_only_so_much_as_the_caller_says_is_counted(file: Growing) -> None:
+def test_only_bytes_up_to_the_given_size_are_counted(file: GrowingFile) -> None:
     counter = LineCounter()
     file.append(b"1\n2\n3\n")
     assert not counter.advance(file.fd, 4)
     assert (counter.records, counter.position) == (2, 4)
 
 
-def test_a_file_that_has_become_shorter_meanwhile_ends_there(file: Growing) -> None:
+def test_counting_a_file_that_became_shorter_stops_at_its_end(file: GrowingFile) -> None:
     counter = LineCounter()
     file.append(b"1\n2\n")
     assert not counter.advance(file.fd, 100)
@@ -312,7 +314,7 @@ def test_a_file_that_has_become_shorter_meanwhile_ends_there(file: Growing) -> N
 
 
 @pytest.mark.parametrize("counter", [LineCounter(), ArrayItemCounter()], ids=["lines", "array"])
-def test_a_byte_order_mark_is_no_text(file: Growing, counter: LineCounter | ArrayItemCounter) -> None:
+def test_a_byte_order_mark_is_ignored(file: GrowingFile, counter: LineCounter | ArrayItemCounter) -> None:
     for piece in (b"\xef", b"\xbb", b"\xbf"):
         file.append(piece)
         file.count(counter)
@@ -322,7 +324,7 @@ def test_a_byte_order_mark_is_no_text(file: Growing, counter: LineCounter | Arra
     assert (counter.records if isinstance(counter, LineCounter) else counter.items) == 1
 
 
-def test_an_empty_file_has_no_records(file: Growing) -> None:
+def test_an_empty_file_has_no_records(file: GrowingFile) -> None:
     for counter in (LineCounter(), LineCounter(csv=True)):
         file.count(counter)
         assert (counter.records, counter.unfinished) == (0, False)
@@ -347,17 +349,17 @@ def test_a_counter_is_small(counter: object) -> None:
 @example(value=["\\"], indent=None, ascii_only=True, white="", places=list(range(9)), most=1)
 @example(value=['\\"', "],["], indent=None, ascii_only=True, white="", places=list(range(20)), most=1)
 @example(value=["", "", {"": ""}], indent=None, ascii_only=True, white="", places=[], most=1 << 20)
-def test_items_of_an_array_are_those_that_json_reads(
+def test_items_of_an_array_equal_those_of_json(
     value: object, indent: int | None, ascii_only: bool, white: str, places: list[int], most: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     counter = ArrayItemCounter()
-    grown(counter, (white + text + white).encode(), places, most)
+    count_in_parts(counter, (white + text + white).encode(), places, most)
     assert counter.items == (len(value) if isinstance(value, list) else None)
     assert counter.complete == isinstance(value, list)
 
 
-def test_items_so_far_are_those_with_something_behind_them(file: Growing) -> None:
+def test_only_items_followed_by_more_text_count_so_far(file: GrowingFile) -> None:
     counter = ArrayItemCounter()
     seen = []
     for piece in (b" ", b"[", b" ", b'{"a": [1, 2]}', b',"', b',"', b",3", b"]", b" \n"):
@@ -370,7 +372,7 @@ def test_items_so_far_are_those_with_something_behind_them(file: Growing) -> Non
 
 
 @pytest.mark.parametrize("depth", [1, 7, 8, 9, 50, 100_000])
-def test_any_depth_is_gone_through(file: Growing, depth: int) -> None:
+def test_arrays_of_any_depth_are_counted(file: GrowingFile, depth: int) -> None:
     counter = ArrayItemCounter()
     file.append(b"[1" + b",[[],2" * depth + b"]" * depth + b",3]")
     file.count(counter, 1000)
@@ -378,7 +380,7 @@ def test_any_depth_is_gone_through(file: Growing, depth: int) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{}", b'"["', b"1", b"null", b"[1]]", b"[1] 2", b"[] []", b"[1]\n[2,3]", b"\xff"])
-def test_a_text_that_is_no_array_has_no_items(file: Growing, text: bytes) -> None:
+def test_text_that_is_no_array_has_no_items(file: GrowingFile, text: bytes) -> None:
     for most in (1, 1000):
         counter = ArrayItemCounter()
         file.replace(text)
@@ -386,7 +388,7 @@ def test_a_text_that_is_no_array_has_no_items(file: Growing, text: bytes) -> Non
         assert counter.items is None
 
 
-def test_of_a_root_that_is_no_array_nothing_more_is_read(file: Growing) -> None:
+def test_reading_stops_if_the_root_is_no_array(file: GrowingFile) -> None:
     counter = ArrayItemCounter()
     file.append(b"{" + b" " * 100)
     assert not counter.advance(file.fd, file.size, 10)
@@ -397,7 +399,7 @@ def test_of_a_root_that_is_no_array_nothing_more_is_read(file: Growing) -> None:
     assert counter.items == 2
 
 
-def test_an_array_that_was_written_anew_is_counted_again(file: Growing) -> None:
+def test_a_rewritten_array_is_counted_again(file: GrowingFile) -> None:
     counter = ArrayItemCounter()
     for text, items in ((b"[1, 2]", 2), (b"[1, 2, 3]", 3), (b"[1]", 1), (b"[]", 0), (b"[[1, 2]]", 1)):
         file.replace(text)
@@ -405,7 +407,7 @@ def test_an_array_that_was_written_anew_is_counted_again(file: Growing) -> None:
         assert counter.items == items
 
 
-def test_a_file_is_counted_through_its_descriptor_alone(tmp_path: Path) -> None:
+def test_a_file_is_counted_through_its_descriptor_only(tmp_path: Path) -> None:
     path = tmp_path / "array.json"
     path.write_text(json.dumps([{"a": "x,]" * 100}] * 20_000), encoding="utf-8")
     counter = ArrayItemCounter()
@@ -416,7 +418,7 @@ def test_a_file_is_counted_through_its_descriptor_alone(tmp_path: Path) -> None:
     assert counter.items == 20_000
 
 
-def test_a_quote_between_tabs_is_a_letter(tmp_path: Path) -> None:
+def test_a_quote_in_a_tab_separated_file_is_an_ordinary_character(tmp_path: Path) -> None:
     text = b"id\ttext\n" + b'7\t"open\n' * 30
     (tmp_path / "a.tsv").write_bytes(text)
     count, fd = LineCounter(csv=True), os.open(tmp_path / "a.tsv", os.O_RDONLY)

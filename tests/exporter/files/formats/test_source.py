@@ -1,4 +1,4 @@
-"""Opening files of a folder, and bounded reads of them."""
+"""Opening files in a folder, and bounded reads of them."""
 
 import os
 import socket
@@ -16,14 +16,14 @@ from tests.support.exporter import open_files, without_rights
 DATA = bytes(range(256)) * 64
 
 
-def words(folder: Path, name: str) -> str:
-    """Why there is no file."""
+def refusal_of(folder: Path, name: str) -> str:
+    """The reason why the file cannot be opened."""
     with pytest.raises(NotRegularFile) as caught, open_source(folder, name):
         pass
     return str(caught.value)
 
 
-def test_what_is_read_is_what_the_file_has() -> None:
+def test_reads_return_the_content_of_the_file() -> None:
     with source(DATA) as opened:
         assert opened.size == len(DATA)
         assert opened.read(0, 4) == DATA[:4]
@@ -38,7 +38,7 @@ def test_what_is_read_is_what_the_file_has() -> None:
         assert opened.head(1 << 30) == opened.tail(1 << 30) == opened.read(0, len(DATA)) == DATA
 
 
-def test_the_top_is_paid_for_once() -> None:
+def test_the_start_is_read_only_once() -> None:
     with source(DATA) as opened:
         opened.head(1)
         assert opened.bytes_read == FIRST_BYTES
@@ -50,7 +50,7 @@ def test_the_top_is_paid_for_once() -> None:
         assert (opened.bytes_read, opened.reads) == (FIRST_BYTES + 2, 3)
 
 
-def test_the_end_is_paid_for_once() -> None:
+def test_the_end_is_read_only_once() -> None:
     with source(DATA) as opened:
         opened.tail(100)
         opened.tail(40)
@@ -59,7 +59,7 @@ def test_the_end_is_paid_for_once() -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (0, len(DATA) + 1), (1 << 80, 1), (5, 1 << 80)])
-def test_a_read_beyond_the_end_says_how_much_is_missing(offset: int, length: int) -> None:
+def test_a_read_beyond_the_end_reports_the_missing_bytes(offset: int, length: int) -> None:
     with (
         source(DATA) as opened,
         pytest.raises(FileDamaged, match=f"^ends {offset + length - len(DATA)} bytes too early$"),
@@ -68,12 +68,12 @@ def test_a_read_beyond_the_end_says_how_much_is_missing(offset: int, length: int
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (1, -1), (-5, -5)])
-def test_nothing_before_the_beginning_is_read(offset: int, length: int) -> None:
+def test_nothing_before_the_start_is_read(offset: int, length: int) -> None:
     with source(DATA) as opened, pytest.raises(FileDamaged):
         opened.read(offset, length)
 
 
-def test_no_more_is_read_than_the_bound() -> None:
+def test_the_number_of_bytes_read_is_bounded() -> None:
     with source(bytes(MOST_BYTES + 1)) as opened:
         with pytest.raises(CheckUndecided):
             opened.read(0, MOST_BYTES + 1)
@@ -84,7 +84,7 @@ def test_no_more_is_read_than_the_bound() -> None:
         assert opened.bytes_read == MOST_BYTES
 
 
-def test_no_more_pieces_are_read_than_the_bound() -> None:
+def test_the_number_of_reads_is_bounded() -> None:
     with source(DATA) as opened:
         for _ in range(MOST_READS):
             opened.read(0, 1)
@@ -92,7 +92,7 @@ def test_no_more_pieces_are_read_than_the_bound() -> None:
             opened.read(0, 1)
 
 
-def test_a_file_that_shrinks_meanwhile_is_undecided(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_during_a_check_is_undecided(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     with open_source(tmp_path, "a") as opened:
         os.truncate(tmp_path / "a", 100)
@@ -108,43 +108,43 @@ def test_a_file_is_opened_by_name(tmp_path: Path, hard_name: str) -> None:
             assert (opened.head(9), opened.name) == (b"data", name)
 
 
-def test_the_file_is_closed_in_the_end(tmp_path: Path) -> None:
+def test_the_file_is_closed_afterwards(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"data")
     (tmp_path / "folder").mkdir()
     before = open_files(str(tmp_path))
     with open_source(str(tmp_path), "a") as opened:
         assert isinstance(opened, FileSource)
     for name in ("folder", "gone"):
-        words(tmp_path, name)
+        refusal_of(tmp_path, name)
     assert open_files(str(tmp_path)) == before
 
 
-def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+def test_the_kind_of_an_irregular_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "dangling").symlink_to("gone")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-    assert words(tmp_path, "folder") == "is a directory"
-    assert words(tmp_path, "") == words(tmp_path, ".") == "is a directory"
-    assert words(tmp_path, "fifo") == "is a FIFO"
-    assert words(tmp_path, "socket") == "is a socket"
-    assert words(tmp_path, "gone") == words(tmp_path, "dangling") == "No such file or directory"
-    assert words(tmp_path, "fifo/below") == "Not a directory"
-    assert words(tmp_path, "circle") in ("is a link in a circle", "Too many levels of symbolic links")
-    assert words(tmp_path, "n" * 300) == "File name too long"
-    assert words(tmp_path, "a\0b") == "cannot be the name of a file"
-    assert words(Path("/dev"), "null") == "is a device"
+    assert refusal_of(tmp_path, "folder") == "is a directory"
+    assert refusal_of(tmp_path, "") == refusal_of(tmp_path, ".") == "is a directory"
+    assert refusal_of(tmp_path, "fifo") == "is a FIFO"
+    assert refusal_of(tmp_path, "socket") == "is a socket"
+    assert refusal_of(tmp_path, "gone") == refusal_of(tmp_path, "dangling") == "No such file or directory"
+    assert refusal_of(tmp_path, "fifo/below") == "Not a directory"
+    assert refusal_of(tmp_path, "circle") in ("is a circular link", "Too many levels of symbolic links")
+    assert refusal_of(tmp_path, "n" * 300) == "File name too long"
+    assert refusal_of(tmp_path, "a\0b") == "is not a valid file name"
+    assert refusal_of(Path("/dev"), "null") == "is a device"
 
 
-def test_a_file_that_may_not_be_read_is_told() -> None:
+def test_an_unreadable_file_is_reported() -> None:
     with without_rights() as folder:
         (folder / "a").touch(mode=0)
-        assert words(folder, "a") == "Permission denied"
+        assert refusal_of(folder, "a") == "Permission denied"
 
 
-def test_a_link_counts_by_where_it_leads(tmp_path: Path) -> None:
+def test_a_link_is_judged_by_its_target(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "step-1").mkdir(parents=True)
     (folder / "step-1" / "a.pt").write_bytes(b"inside")
@@ -161,39 +161,39 @@ def test_a_link_counts_by_where_it_leads(tmp_path: Path) -> None:
             with open_source(top, name) as opened:
                 assert opened.head(9) == b"inside"
     for name in ("out.pt", "../secret", "sibling/a.pt", str(tmp_path / "secret"), ".."):
-        assert words(folder, name) == "leads out of its folder"
+        assert refusal_of(folder, name) == "is outside its folder"
 
 
-def test_a_link_that_comes_between_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_by_a_link_before_open_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "secret").write_bytes(b"outside")
     (tmp_path / "run" / "a").write_bytes(b"inside")
     real = os.open
 
-    def late(path: str, flags: int) -> int:
+    def replace_and_open(path: str, flags: int) -> int:
         os.unlink(path)
         os.symlink(tmp_path / "secret", path)
         return real(path, flags)
 
-    monkeypatch.setattr(os, "open", late)
-    assert words(tmp_path / "run", "a") == "Too many levels of symbolic links"
+    monkeypatch.setattr(os, "open", replace_and_open)
+    assert refusal_of(tmp_path / "run", "a") == "Too many levels of symbolic links"
 
 
-def test_a_fifo_that_comes_between_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_by_a_fifo_before_open_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"inside")
     real = os.open
 
-    def late(path: str, flags: int) -> int:
+    def replace_and_open(path: str, flags: int) -> int:
         os.unlink(path)
         os.mkfifo(path)
         return real(path, flags)
 
-    monkeypatch.setattr(os, "open", late)
+    monkeypatch.setattr(os, "open", replace_and_open)
     before = open_files(str(tmp_path))
     found: list[str] = []
-    look = threading.Thread(target=lambda: found.append(words(tmp_path, "a")), daemon=True)
-    look.start()
-    look.join(10)
+    thread = threading.Thread(target=lambda: found.append(refusal_of(tmp_path, "a")), daemon=True)
+    thread.start()
+    thread.join(10)
     assert found == ["is a FIFO"]
     assert open_files(str(tmp_path)) == before
     assert stat.S_ISFIFO((tmp_path / "a").stat().st_mode)

@@ -1,4 +1,4 @@
-"""Checkpoints: told to be whole by their archive or by their storages, without unpickling anything."""
+"""Torch checkpoints: checked by archive or storages, without unpickling anything."""
 
 import io
 import pickle
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exporter.files.formats import FileCheck
 from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
 from tests.exporter.files.formats.sample_files import sample
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 STATE, LEGACY, NOTHING, SCRIPT = map(sample, ("state.pt", "state-legacy.pt", "nothing-legacy.pt", "script.pt"))
 ZIPS = {"state.pt": STATE, "script.pt": SCRIPT}
@@ -23,7 +23,7 @@ MAGIC_PICKLE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def rewritten(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
-    """An archive with other members: None leaves one out."""
+    """An archive with changed members; None drops a member."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         for info in old.infolist():
@@ -38,7 +38,7 @@ def without(data: bytes, *endings: str) -> bytes:
 
 
 class Stored:
-    """Something that a pickle keeps outside of itself."""
+    """An object that a pickle stores outside of itself."""
 
     def __init__(self, *identity: object) -> None:
         self.identity = identity
@@ -50,7 +50,7 @@ class Pickler(pickle.Pickler):
 
 
 def legacy(obj: object, keys: list[object], *storages: bytes, protocol: int = 2) -> bytes:
-    """The older format, of an object with these storages."""
+    """A file in the older format, with this object and its storages."""
     out = io.BytesIO()
     for number in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}):
         pickle.dump(number, out, protocol)
@@ -60,67 +60,67 @@ def legacy(obj: object, keys: list[object], *storages: bytes, protocol: int = 2)
 
 
 @pytest.mark.parametrize("name", ZIPS)
-def test_whole_archives_are_valid_and_no_part_of_them(name: str) -> None:
-    assert verdict(ZIPS[name]) == verdict(ZIPS[name], name) == FileCheck("valid", "torch")
+def test_complete_archives_are_valid_and_truncated_ones_are_not(name: str) -> None:
+    assert check_bytes(ZIPS[name]) == check_bytes(ZIPS[name], name) == FileCheck("valid", "torch")
     assert states(truncated(ZIPS[name], 2000), name) == {"invalid"}
     assert states(flipped(ZIPS[name], 20), name) <= {"invalid", "unknown", "valid"}
     assert states(flipped(ZIPS[name], 4), name) == {"invalid"}
 
 
 @pytest.mark.parametrize("name", LEGACIES)
-def test_the_older_format_is_valid_and_no_part_of_it(name: str) -> None:
-    assert verdict(LEGACIES[name]) == verdict(LEGACIES[name], name) == FileCheck("valid", "torch-legacy")
+def test_the_older_format_is_valid_and_truncated_files_are_not(name: str) -> None:
+    assert check_bytes(LEGACIES[name]) == check_bytes(LEGACIES[name], name) == FileCheck("valid", "torch-legacy")
     cuts = [LEGACIES[name][:end] for end in range(20, len(LEGACIES[name]))]
     assert states(iter(cuts), name) == {"invalid"}
-    assert states(truncated(LEGACIES[name][:20]), name) == {"invalid", "unknown"}  # some other pickle, so far
+    assert states(truncated(LEGACIES[name][:20]), name) == {"invalid", "unknown"}  # may still be another pickle
     wrong = [text for text in flipped(LEGACIES[name], 13) if text[1] == 2]  # another protocol may be as good
     assert states(iter(wrong), name) == {"invalid", "unknown"}
     assert states(flipped(LEGACIES[name], 10_000), name) <= {"invalid", "unknown", "valid"}
 
 
-def test_saving_that_has_failed_is_seen_although_the_archive_is_whole() -> None:
+def test_a_failed_save_is_detected_in_an_intact_archive() -> None:
     failed = sample("failed.pt")
     assert zipfile.ZipFile(io.BytesIO(failed)).testzip() is None
-    reason = "has no data.pkl: torch.save has failed before it wrote one"
-    assert verdict(failed, "step 5.pt") == verdict(failed) == FileCheck("invalid", "torch", reason)
-    reason = "has no storage '10': torch.save has failed before it wrote it"
-    assert verdict(without(STATE, "data/10")) == FileCheck("invalid", "torch", reason)
-    reason = "its storage '1' has 47 bytes, where its object has 6 items of DoubleStorage"
+    reason = "has no data.pkl: torch.save failed before it wrote one"
+    assert check_bytes(failed, "step 5.pt") == check_bytes(failed) == FileCheck("invalid", "torch", reason)
+    reason = "has no storage '10': torch.save failed before it wrote it"
+    assert check_bytes(without(STATE, "data/10")) == FileCheck("invalid", "torch", reason)
+    reason = "its storage '1' has 47 bytes, but its object has 6 items of DoubleStorage"
     short = rewritten(STATE, lambda name, content: content[:-1] if name.endswith("data/1") else content)
-    assert verdict(short) == FileCheck("invalid", "torch", reason)
-    reason = "has no version in it, which torch.save writes last"
-    assert verdict(without(STATE, "version", "serialization_id")) == FileCheck("invalid", "torch", reason)
+    assert check_bytes(short) == FileCheck("invalid", "torch", reason)
+    reason = "has no version member, which torch.save writes last"
+    assert check_bytes(without(STATE, "version", "serialization_id")) == FileCheck("invalid", "torch", reason)
     garbled = rewritten(STATE, lambda name, content: content[:-9] if name.endswith("data.pkl") else content)
-    assert verdict(garbled) == FileCheck("invalid", "torch", "has a data.pkl that is no pickle")
+    assert check_bytes(garbled) == FileCheck("invalid", "torch", "has a data.pkl that is not a pickle")
 
 
-def test_an_archive_that_is_no_checkpoint_is_only_that() -> None:
+def test_an_archive_that_is_no_checkpoint_is_a_plain_archive() -> None:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as made:
-        made.writestr("notes.txt", "text")
-    reason = "an archive of another kind than torch.save writes"
-    assert verdict(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
+    with zipfile.ZipFile(out, "w") as archive_file:
+        archive_file.writestr("notes.txt", "text")
+    reason = "is an archive that torch.save did not write"
+    assert check_bytes(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
     for mark in (".data/extern_modules", "archive_format"):
         out = io.BytesIO()
-        with zipfile.ZipFile(out, "w") as made:
-            made.writestr("m/version", "3")
-            made.writestr(f"m/{mark}", "")
-        assert verdict(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
+        with zipfile.ZipFile(out, "w") as archive_file:
+            archive_file.writestr("m/version", "3")
+            archive_file.writestr(f"m/{mark}", "")
+        assert check_bytes(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
 
 
-def test_parts_of_a_distributed_checkpoint_are_left_undecided() -> None:
+def test_parts_of_a_distributed_checkpoint_are_undecided() -> None:
     for data in (STATE, STATE * 2):
-        assert verdict(data, "__0_0.distcp").state == "unknown"
-    assert verdict(STATE[:-1], "__0_0.distcp").state == "invalid"
+        assert check_bytes(data, "__0_0.distcp").state == "unknown"
+    assert check_bytes(STATE[:-1], "__0_0.distcp").state == "invalid"
 
 
-def test_a_long_object_or_a_packed_one_is_not_looked_into() -> None:
+def test_a_long_object_is_not_checked() -> None:
     long = rewritten(STATE, lambda name, content: content.ljust(1 << 20) if name.endswith("data.pkl") else content)
-    assert verdict(long) == FileCheck("valid", "torch", "which storages it should have was not checked")
+    assert check_bytes(long) == FileCheck("valid", "torch", "its required storages were not checked")
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_storages_of_the_older_format_are_walked_to_the_end(protocol: int) -> None:
+def test_all_storages_of_the_older_format_are_checked(protocol: int) -> None:
     kinds = {"DoubleStorage": 8, "HalfStorage": 2, "ComplexDoubleStorage": 16, "QInt8Storage": 1}
     keys: list[object] = [str(number) for number in range(1200)]
     objects = []
@@ -131,10 +131,10 @@ def test_storages_of_the_older_format_are_walked_to_the_end(protocol: int) -> No
         objects += [obj, obj]
         data.append(struct.pack("<q", number % 5) + bytes(size * (number % 5)))
     whole = legacy(objects, keys, *data, protocol=protocol)
-    assert verdict(whole) == FileCheck("valid", "torch-legacy")
-    assert verdict(whole + whole) == FileCheck("valid", "torch-legacy")
+    assert check_bytes(whole) == FileCheck("valid", "torch-legacy")
+    assert check_bytes(whole + whole) == FileCheck("valid", "torch-legacy")
     assert states(truncated(whole, 10), "a.pt") == {"invalid"}
-    assert verdict(whole + b"more").reason == "goes on for 4 bytes after its last storage"
+    assert check_bytes(whole + b"more").reason == "continues for 4 bytes after its last storage"
 
 
 FLOATS = Stored("storage", "torch FloatStorage", "7", "cpu", 3, None)
@@ -154,7 +154,7 @@ DATA = struct.pack("<q", 3) + bytes(12)
         (
             legacy(FLOATS, ["7"], struct.pack("<q", 4) + bytes(16)),
             "invalid",
-            "has a storage of 4 items, where its object has one of 3",
+            "has a storage of 4 items, but its object has one of 3",
         ),
         (
             legacy(Stored("storage", "torch NewStorage", "7", "cpu", 3, None), ["7"], DATA),
@@ -165,19 +165,23 @@ DATA = struct.pack("<q", 3) + bytes(12)
         (legacy(Stored("storage", "x FloatStorage", "7", "cpu", -1, None), ["7"], DATA), "invalid", None),
         (legacy("x" * 600_000, []), "unknown", "has a pickled object of more than 512 KiB"),
         (legacy("x" * 100_000, []), "valid", None),
-        (MAGIC_PICKLE + pickle.dumps(1000) * 4, "invalid", "does not begin with the numbers of torch.save"),
-        (MAGIC_PICKLE + b"\x80\x02\xff.", "invalid", "has something else where a pickle should be"),
+        (
+            MAGIC_PICKLE + pickle.dumps(1000) * 4,
+            "invalid",
+            "does not begin with the magic number and version of torch.save",
+        ),
+        (MAGIC_PICKLE + b"\x80\x02\xff.", "invalid", "has other data where a pickle should be"),
     ],
 )
-def test_other_files_of_the_older_format(data: bytes, state: str, reason: str | None) -> None:
-    found = verdict(data, "a.pt")
+def test_other_files_of_the_older_format_give_the_expected_state(data: bytes, state: str, reason: str | None) -> None:
+    found = check_bytes(data, "a.pt")
     assert found.state == state
     if reason is not None:
         assert found.reason == reason
 
 
 class Evil:
-    """A pickle of it writes a file when it is loaded."""
+    """An object whose pickle creates a file when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -187,17 +191,17 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_nothing_that_a_pickle_names_is_called(tmp_path: Path, protocol: int) -> None:
+def test_no_function_named_in_a_pickle_is_called(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "loaded"
     evil = pickle.dumps(Evil(mark), protocol)
-    assert verdict(legacy(Evil(mark), [], protocol=protocol)) == FileCheck("valid", "torch-legacy")
-    verdict(rewritten(STATE, lambda name, content: evil if name.endswith("data.pkl") else content))
+    assert check_bytes(legacy(Evil(mark), [], protocol=protocol)) == FileCheck("valid", "torch-legacy")
+    check_bytes(rewritten(STATE, lambda name, content: evil if name.endswith("data.pkl") else content))
     assert not mark.exists()
-    pickle.loads(evil)  # noqa: S301 -- it would have been seen
+    pickle.loads(evil)  # noqa: S301 -- a control: loading does create the file
     assert mark.exists()
 
 
-def test_a_walk_puts_texts_numbers_tuples_and_lists_together() -> None:
+def test_a_walk_reads_texts_numbers_tuples_and_lists() -> None:
     circle: list[object] = []
     circle.append((circle, "in it"))
     value = ["text", 5, -(2**70), ("a", ("b",), (), (1, 2, 3, 4)), [["x"] * 1500], "text", "é\ud800"]
@@ -210,11 +214,11 @@ def test_a_walk_puts_texts_numbers_tuples_and_lists_together() -> None:
         )
 
 
-def test_a_walk_names_classes_and_refuses_what_takes_more_than_there_is() -> None:
+def test_a_walk_names_classes_and_refuses_a_stack_underflow() -> None:
     for protocol in range(2, 6):
         assert walk_pickle(io.BytesIO(pickle.dumps(Evil, protocol))).value == f"{Evil.__module__} Evil"
     assert walk_pickle(io.BytesIO(b"K\x05K\x072\x87.")).value == (5, 7, 7)
-    with pytest.raises(ValueError, match="takes more than there is"):
+    with pytest.raises(ValueError, match="takes more items than the stack has"):
         walk_pickle(io.BytesIO(b"K\x05\x86."))
 
 
@@ -235,12 +239,12 @@ def test_a_walk_of_any_bytes_ends(data: bytes) -> None:
         walk_pickle(stream)
     except PICKLE_ERRORS:
         pass
-    verdict(legacy(None, []) + data, "a.pt")
-    verdict(MAGIC_PICKLE + data, "a.pt")
+    check_bytes(legacy(None, []) + data, "a.pt")
+    check_bytes(MAGIC_PICKLE + data, "a.pt")
 
 
 @given(place=st.integers(0, 5000), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_leads_to_anything_but_a_verdict(place: int, junk: bytes) -> None:
+def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
     for data in (STATE, LEGACY, SCRIPT):
         at = place % len(data)
-        verdict(data[:at] + junk + data[at + len(junk) :], "a.pt")
+        check_bytes(data[:at] + junk + data[at + len(junk) :], "a.pt")

@@ -1,4 +1,4 @@
-"""ZIP archives: the directory at the end, and what it says of the file before it."""
+"""ZIP archives: the directory at the end must match the file before it."""
 
 import io
 import struct
@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
-from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
 
 MEMBERS = {"a.txt": b"text " * 20, "folder/b.txt": b"", "é": bytes(300)}
 
 
 def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as made:
-        made.comment = comment
+    with zipfile.ZipFile(out, "w", method) as archive_file:
+        archive_file.comment = comment
         for name, data in members.items():
-            made.writestr(name, data)
+            archive_file.writestr(name, data)
     return out.getvalue()
 
 
 class Pipe(io.RawIOBase):
-    """What cannot be sought: the lengths then follow the bytes of each member."""
+    """An output that cannot seek: the lengths then follow the bytes of each member."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -39,17 +39,17 @@ class Pipe(io.RawIOBase):
 
 def streamed() -> bytes:
     out = Pipe()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("a.txt", b"text " * 20)
-        made.writestr("b.txt", b"text")
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive_file:
+        archive_file.writestr("a.txt", b"text " * 20)
+        archive_file.writestr("b.txt", b"text")
     return out.data
 
 
 def wide() -> bytes:
-    """One with lengths of eight bytes everywhere, as for more than 4 GiB."""
+    """An archive with eight-byte lengths everywhere, as for more than 4 GiB."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as made:
-        with made.open("a.txt", "w", force_zip64=True) as member:
+    with zipfile.ZipFile(out, "w") as archive_file:
+        with archive_file.open("a.txt", "w", force_zip64=True) as member:
             member.write(b"text")
     data = out.getvalue()
     directory, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
@@ -75,78 +75,78 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_archives_are_valid_and_their_parts_are_not(name: str) -> None:
+def test_complete_archives_are_valid_and_truncated_ones_are_not(name: str) -> None:
     members = {"streamed": 2, "wide": 1}.get(name, 3)
-    assert verdict(WHOLE[name]) == FileCheck("valid", "zip", None, members)
+    assert check_bytes(WHOLE[name]) == FileCheck("valid", "zip", None, members)
     assert len(zipfile.ZipFile(io.BytesIO(WHOLE[name])).namelist()) == members
     assert states(truncated(WHOLE[name], 1000), "a.zip") <= {"invalid", "unknown"}
     assert states(flipped(WHOLE[name], 10_000), "a.zip") <= {"valid", "invalid", "unknown"}
 
 
-def test_a_comment_may_look_like_an_end() -> None:
+def test_a_comment_may_look_like_the_end_record() -> None:
     data = archive(MEMBERS, comment=b"comment")
-    assert verdict(data.replace(b"comment", b"PK\x05\x06 no")) == FileCheck("valid", "zip", None, 3)
+    assert check_bytes(data.replace(b"comment", b"PK\x05\x06 no")) == FileCheck("valid", "zip", None, 3)
 
 
 def test_an_archive_without_members_is_valid() -> None:
-    assert verdict(archive({}), "a.zip") == FileCheck("valid", "zip", None, 0)
+    assert check_bytes(archive({}), "a.zip") == FileCheck("valid", "zip", None, 0)
 
 
-def test_the_end_of_an_archive_inside_is_not_taken_for_the_end() -> None:
+def test_the_end_of_a_nested_archive_is_not_taken_for_the_end() -> None:
     outer = archive({"first": b"a", "inner.zip": WHOLE["stored"], "more": bytes(50)})
-    assert verdict(outer) == FileCheck("valid", "zip", None, 3)
+    assert check_bytes(outer) == FileCheck("valid", "zip", None, 3)
     cuts = [outer[:end] for end in range(outer.index(b"PK\x05\x06") + 22, outer.index(b"PK\x05\x06") + 70)]
     assert states(iter(cuts), "a.zip") == {"unknown"}
 
 
-def test_several_archives_in_one_file_are_left_undecided() -> None:
+def test_several_archives_in_one_file_are_undecided() -> None:
     for name in ("stored", "wide"):
         twice = WHOLE["stored"] + WHOLE[name]
-        expected = "is several archives in one file, or has something before its directory"
-        assert verdict(twice) == FileCheck("unknown", "zip", expected)
+        expected = "contains several archives, or has other data before its directory"
+        assert check_bytes(twice) == FileCheck("unknown", "zip", expected)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b"PK\x05\x06", b"PK\x05\x07", "has no end record: its writing was not finished, or its end is lost"),
-        (b"PK\x01\x02", b"PK\x01\x03", "its directory has something else where an entry should begin"),
+        (b"PK\x05\x06", b"PK\x05\x07", "has no end record: it was not completely written, or its end is lost"),
+        (b"PK\x01\x02", b"PK\x01\x03", "its directory has other data where an entry should begin"),
         (b"PK\x03\x04", b"PK\x03\x05", "its member 'folder/b.txt' is not where its directory says"),
         (b"a.txttext", b"b.txttext", "has 'b.txt' where its directory says 'a.txt'"),
     ],
 )
-def test_what_is_wrong_is_told(old: bytes, new: bytes, reason: str) -> None:
+def test_the_reason_names_the_defect(old: bytes, new: bytes, reason: str) -> None:
     data = WHOLE["stored"]
     assert data.count(old) >= 1
     place = data.index(old, 1) if old.startswith(b"PK") else data.index(old)
-    found = verdict(data[:place] + new + data[place + len(old) :], "a.zip")
+    found = check_bytes(data[:place] + new + data[place + len(old) :], "a.zip")
     assert (found.state, (found.reason or "")[: len(reason)]) == ("invalid", reason)
 
 
-def test_a_wrong_count_a_wrong_length_and_a_hole_are_damage() -> None:
+def test_a_wrong_count_a_wrong_length_and_a_gap_are_damage() -> None:
     data = WHOLE["stored"]
     end = data.index(b"PK\x05\x06")
     more = bytearray(data)
     struct.pack_into("<H", more, end + 10, 4)
-    assert verdict(bytes(more)).reason == "has 3 members in its directory, but its end says 4"
+    assert check_bytes(bytes(more)).reason == "has 3 members in its directory, but its end record says 4"
     longer = bytearray(data)
     struct.pack_into("<L", longer, data.index(b"PK\x01\x02") + 20, 5000)
-    assert verdict(bytes(longer)).reason == "its member 'a.txt' does not fit before its directory"
+    assert check_bytes(bytes(longer)).reason == "its member 'a.txt' does not fit before its directory"
     second = data.index(b"PK\x03\x04", 1)
-    assert verdict(data[:second] + bytes(30) + data[second + 30 :]).state == "invalid"
+    assert check_bytes(data[:second] + bytes(30) + data[second + 30 :]).state == "invalid"
 
 
-def test_of_a_long_directory_the_first_part_is_looked_at() -> None:
+def test_only_the_first_part_of_a_long_directory_is_checked() -> None:
     many = archive({f"a member with quite a long name {number:05}": b"" for number in range(7000)})
-    found = verdict(many)
+    found = check_bytes(many)
     assert (found.state, found.format, found.records) == ("valid", "zip", None)
     assert (found.reason or "").endswith(" of its 7000 members were checked")
-    assert verdict(many[:-1]).state == "invalid"
+    assert check_bytes(many[:-1]).state == "invalid"
 
 
 @given(data=st.binary(max_size=200), place=st.integers(0, 600))
-def test_no_bytes_lead_to_anything_but_a_verdict(data: bytes, place: int) -> None:
-    verdict(b"PK\x03\x04" + data)
-    verdict(b"PK\x03\x04" + data + WHOLE["stored"][-22:])
+def test_no_bytes_raise_an_error(data: bytes, place: int) -> None:
+    check_bytes(b"PK\x03\x04" + data)
+    check_bytes(b"PK\x03\x04" + data + WHOLE["stored"][-22:])
     for whole in WHOLE.values():
-        verdict(whole[:place] + data + whole[place + len(data) :])
+        check_bytes(whole[:place] + data + whole[place + len(data) :])

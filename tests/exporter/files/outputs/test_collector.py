@@ -1,4 +1,4 @@
-"""Files of the path groups, over nodes that all see the same file system."""
+"""Output files of the path groups, on nodes that share a file system."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ from exporter.machine.mounts import is_node_local, mount_of, parse_mountinfo
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
 OUTPUT = 'group="output"'
-START = 1_700_000_000.0  # of the job, and of a clock that moves when told to
+START = 1_700_000_000.0  # of the job and of the fake clock
 TIMEOUT_S = 300.0
 DAMAGED = gzip.compress(b"some text" * 100)[:-20]
 
@@ -51,7 +51,7 @@ def fill(run_dir: Path, *names: str, size: int = 10) -> None:
 
 
 def write(run_dir: Path, name: str, content: int | str | bytes, mtime: float) -> None:
-    """An output file, or one with so many bytes, that was last written at this moment."""
+    """Write an output file, or one of this size, with this mtime."""
     (run_dir / "out").mkdir(exist_ok=True)
     text = b"x" * content if isinstance(content, int) else content.encode() if isinstance(content, str) else content
     (run_dir / "out" / name).write_bytes(text)
@@ -62,7 +62,7 @@ def collector_of(manifest: Manifest, node_index: int = 0, clock: FakeClock | Non
     return OutputsCollector(make_context(manifest, clock or FakeClock(), node_index=node_index))
 
 
-def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
+def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl", "output_2.jsonl", "notes.txt")
     os.utime(tmp_path / "out" / "output_1.jsonl", (1.0, 1000.0))
     os.utime(tmp_path / "out" / "output_2.jsonl", (1.0, 2000.5))
@@ -74,7 +74,7 @@ def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
     assert samples_of(page, GROWTH) == {}
 
 
-def test_growth_is_known_from_the_second_look_on(tmp_path: Path) -> None:
+def test_growth_is_known_from_the_second_poll(tmp_path: Path) -> None:
     clock = FakeClock()
     write(tmp_path, "output_1.jsonl", 100, START)
     collector = collector_of(make_manifest(tmp_path), clock=clock)
@@ -84,7 +84,7 @@ def test_growth_is_known_from_the_second_look_on(tmp_path: Path) -> None:
     assert samples_of(page_of(collector, collector.read()), GROWTH) == {OUTPUT: 30, 'group="checkpoint"': 0}
 
 
-def test_files_that_appear_whole_are_growth(tmp_path: Path) -> None:
+def test_files_that_appear_complete_are_growth(tmp_path: Path) -> None:
     clock = FakeClock()
     collector = collector_of(make_manifest(tmp_path), clock=clock)
     for number in range(4):
@@ -106,7 +106,7 @@ def test_files_that_are_removed_are_no_growth(tmp_path: Path) -> None:
     assert samples_of(page, BYTES)[OUTPUT] == 10
 
 
-def test_a_group_without_a_pattern_is_watched_for_its_space_alone(tmp_path: Path) -> None:
+def test_a_group_without_a_pattern_is_only_watched_for_disk_space(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl")
     manifest = make_manifest(tmp_path, groups=(PathGroup("output", "out", None),))
     assert collector_of(manifest).read().groups == ()
@@ -136,13 +136,13 @@ def test_every_file_of_a_shared_directory_is_counted_by_one_node(
     assert sum(group.bytes for group in found) == 10 * len(names)
 
 
-def test_a_node_answers_for_its_own_workers_and_the_first_for_what_is_nobodys(tmp_path: Path) -> None:
+def test_each_node_counts_its_workers_files_and_the_first_the_unranked_ones(tmp_path: Path) -> None:
     fill(tmp_path, *(f"output_worker_{number}.jsonl" for number in (0, 1, 2, 7, 99)), "output_all.jsonl")
     manifest = make_manifest(tmp_path, *FOUR_NODES)
     assert [collector_of(manifest, node).read().groups[0].files for node in range(4)] == [4, 1, 0, 1]
 
 
-def test_a_file_in_place_of_the_directory_has_no_files(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file", encoding="ascii")
     assert collector_of(make_manifest(tmp_path)).read().groups[0].files == 0
 
@@ -158,7 +158,7 @@ def test_the_status_lists_the_groups(tmp_path: Path) -> None:
 
 
 class Job:
-    """A collector of a job with two workers, its clock, and what its events say."""
+    """A collector of a job with two workers, with its clock and events."""
 
     def __init__(self, run_dir: Path, **changes: Any) -> None:
         self.run_dir = run_dir
@@ -170,17 +170,17 @@ class Job:
         self.collector = OutputsCollector(self.context)
         self.snapshot = self.collector.read()
 
-    def look(self, after_s: float = 5.0) -> str:
-        """The page after so much time."""
+    def poll(self, after_s: float = 5.0) -> str:
+        """The page after this many seconds."""
         self.clock.advance(after_s)
         self.snapshot = self.collector.read()
         return page_of(self.collector, self.snapshot)
 
     def after(self, seconds: float) -> str:
-        """The page after so much time with looks in between."""
+        """The page after this many seconds of polls."""
         for _ in range(int(seconds / 5) - 1):
-            self.look()
-        return self.look()
+            self.poll()
+        return self.poll()
 
     def write(self, name: str, content: int | str | bytes = 10) -> None:
         """Write a file now."""
@@ -195,12 +195,12 @@ WORKER_0 = 'worker="worker_w0",role="worker",rank="0",group="output"'
 WORKER_1 = 'worker="worker_w1",role="worker",rank="1",group="output"'
 
 
-def test_files_of_a_worker_have_series_of_their_own(tmp_path: Path) -> None:
+def test_files_of_a_worker_have_their_own_series(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write("output_rank0.jsonl", "{}\n{}\n")
     job.write("output_rank1.jsonl", "{}\n")
     job.write("output_all.jsonl", "{}\n")
-    page = job.look()
+    page = job.poll()
     assert samples_of(page, WORKER_BYTES) == {WORKER_0: 6, WORKER_1: 3}
     assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 2, WORKER_1: 1}
     assert samples_of(page, WORKER_MTIME) == {WORKER_0: START, WORKER_1: START}
@@ -208,7 +208,7 @@ def test_files_of_a_worker_have_series_of_their_own(tmp_path: Path) -> None:
     assert samples_of(page, BYTES)[OUTPUT] == 12
 
 
-def test_checkpoints_have_no_series_of_workers_and_no_stalls_and_no_events(tmp_path: Path) -> None:
+def test_checkpoint_groups_have_no_worker_series_stalls_or_events(tmp_path: Path) -> None:
     job = Job(tmp_path, groups=(PathGroup("checkpoint", "out", "*"),))
     job.write("model_rank0.gz", DAMAGED)
     page = job.after(2 * TIMEOUT_S)
@@ -220,28 +220,28 @@ def test_checkpoints_have_no_series_of_workers_and_no_stalls_and_no_events(tmp_p
 
 def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    assert samples_of(job.look(), STALLED) == {}
+    assert samples_of(job.poll(), STALLED) == {}
     job.write("output_rank0.jsonl")
     job.write("output_rank1.jsonl")
-    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S - 5), STALLED) == {OUTPUT: 0}
-    page = job.look()
+    page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 1}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 1, WORKER_1: 1}
     assert job.events("output stalled") == ["output: nothing written for 300 s"]
     job.write("output_rank0.jsonl", 20)
-    page = job.look()
+    page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
-    assert "output: is written again" in job.events("output goes on")
+    assert "output: writing has resumed" in job.events("output goes on")
 
 
-def test_one_worker_alone_may_have_stalled(tmp_path: Path) -> None:
+def test_one_worker_alone_may_stall(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write("output_rank1.jsonl", "{}\n")
     for number in range(1, 70):
         job.write("output_rank0.jsonl", "{}\n" * number)
-        page = job.look()
+        page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
     assert [(event["event"], event.get("rank")) for event in job.snapshot.events] == [
@@ -250,11 +250,11 @@ def test_one_worker_alone_may_have_stalled(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("word", ["part_", "shard", "gpu"])
-def test_parts_that_come_one_after_the_other_are_no_stalls_of_workers(tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize("prefix", ["part_", "shard", "gpu"])
+def test_numbered_parts_are_not_stalled_workers(tmp_path: Path, prefix: str) -> None:
     job = Job(tmp_path)
     for number in range(10):
-        job.write(f"output_{word}{number:05}.jsonl", "{}\n")
+        job.write(f"output_{prefix}{number:05}.jsonl", "{}\n")
         page = job.after(100)
         assert 1 not in samples_of(page, WORKER_STALLED).values()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
@@ -262,7 +262,7 @@ def test_parts_that_come_one_after_the_other_are_no_stalls_of_workers(tmp_path: 
     assert [event.get("rank") for event in job.snapshot.events if event["event"] == "output stalled"] == [None]
 
 
-def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
+def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for number in range(10):
         job.write(f"output_worker{number}.jsonl", "{}\n")
@@ -285,16 +285,16 @@ def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
         ("coworker_3", None),
     ],
 )
-def test_words_for_a_worker_alone(name: str, rank: int | None) -> None:
+def test_only_words_for_a_worker_mark_a_rank(name: str, rank: int | None) -> None:
     assert rank_in_file_name(name, {("decode", 1): 5}, sure=True) == rank
 
 
-def test_files_that_appear_are_output_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+def test_new_files_are_output_whatever_the_clock_of_the_file_server(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.look(600)
+    job.poll(600)
     for number in range(1, 70):
         write(tmp_path, "output_rank0.jsonl", number, START - 180 + job.clock.time() - START - 600)
-        page = job.look()
+        page = job.poll()
         assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
@@ -318,7 +318,7 @@ MOUNTS = """\
         ("/local/out", "/tmp/run", False),
     ],
 )
-def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
+def test_a_local_directory_is_node_local_if_the_run_directory_is_remote(
     directory: str, run_dir: str, expected: bool
 ) -> None:
     mounts = parse_mountinfo(MOUNTS)
@@ -327,7 +327,7 @@ def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
     assert not is_node_local(mount_of(directory, mounts), None)
 
 
-def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
+def test_a_node_counts_all_files_of_a_node_local_directory(tmp_path: Path) -> None:
     fill(tmp_path, "output_all.jsonl", "output_worker_0.jsonl", "output_worker_2.jsonl")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     mounts = f"21 1 8:1 / / rw - nfs4 server:/ rw\n22 21 8:2 / {tmp_path}/out rw - xfs /dev/nvme0n1 rw\n"
@@ -345,17 +345,17 @@ def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
 def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
-    job.look()
+    job.poll()
     job.context.published.running_ranks = frozenset()
     page = job.after(2 * TIMEOUT_S)
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
     job.context.published.running_ranks = frozenset({0})
-    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
 
-def test_files_of_an_earlier_job_are_no_stall(tmp_path: Path) -> None:
+def test_files_of_an_earlier_job_cause_no_stall(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", 10, START - 1000)
     job = Job(tmp_path)
     page = job.after(2 * TIMEOUT_S)
@@ -363,22 +363,22 @@ def test_files_of_an_earlier_job_are_no_stall(tmp_path: Path) -> None:
     assert samples_of(page, FILES)[OUTPUT] == 1
 
 
-def test_a_sidecar_that_is_started_again_knows_of_output_by_the_times_of_the_files(tmp_path: Path) -> None:
+def test_a_restarted_sidecar_recognizes_output_by_mtime(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", 10, START + 1)
     job = Job(tmp_path)
-    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
     assert job.events("first output") == []
 
 
-def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
+def test_the_clock_of_the_file_server_may_be_a_little_behind(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", 10, START - 30)
     job = Job(tmp_path)
-    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
 
-def test_damaged_files_are_counted_and_told_once(tmp_path: Path) -> None:
+def test_damaged_files_are_counted_and_reported_once(tmp_path: Path) -> None:
     job = Job(tmp_path, groups=(PathGroup("output", "out", "*.gz"),))
     job.write("a.gz", gzip.compress(b"text"))
     page = job.after(30)
@@ -386,23 +386,23 @@ def test_damaged_files_are_counted_and_told_once(tmp_path: Path) -> None:
     job.write("b.gz", DAMAGED)
     page = job.after(60)
     assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
-    (told,) = job.events("output damaged")
-    assert told.startswith("output: b.gz ")
+    (detail,) = job.events("output damaged")
+    assert detail.startswith("output: b.gz ")
     status = NodeStatus()
     job.collector.describe(job.snapshot, status)
     assert [(file["file"], file["format"]) for file in status.outputs[0]["invalid"]] == [("b.gz", "gzip")]
     (tmp_path / "out" / "b.gz").unlink()
-    assert samples_of(job.look(), VALID) == {OUTPUT: 1}
+    assert samples_of(job.poll(), VALID) == {OUTPUT: 1}
 
 
-def test_nothing_is_said_of_files_that_cannot_be_judged(tmp_path: Path) -> None:
+def test_files_of_unknown_format_have_no_validity(tmp_path: Path) -> None:
     job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
     job.write("notes", "some words")
     page = job.after(60)
     assert samples_of(page, VALID) == samples_of(page, INVALID) == samples_of(page, RECORDS) == {}
 
 
-def test_the_first_output_and_what_is_complete_are_events(tmp_path: Path) -> None:
+def test_the_first_output_and_completed_files_are_events(tmp_path: Path) -> None:
     write(tmp_path, "output_old.gz", gzip.compress(b"text"), START - 1000)
     job = Job(tmp_path, groups=(PathGroup("output", "out", "output_*"),))
     job.write("output_rank0.gz", gzip.compress(b"text"))
@@ -424,7 +424,7 @@ def test_events_are_bounded(tmp_path: Path) -> None:
     assert len(job.snapshot.events) == 50
 
 
-def test_the_status_can_be_written_as_json_whatever_the_names(tmp_path: Path, hard_name: str) -> None:
+def test_the_status_is_valid_json_whatever_the_names(tmp_path: Path, hard_name: str) -> None:
     job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
     job.write(f"{hard_name}.gz", DAMAGED)
     job.write("out_\udcff_rank0.gz", DAMAGED)
@@ -438,8 +438,8 @@ def test_the_status_can_be_written_as_json_whatever_the_names(tmp_path: Path, ha
     assert list(json.loads(text)[0][0]["workers"]) == ["0"]
 
 
-class Refusing(FileWatchHost):
-    """Answers that a test likes, once it likes any."""
+class FakeHost(FileWatchHost):
+    """A watch host that gives the answer of the test, if there is one."""
 
     answer: Exception | None = None
 
@@ -449,18 +449,18 @@ class Refusing(FileWatchHost):
 
 
 @pytest.fixture
-def refusing(tmp_path: Path) -> Iterator[tuple[OutputsCollector, Refusing]]:
+def collector_and_host(tmp_path: Path) -> Iterator[tuple[OutputsCollector, FakeHost]]:
     write(tmp_path, "output_rank0.jsonl", 10, START)
-    host = Refusing(SystemClock(), use_helper=False)
+    host = FakeHost(SystemClock(), use_helper=False)
     context = replace(make_context(make_manifest(tmp_path), FakeClock()), files=host)
     yield OutputsCollector(context), host
     host.close()
 
 
-def test_a_group_that_hangs_has_no_series_and_all_of_them_afterwards(
-    refusing: tuple[OutputsCollector, Refusing],
+def test_a_hanging_group_has_no_series_until_it_responds(
+    collector_and_host: tuple[OutputsCollector, FakeHost],
 ) -> None:
-    collector, host = refusing
+    collector, host = collector_and_host
     assert [group.files for group in collector.read().groups] == [1, 0]
     host.answer = WatchHanging(host.clock.monotonic() - 1, "/mnt")
     assert [group.files for group in collector.read().groups] == [1, 0]  # slow
@@ -472,8 +472,8 @@ def test_a_group_that_hangs_has_no_series_and_all_of_them_afterwards(
     assert snapshot.events == ()
 
 
-def test_a_group_that_cannot_be_read_is_told_once(refusing: tuple[OutputsCollector, Refusing]) -> None:
-    collector, host = refusing
+def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsCollector, FakeHost]) -> None:
+    collector, host = collector_and_host
     collector.read()
     host.answer = PermissionError(13, "Permission denied")
     collector.read()
@@ -485,29 +485,31 @@ def test_a_group_that_cannot_be_read_is_told_once(refusing: tuple[OutputsCollect
     ]
 
 
-def test_looks_in_another_process_tell_the_same(tmp_path: Path) -> None:
+def test_polls_in_a_helper_process_give_the_same_figures(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
     host = FileWatchHost(SystemClock(), use_helper=True)
     try:
         collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
-        group = until(lambda: next(iter(collector.read().groups), None), "a look")
+        group = until(lambda: next(iter(collector.read().groups), None), "a poll")
         assert (group.files, group.bytes, group.records) == (1, 6, 2)
     finally:
         host.close()
 
 
-def test_a_watch_that_begins_anew_is_no_growth(tmp_path: Path) -> None:
+def test_a_restarted_watch_shows_no_growth(tmp_path: Path) -> None:
     job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
     group = job.collector._groups[0]
     for number in range(1, 4):
         job.write("a.bin", 1000 * number)
-        job.look(10)
+        job.poll(10)
     owner_of = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset(), frozenset(), owns_unranked=True)
     make = partial(OutputWatch, str(tmp_path / "out"), "b.bin", owner_of, START)
-    group.handle = job.context.files.watch("again", make)  # as after the end of the helper: its first file is number 1
+    group.handle = job.context.files.watch(
+        "again", make
+    )  # as after a restart of the helper: its first file is number 1
     job.write("b.bin", 50_000)
-    assert samples_of(job.look(10), GROWTH) == {}
+    assert samples_of(job.poll(10), GROWTH) == {}
     for number in range(1, 4):
         job.write("b.bin", 50_000 + 100 * number)
-        page = job.look(10)
+        page = job.poll(10)
     assert samples_of(page, GROWTH) == {OUTPUT: 10}

@@ -1,4 +1,4 @@
-"""Files of a folder, followed from look to look."""
+"""Files of a folder, followed over many polls."""
 
 import fnmatch
 import os
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.files.outputs import folder_reader as folder_module
+from exporter.files.outputs import folder_reader
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch, NameTable
 from exporter.files.outputs.outputs_reader import FileOwnership
 
@@ -19,25 +19,25 @@ START = 1_700_000_000.0
 
 
 def rank_of(name: str) -> int | None:
-    """The digit behind ``rank``."""
-    _, found, rest = name.partition("rank")
-    return int(rest[0]) if found and rest[:1].isascii() and rest[:1].isdigit() else None
+    """The digit after ``rank``."""
+    _, found, owns_rest = name.partition("rank")
+    return int(owns_rest[0]) if found and owns_rest[:1].isascii() and owns_rest[:1].isdigit() else None
 
 
-def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *, rest: bool = True) -> FolderWatch:
+def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *, owns_rest: bool = True) -> FolderWatch:
     others = frozenset(range(10)) - frozenset(ours)
-    return FolderWatch(str(directory), pattern, FileOwnership(rank_of, frozenset(ours), others, rest))
+    return FolderWatch(str(directory), pattern, FileOwnership(rank_of, frozenset(ours), others, owns_rest))
 
 
 def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
-    """Files, bytes and newest of each owner that has files."""
+    """Number, bytes and newest mtime of the files of each owner."""
     return {
         owner: (found.files, found.bytes, found.newest_mtime) for owner, found in watch.totals.items() if found.files
     }
 
 
 def plain_scan(directory: Path, pattern: str, owner_of: FileOwnership) -> dict[int, tuple[int, int, float | None]]:
-    """The same from one pass over everything."""
+    """The same facts from one plain scan."""
     found: dict[int, tuple[int, int, float | None]] = {}
     for name in os.listdir(directory):
         if (name.startswith(".") and not pattern.startswith(".")) or not fnmatch.fnmatchcase(name, pattern):
@@ -56,7 +56,7 @@ def write(path: Path, size: int, mtime: float = START) -> None:
     os.utime(path, (mtime, mtime))
 
 
-def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
+def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", 10)
     write(tmp_path / "b.jsonl", 20, START + 5)
     write(tmp_path / "notes.txt", 40, START + 9)
@@ -67,7 +67,7 @@ def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
     assert watch.changes == []
 
 
-def test_a_folder_that_comes_later_has_files_that_are_born(tmp_path: Path) -> None:
+def test_files_of_a_folder_that_appears_later_are_new(tmp_path: Path) -> None:
     watch = watch_of(tmp_path / "out")
     watch.poll(START)
     assert (watch.complete, facts_of(watch)) == (True, {})
@@ -81,14 +81,14 @@ def test_a_folder_that_comes_later_has_files_that_are_born(tmp_path: Path) -> No
     assert facts_of(watch) == {}
 
 
-def test_a_file_in_place_of_the_folder_has_no_files(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     watch = watch_of(tmp_path / "out")
     watch.poll(START)
     assert facts_of(watch) == {}
 
 
-def test_a_folder_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = watch_of(tmp_path)
 
     def refuse(*_: object, **__: object) -> int:
@@ -99,7 +99,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch: 
         watch.poll(START)
 
 
-def test_other_kinds_of_file_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_entries_that_are_not_regular_files_are_skipped_and_reported(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -111,7 +111,7 @@ def test_other_kinds_of_file_are_passed_over_and_told(tmp_path: Path) -> None:
     assert watch.passed_over == {"folder": "directory", "link": "link", "dangling": "link", "fifo": "FIFO"}
 
 
-def test_a_fifo_that_becomes_a_file_counts_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_fifo_that_becomes_a_file_counts_and_vice_versa(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     write(tmp_path / "b", 10)
     watch = watch_of(tmp_path)
@@ -125,12 +125,12 @@ def test_a_fifo_that_becomes_a_file_counts_and_the_other_way_round(tmp_path: Pat
     assert watch.passed_over == {"b": "FIFO"}
 
 
-def test_only_the_first_names_of_other_kinds_are_kept(tmp_path: Path) -> None:
-    for number in range(folder_module.MOST_PASSED_OVER + 5):
+def test_only_the_first_names_of_skipped_entries_are_kept(tmp_path: Path) -> None:
+    for number in range(folder_reader.MOST_PASSED_OVER + 5):
         (tmp_path / str(number)).mkdir()
     watch = watch_of(tmp_path)
     watch.poll(START)
-    assert len(watch.passed_over) == folder_module.MOST_PASSED_OVER
+    assert len(watch.passed_over) == folder_reader.MOST_PASSED_OVER
 
 
 def test_hidden_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path) -> None:
@@ -150,41 +150,41 @@ def test_hard_names_and_names_that_are_not_utf8_count(tmp_path: Path, hard_name:
     assert facts_of(watch) == {NOBODY: (2, 7, START)}
 
 
-def test_names_are_read_again_only_when_the_folder_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_rescanned_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", 1)
-    passes: list[int] = []
+    scans: list[int] = []
     real = os.scandir
 
     def scandir(place: int) -> object:
-        passes.append(place)
+        scans.append(place)
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
     watch = watch_of(tmp_path)
     watch.poll(START)
-    watch.poll(START + 5)  # names may have come at the very moment of the first pass
+    watch.poll(START + 5)  # names may have appeared at the moment of the first scan
     for number in range(2, 10):
         watch.poll(START + 5 * number)
-    assert len(passes) == 2
+    assert len(scans) == 2
     write(tmp_path / "b", 1)
     watch.poll(START + 50)
-    assert (len(passes), facts_of(watch)[NOBODY][0]) == (3, 2)
+    assert (len(scans), facts_of(watch)[NOBODY][0]) == (3, 2)
 
 
-def test_names_are_read_again_after_a_minute_in_any_case(tmp_path: Path) -> None:
+def test_a_folder_is_rescanned_after_a_minute_in_any_case(tmp_path: Path) -> None:
     watch = watch_of(tmp_path)
     os.utime(tmp_path, (START, START))
     watch.poll(START)
     watch.poll(START + 5)
     write(tmp_path / "a", 1)
-    os.utime(tmp_path, (START, START))  # as an attribute cache shows it
+    os.utime(tmp_path, (START, START))  # as with a stale attribute cache
     watch.poll(START + 10)
     assert facts_of(watch) == {}
     watch.poll(START + 70)
     assert facts_of(watch)[NOBODY][0] == 1
 
 
-def test_a_change_in_the_same_tick_as_the_pass_is_found_soon(tmp_path: Path) -> None:
+def test_a_change_in_the_same_tick_as_the_scan_is_found_soon(tmp_path: Path) -> None:
     os.utime(tmp_path, (START, START))
     watch = watch_of(tmp_path)
     watch.poll(START)
@@ -196,7 +196,7 @@ def test_a_change_in_the_same_tick_as_the_pass_is_found_soon(tmp_path: Path) -> 
     assert facts_of(watch)[NOBODY][0] == 1
 
 
-def test_reading_names_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, moment = watch_of(tmp_path), [0.0]
 
     def monotonic() -> float:
@@ -213,7 +213,7 @@ def test_reading_names_takes_a_small_share_of_the_time(tmp_path: Path, monkeypat
     assert facts_of(watch)[NOBODY][0] == 1
 
 
-def test_a_change_is_told_with_what_was_before(tmp_path: Path) -> None:
+def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
     watch = watch_of(tmp_path)
     watch.poll(START)
@@ -226,7 +226,7 @@ def test_a_change_is_told_with_what_was_before(tmp_path: Path) -> None:
     assert watch.changes == []
 
 
-def test_a_file_with_another_name_goes_on_and_is_not_born(tmp_path: Path) -> None:
+def test_a_renamed_file_is_not_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
     watch = watch_of(tmp_path)
     watch.poll(START)
@@ -243,7 +243,7 @@ def test_a_file_with_another_name_goes_on_and_is_not_born(tmp_path: Path) -> Non
     assert [(change.file, change.size, change.before) for change in watch.changes] == [(number, 25, (START + 5, 20))]
 
 
-def test_a_file_that_is_rotated_goes_on_and_a_new_one_is_born(tmp_path: Path) -> None:
+def test_after_a_rotation_only_the_new_file_is_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 100)
     watch = watch_of(tmp_path)
     watch.poll(START)
@@ -254,7 +254,7 @@ def test_a_file_that_is_rotated_goes_on_and_a_new_one_is_born(tmp_path: Path) ->
     assert (watch.totals[NOBODY].new_files, watch.totals[NOBODY].new_bytes) == (1, 3)
 
 
-def test_a_file_that_is_renamed_into_place_is_born_whole(tmp_path: Path) -> None:
+def test_a_file_renamed_into_place_is_new_with_all_its_bytes(tmp_path: Path) -> None:
     watch = watch_of(tmp_path, "*.json")
     watch.poll(START)
     write(tmp_path / "a.json.tmp", 50)
@@ -264,7 +264,7 @@ def test_a_file_that_is_renamed_into_place_is_born_whole(tmp_path: Path) -> None
     assert (watch.totals[NOBODY].new_files, watch.totals[NOBODY].new_bytes) == (1, 50)
 
 
-def test_a_file_that_vanishes_while_it_is_met_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_a_scan_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2)
     real = os.stat
@@ -283,7 +283,7 @@ def test_a_file_that_vanishes_while_it_is_met_is_not_there(tmp_path: Path, monke
     assert facts_of(watch) == {NOBODY: (2, 3, START)}
 
 
-def test_a_file_that_is_gone_is_noticed_though_the_folder_shows_an_old_time(tmp_path: Path) -> None:
+def test_a_deleted_file_is_noticed_despite_an_old_mtime_of_the_folder(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
     os.utime(tmp_path, (START, START))
@@ -297,7 +297,7 @@ def test_a_file_that_is_gone_is_noticed_though_the_folder_shows_an_old_time(tmp_
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
 
 
-def test_the_newest_file_may_become_older(tmp_path: Path) -> None:
+def test_the_newest_mtime_may_go_back(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
     watch = watch_of(tmp_path)
@@ -307,7 +307,7 @@ def test_the_newest_file_may_become_older(tmp_path: Path) -> None:
     assert facts_of(watch) == {NOBODY: (2, 3, START + 3)}
 
 
-def test_facts_that_may_not_be_read_are_told_and_the_others_count(
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a", 1)
@@ -326,12 +326,12 @@ def test_facts_that_may_not_be_read_are_told_and_the_others_count(
     assert watch.unreadable == "Permission denied"
 
 
-def test_a_first_look_goes_on_at_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_scan_may_take_several_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         write(tmp_path / str(number), 1)
-    monkeypatch.setattr(folder_module, "SCAN_S", 0.0)
-    watch, looks = watch_of(tmp_path), 0
-    monkeypatch.setattr(folder_module, "CHUNK", 10)
+    monkeypatch.setattr(folder_reader, "SCAN_S", 0.0)
+    watch, polls = watch_of(tmp_path), 0
+    monkeypatch.setattr(folder_reader, "CHUNK", 10)
     moment = [0.0]
 
     def monotonic() -> float:
@@ -341,35 +341,35 @@ def test_a_first_look_goes_on_at_the_next_one(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("exporter.files.outputs.folder_reader.SCAN_S", 0.0055)
     monkeypatch.setattr("exporter.files.outputs.folder_reader.time.monotonic", monotonic)
     while not watch.complete:
-        watch.poll(START + looks)
-        looks += 1
-        assert looks < 100
-    assert looks > 5
+        watch.poll(START + polls)
+        polls += 1
+        assert polls < 100
+    assert polls > 5
     assert facts_of(watch) == {NOBODY: (50, 50, START)}
     assert watch.totals[NOBODY].new_files == 0
 
 
-def test_cold_files_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "HOT_LEAST", 2)
-    monkeypatch.setattr(folder_module, "OTHERS_POLLED", 8)
+def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_reader, "HOT_LEAST", 2)
+    monkeypatch.setattr(folder_reader, "OTHERS_POLLED", 8)
     for number in range(64):
         write(tmp_path / f"{number:02d}", 1, START + number)
     watch = watch_of(tmp_path)
     watch.poll(START)
     assert sorted(watch.names[slot] or "" for slot in watch.hot) == ["62", "63"]
     write(tmp_path / "05", 100, START + 100)
-    for look in range(1, 10):
-        watch.poll(START + 5 * look)
+    for poll in range(1, 10):
+        watch.poll(START + 5 * poll)
     assert facts_of(watch) == {NOBODY: (64, 163, START + 100)}
     assert "05" in {watch.names[slot] for slot in watch.hot}
-    for look in range(10, 60):
-        watch.poll(START + 5 * look)
+    for poll in range(10, 60):
+        watch.poll(START + 5 * poll)
     assert {watch.names[slot] for slot in watch.hot} == {"05", "63"}
 
 
-def test_no_more_files_are_hot_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "HOT_LEAST", 2)
-    monkeypatch.setattr(folder_module, "HOT_MOST", 5)
+def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_reader, "HOT_LEAST", 2)
+    monkeypatch.setattr(folder_reader, "HOT_MOST", 5)
     watch = watch_of(tmp_path)
     watch.poll(START)
     for number in range(30):
@@ -379,18 +379,18 @@ def test_no_more_files_are_hot_than_are_allowed(tmp_path: Path, monkeypatch: pyt
     assert facts_of(watch)[NOBODY][0] == 30
 
 
-def test_inodes_that_are_made_up_each_time_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inodes_that_change_with_each_scan_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1200):
         (tmp_path / str(number)).touch()
-    real, made_up = os.scandir, [0]
+    real, last_inode = os.scandir, [0]
 
     class Entry:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def inode(self) -> int:
-            made_up[0] += 1
-            return made_up[0]
+            last_inode[0] += 1
+            return last_inode[0]
 
     class Entries:
         def __init__(self, place: int) -> None:
@@ -408,25 +408,25 @@ def test_inodes_that_are_made_up_each_time_are_not_believed(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "scandir", Entries)
     watch = watch_of(tmp_path)
-    for look in range(4):
-        write(tmp_path / f"new{look}", 1)
-        watch.poll(START + 70 * look)
+    for poll in range(4):
+        write(tmp_path / f"new{poll}", 1)
+        watch.poll(START + 70 * poll)
     assert facts_of(watch)[NOBODY][:2] == (1204, 4)
 
 
 @pytest.mark.parametrize("keep", [1, 3, 40, 199])
-def test_names_that_come_in_another_order_or_have_gone_are_known(
+def test_names_are_recognized_in_another_order_and_after_deletions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
     for number in range(200):
         write(tmp_path / str(number), 1)
-    real, dice = os.scandir, random.Random(keep)
+    real, rng = os.scandir, random.Random(keep)
 
     class Entries:
         def __init__(self, place: int) -> None:
             with real(place) as found:
                 entries = list(found)
-            dice.shuffle(entries)
+            rng.shuffle(entries)
             self._entries = iter(entries)
 
         def __next__(self) -> "os.DirEntry[str]":
@@ -456,7 +456,7 @@ def test_names_that_come_in_another_order_or_have_gone_are_known(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=400), st.integers(1, 7))
-def test_a_table_of_names_is_like_a_dictionary(steps: list[tuple[bool, int]], spread: int) -> None:
+def test_a_name_table_behaves_like_a_dictionary(steps: list[tuple[bool, int]], spread: int) -> None:
     names: list[str | None] = [None]
     table, expected = NameTable(names), dict[str, int]()
     for add, number in steps:
@@ -484,27 +484,27 @@ STEPS = st.lists(
         st.tuples(st.just("directory"), NAMES, st.just(0)),
         st.tuples(st.just("fifo"), NAMES, st.just(0)),
         st.tuples(st.just("link"), NAMES, NAMES),
-        st.tuples(st.just("look"), st.just(""), st.integers(0, 100)),
+        st.tuples(st.just("poll"), st.just(""), st.integers(0, 100)),
     ),
     max_size=30,
 )
 
 
-def carry_out(directory: Path, kind: str, name: str, what: int | str) -> None:
-    """One step; what cannot be done is left out."""
+def apply_step(directory: Path, kind: str, name: str, argument: int | str) -> None:
+    """Carry out one step, or skip it if it is impossible."""
     path = directory / name
     try:
         if kind == "create":
             path.unlink(missing_ok=True)
-            path.write_bytes(b"x" * int(what))
+            path.write_bytes(b"x" * int(argument))
         elif kind == "append":
             with path.open("r+b") as out:
                 out.seek(0, os.SEEK_END)
-                out.write(b"y" * int(what))
+                out.write(b"y" * int(argument))
         elif kind == "truncate":
-            os.truncate(path, int(what))
+            os.truncate(path, int(argument))
         elif kind == "rename":
-            path.rename(directory / str(what))
+            path.rename(directory / str(argument))
         elif kind == "delete":
             path.rmdir() if path.is_dir() else path.unlink()
         elif kind == "directory":
@@ -512,25 +512,25 @@ def carry_out(directory: Path, kind: str, name: str, what: int | str) -> None:
         elif kind == "fifo":
             os.mkfifo(path)
         elif kind == "link":
-            path.symlink_to(str(what))
+            path.symlink_to(str(argument))
     except OSError:
         pass
 
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(["*", "*.x", "rank*", ".*", "[ab]*"]), st.booleans())
-def test_sums_are_those_of_a_plain_scan_after_anything(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int | str]], pattern: str, rest: bool
+def test_totals_equal_those_of_a_plain_scan_after_any_steps(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int | str]], pattern: str, owns_rest: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("out")
-    owner_of = FileOwnership(rank_of, frozenset({1, 2}), frozenset({3}), rest)
+    owner_of = FileOwnership(rank_of, frozenset({1, 2}), frozenset({3}), owns_rest)
     watch, now = FolderWatch(str(directory), pattern, owner_of), START
-    for kind, name, what in steps:
-        if kind == "look":
-            now += float(what)
+    for kind, name, argument in steps:
+        if kind == "poll":
+            now += float(argument)
             watch.poll(now)
         elif not (kind == "append" and (directory / name).is_fifo()):
-            carry_out(directory, kind, name, what)
+            apply_step(directory, kind, name, argument)
     watch.poll(now + 100)
     assert facts_of(watch) == plain_scan(directory, pattern, owner_of)
     assert all(found.new_bytes >= 0 for found in watch.totals.values())

@@ -1,4 +1,4 @@
-"""Growth of what is written in steps and seen now and then."""
+"""Growth of files that are written in steps and polled now and then."""
 
 import pytest
 from hypothesis import example, given
@@ -8,19 +8,19 @@ from exporter.files.outputs.growth import MOST_FILES, WINDOW_S, GroupGrowth, Ste
 
 
 def growth_of(*points: tuple[float, float]) -> StepGrowth:
-    """Growth of changes that are seen at once."""
+    """Growth of changes that are seen immediately."""
     growth = StepGrowth()
     for t, value in points:
         growth.add(t, value, t)
     return growth
 
 
-def test_growth_is_that_between_changes() -> None:
+def test_growth_is_measured_between_changes() -> None:
     growth = growth_of((0, 0), (5, 500), (10, 1000))
     assert growth.per_second(10) == growth.per_second(14.9) == 100
 
 
-def test_one_change_tells_no_growth() -> None:
+def test_one_change_gives_no_growth() -> None:
     assert growth_of((0, 5000)).per_second(1) == 0
     assert StepGrowth().per_second(0) == 0
 
@@ -32,33 +32,33 @@ def test_growth_falls_once_a_change_is_overdue() -> None:
     assert growth.per_second(110) == pytest.approx(10)
 
 
-def test_growth_is_0_when_nothing_has_changed_for_the_window() -> None:
+def test_growth_is_0_after_a_window_without_changes() -> None:
     assert growth_of((0, 0), (5, 500)).per_second(5 + WINDOW_S) == 0
 
 
-def test_the_longest_wait_within_the_changes_is_nothing_unusual() -> None:
+def test_the_longest_gap_so_far_does_not_lower_the_growth() -> None:
     growth = growth_of((0, 0), (1, 100), (41, 200), (42, 300))
     assert growth.per_second(120) == pytest.approx(300 / 42)
 
 
-def test_what_has_become_smaller_begins_anew() -> None:
+def test_growth_restarts_after_the_size_falls() -> None:
     growth = growth_of((0, 0), (5, 500), (10, 20))
     assert growth.per_second(10) == 0
     growth.add(15, 120, 15)
     assert growth.per_second(15) == 20
 
 
-def test_after_a_long_silence_the_new_rhythm_counts_alone() -> None:
+def test_only_the_new_rhythm_counts_after_a_long_silence() -> None:
     growth = growth_of((0, 0), (5, 5000), (10, 10_000), (4000, 10_100), (4010, 10_200))
     assert growth.per_second(4010) == 10
 
 
-def test_a_change_without_a_new_time_counts_for_the_one_before() -> None:
+def test_a_change_without_a_new_mtime_extends_the_previous_one() -> None:
     growth = growth_of((0, 0), (10, 50), (10, 100))
     assert growth.per_second(10) == 10
 
 
-def test_the_same_change_told_twice_is_one() -> None:
+def test_a_change_reported_twice_counts_once() -> None:
     growth = growth_of((0, 0), (5, 500), (10, 1000))
     growth.add(10, 1000, 15)
     assert growth.per_second(40) == pytest.approx(100 * 10 / 30)
@@ -79,7 +79,7 @@ def test_only_the_last_two_minutes_count() -> None:
 
 
 def flushes(rate: float, buffer: int, start: float, seconds: float) -> list[tuple[float, int]]:
-    """When a writer of so many bytes a second writes its full buffer, and the size of the file from then on."""
+    """Times at which a buffered writer flushes, with the file size from then on."""
     period = buffer / rate
     return [(start + count * period, count * buffer) for count in range(1, int(seconds / period) + 1)]
 
@@ -89,18 +89,18 @@ def flushes(rate: float, buffer: int, start: float, seconds: float) -> list[tupl
     period=st.floats(0.05, 400),
     poll_s=st.floats(0.2, 30),
     phase=st.floats(0, 1),
-    looks=st.integers(1, 200),
+    polls=st.integers(1, 200),
 )
-@example(rate=1000, period=5.0, poll_s=5.0, phase=0.0, looks=30)
-@example(rate=1000, period=300.0, poll_s=5.0, phase=0.3, looks=200)
-@example(rate=1e6, period=4.0, poll_s=5.0, phase=0.99, looks=60)
-def test_growth_of_a_buffered_writer_is_right_once_three_of_its_writes_were_seen(
-    rate: float, period: float, poll_s: float, phase: float, looks: int
+@example(rate=1000, period=5.0, poll_s=5.0, phase=0.0, polls=30)
+@example(rate=1000, period=300.0, poll_s=5.0, phase=0.3, polls=200)
+@example(rate=1e6, period=4.0, poll_s=5.0, phase=0.99, polls=60)
+def test_growth_of_a_buffered_writer_is_right_after_three_writes(
+    rate: float, period: float, poll_s: float, phase: float, polls: int
 ) -> None:
     buffer = max(1, round(rate * period))
-    writes = flushes(rate, buffer, 1000.0, (looks + 1) * poll_s)
+    writes = flushes(rate, buffer, 1000.0, (polls + 1) * poll_s)
     growth, seen, place, last = GroupGrowth(), 0, 0, (1000.0, 0)
-    for number in range(looks):
+    for number in range(polls):
         now = 1000.0 + (number + phase) * poll_s
         while place < len(writes) and writes[place][0] <= now:
             place += 1
@@ -121,7 +121,7 @@ def test_growth_is_never_negative(steps: list[tuple[float, float, float, float]]
         assert growth.per_second(now + later) >= 0
 
 
-def test_files_that_appear_whole_are_growth_of_their_owner() -> None:
+def test_files_that_appear_complete_are_growth_of_their_owner() -> None:
     growth = GroupGrowth()
     for place in range(1, 6):
         growth.add_new_files(0, 10.0 * place, 1000 * place, 10.0 * place)
@@ -129,28 +129,28 @@ def test_files_that_appear_whole_are_growth_of_their_owner() -> None:
     assert growth.per_second(54) == pytest.approx(150)
 
 
-def test_owners_whose_files_do_not_appear_have_no_growth() -> None:
+def test_owners_without_new_files_have_no_growth() -> None:
     growth = GroupGrowth()
     growth.add_new_files(0, None, 0, 10.0)
     growth.add_new_files(0, 5.0, 700, 15.0)
     assert growth.per_second(15) == 0
 
 
-def test_a_change_that_was_not_told_is_made_up_for() -> None:
+def test_an_unreported_change_is_made_up_for() -> None:
     growth = GroupGrowth()
     growth.add_change(1, 5, 500, (0, 0), 5)
     growth.add_change(1, 15, 1500, (10, 1000), 15)
     assert growth.per_second(15) == 100
 
 
-def test_a_file_that_was_long_as_it_is_begins_with_its_first_change() -> None:
+def test_growth_of_an_old_file_starts_with_its_first_change() -> None:
     growth = GroupGrowth()
     growth.add_change(1, 100_000, 1100, (5.0, 1000), 100_000)
     growth.add_change(1, 100_010, 1200, (100_000, 1100), 100_010)
     assert growth.per_second(100_010) == 10
 
 
-def test_of_too_many_files_those_are_followed_that_changed_last() -> None:
+def test_only_the_most_recently_changed_of_too_many_files_are_followed() -> None:
     growth = GroupGrowth()
     for file in range(MOST_FILES + 10):
         growth.add_change(file, 10, 100, (0, 0), 10)

@@ -1,7 +1,7 @@
-"""AMD's package ``amdsmi`` without its library: the functions, keys, units, enums and exceptions of 7.0.
+"""Fake of the AMD package ``amdsmi`` without its library: functions, keys, units, enums and exceptions of 7.0.
 
-What a GPU says stands in ``FakeAmdGpu.answers`` by the function's name; it is an MI300X. As in the package, a value
-that is not told is ``"N/A"`` in some places and the field's largest number in others.
+``FakeAmdGpu.answers`` holds the answers of a GPU by function name. The default is an MI300X. As in the package, an
+unknown value is ``"N/A"`` in some places and the largest number of its field in others.
 """
 
 import copy
@@ -32,7 +32,7 @@ STATUSES = {
 
 
 class AmdSmiException(Exception):
-    """As the package's."""
+    """Base class of the exceptions of the package."""
 
 
 class AmdSmiLibraryException(AmdSmiException):
@@ -48,7 +48,7 @@ class AmdSmiLibraryException(AmdSmiException):
 
 
 class AmdSmiParameterException(AmdSmiException):
-    """An argument of another type; its code is None."""
+    """An argument of the wrong type. The error code is None."""
 
     def __init__(self, received: object, expected: type) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class Handle:
 
 @dataclass
 class FakeAmdGpu:
-    """One GPU, or one partition, as the library sees it."""
+    """One GPU or partition, as the library sees it."""
 
     position: int = 0
-    hip_id: int | str | None = None  # None: as on the bus
-    lost: bool = False  # its files are gone: all is "not supported"
+    hip_id: int | str | None = None  # None: the position on the bus
+    lost: bool = False  # its files have vanished: every call is "not supported"
     answers: dict[str, Any] = field(default_factory=dict)
     """By function, or by function and first argument (``"amdsmi_get_temp_metric HOTSPOT"``); a ``Refusal`` or an
     exception is raised."""
@@ -110,7 +110,7 @@ class FakeAmdGpu:
 
 
 class Refusal(int):
-    """A status that the library gives in place of a value."""
+    """An error status that the library returns instead of a value."""
 
 
 NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM, BUSY, NOT_INIT, DRIVER_NOT_LOADED, UNEXPECTED_SIZE = map(
@@ -135,7 +135,7 @@ def process(pid: int, vram: int, name: str = "python3") -> dict[str, Any]:
 
 
 def metrics(ticks: int | str, **held: int) -> dict[str, Any]:
-    """The part of ``amdsmi_get_gpu_metrics_info`` that tells of clocks held down, ``ppt_residency_acc`` and others."""
+    """Throttling counters of ``amdsmi_get_gpu_metrics_info``, such as ``ppt_residency_acc``."""
     names = ("prochot", "ppt", "socket_thm", "vr_thm", "hbm_thm")
     none: int | str = 0 if isinstance(ticks, int) else ticks
     counters = {f"{name}_residency_acc": held.get(name, none) for name in names}
@@ -143,7 +143,7 @@ def metrics(ticks: int | str, **held: int) -> dict[str, Any]:
 
 
 def links(read_kb: int, write_kb: int) -> dict[str, Any]:
-    """``amdsmi_get_link_metrics`` of a GPU with seven links, the eighth of which is not there."""
+    """``amdsmi_get_link_metrics`` of a GPU with seven links. The eighth is missing."""
     link = {"bdf": "0000:00:00.0", "bit_rate": 32, "max_bandwidth": 512, "link_type": 2}
     return {
         "num_links": 8,
@@ -155,7 +155,7 @@ def links(read_kb: int, write_kb: int) -> dict[str, Any]:
 
 
 def mi300x(position: int, hip_id: int | str) -> dict[str, Any]:
-    """All that an idle MI300X says, with 7.0."""
+    """All answers of an idle MI300X, version 7.0."""
     return {
         "amdsmi_get_gpu_device_uuid": f"{position:02x}ff74a1-0000-1000-80ff-52c7ee01df8f",
         "amdsmi_get_gpu_device_bdf": f"0000:{0x05 + 0x20 * position:02x}:00.0",
@@ -249,7 +249,7 @@ MI210 = {
     "amdsmi_get_temp_metric EDGE": 38,
     "amdsmi_get_gpu_fan_speed": 51,
     "amdsmi_get_gpu_fan_speed_max": 255,
-}  # what an older card says otherwise: no counters, average power, a fan, a limit in microwatts
+}  # differences of an older card: no counters, average power, a fan, a limit in microwatts
 
 ARGUMENTS: dict[str, tuple[type, ...]] = {
     "amdsmi_get_gpu_memory_total": (AmdSmiMemoryType,),
@@ -258,14 +258,14 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "amdsmi_get_clock_info": (AmdSmiClkType,),
     "amdsmi_get_gpu_fan_speed": (int,),
     "amdsmi_get_gpu_fan_speed_max": (int,),
-}  # types of what functions take beside the handle; all others take the handle alone
+}  # types of the arguments after the handle; other functions take only the handle
 
 
 class FakeAmdSmi(types.ModuleType):
-    """The module, to be put into ``sys.modules`` as ``amdsmi``."""
+    """The module. Tests put it into ``sys.modules`` as ``amdsmi``."""
 
     def __init__(self, *gpus: FakeAmdGpu, without: tuple[str, ...] = ()) -> None:
-        """``without``: functions and enums that this version of the package lacks."""
+        """``without``: functions and enums missing from this version of the package."""
         super().__init__("amdsmi")
         self.fake_gpus = list(gpus)
         self.fake_calls: Counter[str] = Counter()

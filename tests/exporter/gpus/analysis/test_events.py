@@ -1,4 +1,4 @@
-"""What happened to GPUs, out of the events of a job."""
+"""GPU events among the events of a job."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def kinds(*events: dict[str, Any]) -> list[str]:
     return [found["event"] for found in gpu_events(events)["events"]]
 
 
-def test_warnings_and_worse_are_told_and_that_a_gpu_works_again() -> None:
+def test_gpu_events_are_warnings_or_worse_and_recoveries() -> None:
     assert kinds(
         event(1.0, "GPU lost", "critical"),
         event(2.0, "GPU Xid", "info"),
@@ -25,7 +25,7 @@ def test_warnings_and_worse_are_told_and_that_a_gpu_works_again() -> None:
     ) == ["GPU lost", "GPU works again", "GPU driver", "GPU signature"]
 
 
-def test_events_stand_in_the_order_in_which_they_happened() -> None:
+def test_events_are_in_the_order_in_which_they_happened() -> None:
     late = event(9.0, "GPU hangs", happened=1.0, worker="worker_w1")
     assert kinds(event(3.0, "GPU Xid"), late, event(2.0, "GPU lost")) == ["GPU hangs", "GPU lost", "GPU Xid"]
     assert gpu_events([late])["events"] == [
@@ -34,11 +34,11 @@ def test_events_stand_in_the_order_in_which_they_happened() -> None:
     ]  # fmt: skip
 
 
-def test_of_too_many_events_the_first_are_kept_and_all_are_counted() -> None:
+def test_the_first_events_are_kept_and_all_are_counted() -> None:
     found = gpu_events(event(float(n), "GPU lost") for n in range(MOST_EVENTS + 3))
     assert (len(found["events"]), found["events_total"]) == (MOST_EVENTS, MOST_EVENTS + 3)
     assert found["events"][0]["time"] == 0.0
 
 
-def test_an_event_without_a_moment_is_none() -> None:
+def test_an_event_without_a_time_is_ignored() -> None:
     assert gpu_events([{"event": "GPU lost", "time": "x"}, {}]) == {"events": [], "events_total": 0}

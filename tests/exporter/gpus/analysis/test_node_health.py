@@ -1,4 +1,4 @@
-"""Health of a node by its GPUs."""
+"""Health of the GPUs of a node."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ from exporter.gpus.analysis.node_health import (
 from exporter.gpus.analysis.xid import XIDS
 
 START = 1_700_000_000.0
-SOUND = GpuHealthFacts(
+HEALTHY = GpuHealthFacts(
     "0",
     ecc_corrected=3,
     ecc_uncorrected=0,
@@ -40,26 +40,26 @@ SOUND = GpuHealthFacts(
 
 
 def facts(**changes: Any) -> GpuHealthFacts:
-    return dataclasses.replace(SOUND, **changes)
+    return dataclasses.replace(HEALTHY, **changes)
 
 
-def judged(*gpus: GpuHealthFacts, driver: str = "ok", words: str | None = None) -> HealthResult:
-    return NodeHealthTracker().update(START, driver, gpus, words)
+def health_of(*gpus: GpuHealthFacts, driver: str = "ok", message: str | None = None) -> HealthResult:
+    return NodeHealthTracker().update(START, driver, gpus, message)
 
 
-def test_gpus_with_nothing_wrong_are_healthy() -> None:
-    assert judged(SOUND, facts(index="1")) == HealthResult("healthy")
+def test_gpus_without_problems_are_healthy() -> None:
+    assert health_of(HEALTHY, facts(index="1")) == HealthResult("healthy")
 
 
-def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
-    assert judged(GpuHealthFacts("0")) == HealthResult("healthy")
+def test_a_gpu_without_known_values_is_healthy() -> None:
+    assert health_of(GpuHealthFacts("0")) == HealthResult("healthy")
 
 
 @pytest.mark.parametrize(
-    ("changes", "severity", "words"),
+    ("changes", "severity", "text"),
     [
         (
-            {"state": "lost", "words": "GPU is lost"},
+            {"state": "lost", "message": "GPU is lost"},
             "failure",
             "it is lost: GPU is lost",
         ),
@@ -79,26 +79,26 @@ def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
         (
             {"xids": {94: (1, START)}},
             "warning",
-            "Xid 94 since the job's start: uncorrectable memory error that only this program has met",
+            "Xid 94 since the job's start: uncorrectable memory error that affected only this program",
         ),
-        ({"row_remap_pending": True}, "warning", "a row of its memory is remapped at the next reset"),
+        ({"row_remap_pending": True}, "warning", "a row of its memory will be remapped at the next reset"),
         (
             {"pages_pending": True},
             "warning",
-            "a page of its memory is retired once the driver is loaded again",
+            "a page of its memory will be retired when the driver is reloaded",
         ),
-        ({"pcie_width": 8}, "warning", "PCIe has 8 lanes of 16"),
-        ({"pcie_width": 8, "utilization": 0.0}, "warning", "PCIe has 8 lanes of 16"),
+        ({"pcie_width": 8}, "warning", "PCIe uses 8 of 16 lanes"),
+        ({"pcie_width": 8, "utilization": 0.0}, "warning", "PCIe uses 8 of 16 lanes"),
         (
             {"xids": {109: (1, START - 3600)}},
             "warning",
-            "Xid 109 since the job's start: change of programs took too long",
+            "Xid 109 since the job's start: context switch took too long",
         ),
         ({"xids": {143: (1, START + 5)}}, "warning", "Xid 143 since the job's start: it could not be initialized"),
     ],
 )
-def test_what_is_wrong_is_told(changes: dict[str, Any], severity: str, words: str) -> None:
-    assert judged(facts(**changes)) == HealthResult(severity, (HealthReason("0", severity, words),))  # type: ignore[arg-type]
+def test_each_problem_has_a_severity_and_a_text(changes: dict[str, Any], severity: str, text: str) -> None:
+    assert health_of(facts(**changes)) == HealthResult(severity, (HealthReason("0", severity, text),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], severity: str, words: st
         {"ecc_corrected": 10**6, "pcie_replays": 10**6, "nvlink_errors": 10**6},
     ],
 )
-def test_what_is_ordinary_is_not(changes: dict[str, Any]) -> None:
-    assert judged(facts(**changes)).health == "healthy"
+def test_ordinary_values_are_healthy(changes: dict[str, Any]) -> None:
+    assert health_of(facts(**changes)).health == "healthy"
 
 
-def test_a_node_is_as_well_as_its_worst_gpu_and_failures_come_first() -> None:
-    found = judged(
+def test_the_worst_gpu_decides_the_health_and_failures_are_listed_first() -> None:
+    health_result = health_of(
         facts(row_remap_pending=True, xids={79: (1, START)}), facts(index="1", pcie_width=4), facts(index="2")
     )
-    assert found.health == "failure"
-    assert [(reason.gpu, reason.severity) for reason in found.reasons] == [
+    assert health_result.health == "failure"
+    assert [(reason.gpu, reason.severity) for reason in health_result.reasons] == [
         ("0", "failure"),
         ("0", "warning"),
         ("1", "warning"),
@@ -129,26 +129,26 @@ def test_a_node_is_as_well_as_its_worst_gpu_and_failures_come_first() -> None:
 
 
 @pytest.mark.parametrize("action", ACTION_TEXT)
-def test_every_action_that_the_driver_asks_for_is_a_failure(action: str) -> None:
-    assert judged(facts(recovery_action=action)).health == "failure"
+def test_every_recovery_action_is_a_failure(action: str) -> None:
+    assert health_of(facts(recovery_action=action)).health == "failure"
 
 
-def test_a_driver_that_hangs_is_the_nodes_failure_with_and_without_gpus() -> None:
+def test_a_hanging_driver_is_a_failure_with_and_without_gpus() -> None:
     reason = HealthReason(None, "failure", "the driver does not answer: nvmlDeviceGetCount for 12 s")
-    assert judged(driver="hanging", words="nvmlDeviceGetCount for 12 s") == HealthResult("failure", (reason,))
-    assert judged(SOUND, driver="hanging").reasons[0].text == "the driver does not answer"
-    assert judged(driver="version_mismatch").health == "warning"
+    assert health_of(driver="hanging", message="nvmlDeviceGetCount for 12 s") == HealthResult("failure", (reason,))
+    assert health_of(HEALTHY, driver="hanging").reasons[0].text == "the driver does not answer"
+    assert health_of(driver="version_mismatch").health == "warning"
 
 
 @pytest.mark.parametrize("driver", ["no_library", "no_driver", "no_permission"])
-def test_of_a_node_without_gpus_or_without_leave_to_ask_nothing_is_known(driver: str) -> None:
-    assert judged(driver=driver) == HealthResult(None)
-    assert judged() == HealthResult(None)
+def test_health_is_unknown_without_gpus_or_permission(driver: str) -> None:
+    assert health_of(driver=driver) == HealthResult(None)
+    assert health_of() == HealthResult(None)
 
 
-def test_an_error_that_leaves_a_gpu_of_use_counts_as_long_as_the_driver_asks_for_recovery() -> None:
-    asked = judged(facts(recovery_action="reset", xids={109: (1, START - 9e5)}))
-    assert asked == HealthResult("failure", (HealthReason("0", "failure", "the driver asks for a reset of it"),))
+def test_a_recovery_action_is_the_only_reason_after_an_old_recoverable_error() -> None:
+    result = health_of(facts(recovery_action="reset", xids={109: (1, START - 9e5)}))
+    assert result == HealthResult("failure", (HealthReason("0", "failure", "the driver asks for a reset of the GPU"),))
 
 
 SLOW = {"pcie_generation": 3}
@@ -169,17 +169,17 @@ IDLE = {"pcie_generation": 1, "utilization": 0.1}
         ([{**SLOW, "condition_time": None}] * 3, False),
     ],
 )
-def test_a_slow_link_is_told_after_two_readings_at_work(readings: list[dict[str, Any]], warns: bool) -> None:
-    node, found = NodeHealthTracker(), HealthResult(None)
+def test_a_slow_link_is_a_warning_after_two_readings_under_load(readings: list[dict[str, Any]], warns: bool) -> None:
+    node, health_result = NodeHealthTracker(), HealthResult(None)
     for minute, changes in enumerate(readings):
         for second in range(0, 60, 5):
             now = START + 60 * minute
-            found = node.update(now + second, "ok", [facts(**{"condition_time": now, **changes})])
-    words = ["PCIe runs as generation 3 of 5 while the GPU works"] if warns else []
-    assert [reason.text for reason in found.reasons] == words
+            health_result = node.update(now + second, "ok", [facts(**{"condition_time": now, **changes})])
+    texts = ["PCIe runs at generation 3 of 5 while the GPU works"] if warns else []
+    assert [reason.text for reason in health_result.reasons] == texts
 
 
-def test_a_gpu_that_has_begun_to_work_since_its_link_was_read_has_no_slow_one() -> None:
+def test_a_link_read_while_idle_is_not_slow_when_work_begins() -> None:
     node = NodeHealthTracker()
     node.update(START, "ok", [facts(**IDLE)])
     for second in range(5, 60, 5):
@@ -201,33 +201,33 @@ COUNTERS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
         ("nvlink_errors", 2, "warning"),
     ],
 )
-@pytest.mark.parametrize("every", [5.0, 60.0])
-def test_a_counter_that_rises_fast_is_a_warning(name: str, rate: int, health: str, every: float) -> None:
-    node, found = NodeHealthTracker(), HealthResult(None)
-    for step in range(int(600 / every)):
-        count = 1000 + rate * int(step * every // 60)
-        found = node.update(START + step * every, "ok", [facts(**{name: count})])
-        assert found.health == "healthy" or step * every >= 55
-    assert found.health == health
+@pytest.mark.parametrize("interval_s", [5.0, 60.0])
+def test_a_counter_that_rises_fast_is_a_warning(name: str, rate: int, health: str, interval_s: float) -> None:
+    node, health_result = NodeHealthTracker(), HealthResult(None)
+    for step in range(int(600 / interval_s)):
+        count = 1000 + rate * int(step * interval_s // 60)
+        health_result = node.update(START + step * interval_s, "ok", [facts(**{name: count})])
+        assert health_result.health == "healthy" or step * interval_s >= 55
+    assert health_result.health == health
 
 
-def test_the_words_of_a_rate_have_its_figure() -> None:
+def test_the_text_of_a_rate_contains_its_value() -> None:
     node = NodeHealthTracker()
     node.update(START, "ok", [facts(pcie_replays=0)])
-    found = node.update(START + 60, "ok", [facts(pcie_replays=120)])
-    assert found.reasons == (HealthReason("0", "warning", "120 repeats on PCIe a minute in the last minutes"),)
+    health_result = node.update(START + 60, "ok", [facts(pcie_replays=120)])
+    assert health_result.reasons == (HealthReason("0", "warning", "120 PCIe replays a minute in the last minutes"),)
 
 
-def test_what_rose_long_ago_rises_no_more() -> None:
-    node, found = NodeHealthTracker(), HealthResult(None)
+def test_an_old_rise_is_no_longer_a_warning() -> None:
+    node, health_result = NodeHealthTracker(), HealthResult(None)
     for minute in range(30):
-        found = node.update(START + 60 * minute, "ok", [facts(pcie_replays=min(minute, 5) * 100)])
-        assert (found.health == "warning") == (1 <= minute < 15)
-    assert found.health == "healthy"
+        health_result = node.update(START + 60 * minute, "ok", [facts(pcie_replays=min(minute, 5) * 100)])
+        assert (health_result.health == "warning") == (1 <= minute < 15)
+    assert health_result.health == "healthy"
 
 
 @pytest.mark.parametrize("name", COUNTERS)
-def test_a_counter_that_fell_or_a_clock_set_back_begins_anew(name: str) -> None:
+def test_a_falling_counter_or_a_clock_set_back_restarts_the_rate(name: str) -> None:
     node = NodeHealthTracker()
     node.update(START, "ok", [facts(**{name: 10**6})])
     assert node.update(START + 60, "ok", [facts(**{name: 0})]).health == "healthy"
@@ -235,20 +235,20 @@ def test_a_counter_that_fell_or_a_clock_set_back_begins_anew(name: str) -> None:
     assert node.update(START - 3540, "ok", [facts(**{name: 2 * 10**6})]).health == "warning"
 
 
-def test_the_first_reading_is_no_rise_however_late_it_comes() -> None:
+def test_the_first_reading_is_not_a_rise_however_late() -> None:
     node = NodeHealthTracker()
     node.update(START, "ok", [facts(ecc_corrected=None)])
     assert node.update(START + 600, "ok", [facts(ecc_corrected=10**6)]).health == "healthy"
 
 
-def test_a_gpu_that_is_gone_and_comes_back_begins_anew() -> None:
+def test_a_gpu_that_disappears_and_returns_restarts_its_rates() -> None:
     node = NodeHealthTracker()
     node.update(START, "ok", [facts(ecc_corrected=0)])
     node.update(START + 30, "ok", [])
     assert node.update(START + 60, "ok", [facts(ecc_corrected=10**6)]).health == "healthy"
 
 
-def test_readings_that_are_kept_are_few() -> None:
+def test_the_history_is_bounded() -> None:
     node = NodeHealthTracker()
     for second in range(5000):
         node.update(START + second, "ok", [facts(pcie_replays=second)])
@@ -256,39 +256,37 @@ def test_readings_that_are_kept_are_few() -> None:
 
 
 def test_errors_before_the_job_do_not_count() -> None:
-    base = counter_offset(None, None, 40)
-    assert base == 40
-    assert counter_offset(base, 40, 42) == 40
+    offset = counter_offset(None, None, 40)
+    assert offset == 40
+    assert counter_offset(offset, 40, 42) == 40
 
 
-def test_errors_of_the_job_stay_when_the_driver_is_loaded_again() -> None:
-    base = counter_offset(40, 43, 1)
-    assert 1 - base == 4
+def test_errors_of_the_job_are_kept_when_the_driver_is_reloaded() -> None:
+    offset = counter_offset(40, 43, 1)
+    assert 1 - offset == 4
 
 
-def test_what_was_kept_without_a_last_count_stays() -> None:
+def test_the_offset_is_kept_without_a_last_count() -> None:
     assert counter_offset(7, None, 3) == 7
 
 
 @given(st.integers(0, 1000), st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=30))
-def test_the_count_since_the_start_is_the_sum_of_what_was_seen_to_rise(
-    first: int, steps: list[tuple[bool, int]]
-) -> None:
-    base, last, total = counter_offset(None, None, first), first, 0
+def test_the_count_since_the_start_is_the_sum_of_all_rises(first: int, steps: list[tuple[bool, int]]) -> None:
+    offset, last, total = counter_offset(None, None, first), first, 0
     for reloaded, errors in steps:
         count = errors if reloaded else last + errors
-        # where more has come than was there before, nobody can tell that the driver was loaded again
+        # a count above the previous one does not show that the driver was reloaded
         total += count - last if count >= last else count
-        base = counter_offset(base, last, count)
+        offset = counter_offset(offset, last, count)
         last = count
-        assert count - base == total
+        assert count - offset == total
 
 
 FACTS = st.builds(
     GpuHealthFacts,
     index=st.sampled_from(["0", "1", "0:1"]),
     state=st.sampled_from(["ok", "lost", "reset_required", "hanging", "odd"]),
-    words=st.none() | st.just("words"),
+    message=st.none() | st.just("words"),
     ecc_corrected=st.none() | st.integers(0, 10**9),
     ecc_uncorrected=st.none() | st.integers(0, 3),
     row_remap_pending=st.none() | st.booleans(),
@@ -319,16 +317,16 @@ FACTS = st.builds(
         max_size=6,
     )
 )
-def test_health_is_the_worst_of_the_reasons(looks: list[tuple[float, str, list[GpuHealthFacts]]]) -> None:
+def test_health_is_the_worst_of_the_reasons(steps: list[tuple[float, str, list[GpuHealthFacts]]]) -> None:
     node, now = NodeHealthTracker(), START
-    for passed, driver, gpus in looks:
-        now += passed
-        found = node.update(now, driver, gpus)
-        worst = max((HEALTHS.index(reason.severity) for reason in found.reasons), default=None)
+    for elapsed_s, driver, gpus in steps:
+        now += elapsed_s
+        health_result = node.update(now, driver, gpus)
+        worst = max((HEALTHS.index(reason.severity) for reason in health_result.reasons), default=None)
         if worst is not None:
-            assert found.health == HEALTHS[worst] != "healthy"
+            assert health_result.health == HEALTHS[worst] != "healthy"
         else:
-            assert found.health in ("healthy", None)
-        assert all(reason.text for reason in found.reasons)
+            assert health_result.health in ("healthy", None)
+        assert all(reason.text for reason in health_result.reasons)
         if any(gpu.state != "ok" for gpu in gpus):
-            assert found.health == "failure"
+            assert health_result.health == "failure"

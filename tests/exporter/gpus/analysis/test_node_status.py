@@ -1,4 +1,4 @@
-"""What is made of the GPUs in a status: whose they are, what is wrong, and sums."""
+"""GPUs in the status of a node: users, problems and totals."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from exporter.gpus.analysis.node_status import (
 from tests.support.gpu_status import GIB, XID_31, XID_79, XID_NOISE, gpu, gpus, of_worker, use, uuid_of
 
 
-def told(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(trouble.key, trouble.text) for trouble in worker_gpu_problems(entry, worker_devices(entry, node), node)]
+def problems(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(problem.key, problem.text) for problem in worker_gpu_problems(entry, worker_devices(entry, node), node)]
 
 
-def of_node(node: dict[str, Any]) -> list[str]:
-    return [trouble.text for trouble in node_gpu_problems(node)]
+def node_problems(node: dict[str, Any]) -> list[str]:
+    return [problem.text for problem in node_gpu_problems(node)]
 
 
 def test_planned_gpus_come_first_then_others_that_are_used() -> None:
@@ -33,7 +33,7 @@ def test_planned_gpus_come_first_then_others_that_are_used() -> None:
     }  # fmt: skip
 
 
-def test_nobody_tells_whether_a_gpu_is_used_that_is_not_seen() -> None:
+def test_the_use_of_an_unlisted_gpu_is_unknown() -> None:
     unseen = worker_devices(of_worker(1, gpu_use=[]), gpus(gpu(0)))
     assert [(device["gpu"], device["used"]) for device in unseen] == [(None, None)]
     before = worker_devices({"gpu_plan": [uuid_of(0)]}, gpus(gpu(0)))
@@ -41,13 +41,13 @@ def test_nobody_tells_whether_a_gpu_is_used_that_is_not_seen() -> None:
     assert worker_devices({}, {}) == []
 
 
-def test_where_the_driver_tells_no_processes_nobody_says_that_a_gpu_is_not_used() -> None:
+def test_the_use_of_a_gpu_is_unknown_without_process_lists() -> None:
     node = gpus(gpu(0), gpu(1))
     assert [device["used"] for device in worker_devices(of_worker(0, 1, gpu_use=None), node)] == [None, None]
 
 
 @pytest.mark.parametrize("state", ["lost", "reset_required", "hanging"])
-def test_nobody_tells_whether_a_gpu_is_used_that_cannot_be_read(state: str) -> None:
+def test_the_use_of_an_unreadable_gpu_is_unknown(state: str) -> None:
     devices = worker_devices(of_worker(0, 1, gpu_use=[]), gpus(gpu(0, state=state), gpu(1)))
     assert [device["used"] for device in devices] == [None, False]
     (kept,) = worker_devices(of_worker(0), gpus(gpu(0, state=state)))
@@ -55,14 +55,14 @@ def test_nobody_tells_whether_a_gpu_is_used_that_cannot_be_read(state: str) -> N
 
 
 @pytest.mark.parametrize(("uses", "used"), [(None, [None]), ([], [False]), ([use(1)], [False, True])])
-def test_the_status_alone_says_whether_a_worker_that_has_ended_was_on_a_gpu(
+def test_the_gpu_use_of_an_ended_worker_comes_from_the_status(
     uses: list[dict[str, Any]] | None, used: list[bool | None]
 ) -> None:
     ended = {**of_worker(0, gpu_use=uses), "exit": {"reason": "completed"}}
     assert [device["used"] for device in worker_devices(ended, gpus(gpu(0), gpu(1)))] == used
 
 
-def test_a_position_of_the_plan_without_a_gpu_is_told_as_missing() -> None:
+def test_a_planned_position_without_a_gpu_is_missing() -> None:
     entry, node = {**of_worker(6), "gpu_missing": ["7"]}, gpus(gpu(6), allocated=2)
     there, missing = worker_devices(entry, node)
     assert (there["gpu"], there["uuid"]) == ("6", uuid_of(6))
@@ -70,60 +70,58 @@ def test_a_position_of_the_plan_without_a_gpu_is_told_as_missing() -> None:
         "gpu": "7", "uuid": None, "planned": True, "used": None, "memory_bytes": None, "sm_ratio": None,
         "attribution": None,
     }  # fmt: skip
-    assert told(entry, node) == [("missing 7", "GPU 7 is missing")]
+    assert problems(entry, node) == [("missing 7", "GPU 7 is missing")]
 
 
-def test_all_that_is_wrong_with_a_worker_is_told_in_words() -> None:
-    stranger = {"pid": 7, "memory_bytes": 5 * GIB, "name": "py\n3", "uid": 1001}
-    node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[XID_79, XID_NOISE], foreign=[stranger]))
+def test_every_problem_of_a_worker_has_a_text() -> None:
+    foreign = {"pid": 7, "memory_bytes": 5 * GIB, "name": "py\n3", "uid": 1001}
+    node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[XID_79, XID_NOISE], foreign=[foreign]))
     entry = of_worker(0, gpu_misplaced="uses GPU 0 of worker_w1", gpu_conditions={"held_idle": "holds 15 GiB idle"})
-    assert told(entry, node) == [
+    assert problems(entry, node) == [
         ("misplaced", "uses GPU 0 of worker_w1"),
         ("lost 0", "GPU 0 is lost"),
         ("xid 0 79", "GPU 0: Xid 79, GPU has fallen off the bus"),
-        ("foreign 0 7", "process 7 (py?3), which is not of this job, holds 5.0 GiB of GPU 0"),
+        ("foreign 0 7", "process 7 (py?3), not of this job, holds 5.0 GiB of GPU 0"),
         ("held_idle", "held_idle: holds 15 GiB idle"),
     ]
-    stuck = {"state": "hanging", "words": "nvmlDeviceGetMemoryInfo has not come back"}
+    stuck = {"state": "hanging", "words": "nvmlDeviceGetMemoryInfo has not returned"}
     unknown = gpus(gpu(0, foreign=[{"pid": 7, "memory_bytes": None}], **stuck))
-    assert [words for _, words in told(of_worker(0), unknown)] == [
-        "GPU 0 does not answer: nvmlDeviceGetMemoryInfo has not come back",
-        "process 7, which is not of this job, is on GPU 0",
+    assert [text for _, text in problems(of_worker(0), unknown)] == [
+        "GPU 0 does not answer: nvmlDeviceGetMemoryInfo has not returned",
+        "process 7, not of this job, is on GPU 0",
     ]
 
 
-def test_a_worker_that_does_well_has_no_trouble() -> None:
-    assert told(of_worker(0), gpus(gpu(0), gpu(1, state="lost"))) == []
+def test_a_healthy_worker_has_no_problems() -> None:
+    assert problems(of_worker(0), gpus(gpu(0), gpu(1, state="lost"))) == []
 
 
 @pytest.mark.parametrize(("start", "codes"), [(900.0, ["xid 0 79", "xid 0 31"]), (1100.0, ["xid 0 79"])])
-def test_what_an_earlier_run_did_to_its_gpu_is_over_unless_the_device_is_at_fault(
-    start: float, codes: list[str]
-) -> None:
+def test_an_xid_of_an_earlier_run_counts_only_for_a_device_error(start: float, codes: list[str]) -> None:
     node = gpus(gpu(0, xids=[XID_79, XID_31]))
-    assert [key for key, _ in told({**of_worker(0), "start": start}, node)] == codes
+    assert [key for key, _ in problems({**of_worker(0), "start": start}, node)] == codes
 
 
-def test_how_often_an_error_was_told_is_said() -> None:
-    assert told(of_worker(0), gpus(gpu(0, xids=[XID_31]))) == [
+def test_the_text_contains_the_number_of_xids() -> None:
+    assert problems(of_worker(0), gpus(gpu(0, xids=[XID_31]))) == [
         ("xid 0 31", "GPU 0: Xid 31, GPU memory page fault (2 times)")
     ]
 
 
-def test_faults_of_a_divided_gpu_are_those_of_its_instances() -> None:
+def test_faults_of_a_mig_gpu_affect_its_instances() -> None:
     node = gpus(gpu(0, state="lost"), gpu("0:1"), gpu(1, state="lost"))
-    assert [key for key, _ in told(of_worker("0:1"), node)] == ["lost 0"]
+    assert [key for key, _ in problems(of_worker("0:1"), node)] == ["lost 0"]
 
 
-def test_a_node_says_which_gpus_are_not_healthy_and_why() -> None:
+def test_the_node_lists_unhealthy_gpus_with_reasons() -> None:
     reasons = [{"gpu": "3", "severity": "failure", "words": "fell off"}, {"gpu": None, "severity": "w", "words": "all"}]
-    assert of_node(gpus(gpu(3), health="failure", reasons=reasons)) == ["failure: GPU 3: fell off; all"]
-    assert of_node(gpus(gpu(3), health="warning")) == ["warning"]
-    assert of_node(gpus(gpu(3))) == of_node(gpus(health=None)) == of_node({}) == []
+    assert node_problems(gpus(gpu(3), health="failure", reasons=reasons)) == ["failure: GPU 3: fell off; all"]
+    assert node_problems(gpus(gpu(3), health="warning")) == ["warning"]
+    assert node_problems(gpus(gpu(3))) == node_problems(gpus(health=None)) == node_problems({}) == []
 
 
 @pytest.mark.parametrize(
-    ("shown", "allocated", "words"),
+    ("shown", "allocated", "texts"),
     [
         (2, 4, ["the plan needs 4 GPUs and the driver shows 2"]),
         (0, 1, ["the plan needs 1 GPU and the driver shows none"]),
@@ -131,24 +129,24 @@ def test_a_node_says_which_gpus_are_not_healthy_and_why() -> None:
         (3, 2, []),
     ],
 )
-def test_fewer_gpus_than_the_plan_gives_away_are_trouble(shown: int, allocated: int, words: list[str]) -> None:
-    assert of_node(gpus(*map(gpu, range(shown)), allocated=allocated)) == words
+def test_fewer_gpus_than_planned_are_a_problem(shown: int, allocated: int, texts: list[str]) -> None:
+    assert node_problems(gpus(*map(gpu, range(shown)), allocated=allocated)) == texts
 
 
-def test_a_node_may_lack_gpus_and_have_ill_ones() -> None:
-    assert of_node(gpus(gpu(0), allocated=2, health="warning")) == [
+def test_a_node_may_have_missing_and_unhealthy_gpus() -> None:
+    assert node_problems(gpus(gpu(0), allocated=2, health="warning")) == [
         "the plan needs 2 GPUs and the driver shows 1",
         "warning",
     ]
 
 
-def test_a_driver_that_cannot_be_read_is_trouble_where_the_plan_gives_gpus() -> None:
+def test_an_unreadable_driver_is_a_problem_where_gpus_are_planned() -> None:
     broken = gpus(driver_state="no_permission", words="Insufficient Permissions", allocated=2, health=None)
-    assert of_node(broken) == ["cannot be read (no_permission): Insufficient Permissions"]
-    assert of_node({**broken, "allocated": 0}) == []
+    assert node_problems(broken) == ["cannot be read (no_permission): Insufficient Permissions"]
+    assert node_problems({**broken, "allocated": 0}) == []
 
 
-def test_sums_are_by_node_and_of_all() -> None:
+def test_totals_are_per_node_and_over_all_nodes() -> None:
     statuses: dict[str, dict[str, Any]] = {
         "cn02": {"gpus": gpus(gpu(0, utilization_mean_ratio=0.5, energy_job_j=None))},
         "cn01": {"gpus": gpus(gpu(0), gpu(1, memory_peak_bytes=99 * GIB, utilization_mean_ratio=0.7))},
@@ -165,11 +163,11 @@ def test_sums_are_by_node_and_of_all() -> None:
     assert account_text(found) == "3 x NVIDIA H200, 70 % busy, 2.0 kWh"
 
 
-def test_a_job_without_gpus_has_no_account() -> None:
+def test_a_job_without_gpus_has_no_totals() -> None:
     assert account_gpus({"cn01": {"gpus": {}}, "cn02": {}}) is None
 
 
-def test_of_a_divided_gpu_its_instances_count_and_the_energy_of_the_whole() -> None:
+def test_totals_of_a_mig_gpu_count_its_instances_and_the_energy_of_the_gpu() -> None:
     part = {"utilization_mean_ratio": None, "energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
     found = account_gpus({"cn01": {"gpus": gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))}})
     assert found is not None
@@ -178,7 +176,7 @@ def test_of_a_divided_gpu_its_instances_count_and_the_energy_of_the_whole() -> N
     assert account_text(found) == "2 x NVIDIA H200 MIG 1g.18gb, 1.0 kWh (whole GPU)"
 
 
-def test_events_of_the_only_node_need_not_name_it() -> None:
+def test_events_of_a_single_node_may_omit_its_name() -> None:
     event = {"time": 5.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1"}
     one: dict[str, dict[str, Any]] = {"cn01": {"gpus": gpus(gpu(0))}}
     found, more = account_gpus(one, [event]), account_gpus({**one, "cn02": {}}, [event])
@@ -187,7 +185,7 @@ def test_events_of_the_only_node_need_not_name_it() -> None:
     assert (found["events"][0]["node"], more["events"][0]["node"]) == ("cn01", None)
 
 
-def test_gpus_that_could_not_be_read_are_said_to_be_so() -> None:
+def test_unreadable_gpus_are_mentioned() -> None:
     lone: dict[str, Any] = {"gpus": gpus(driver_state="no_driver", allocated=2)}
     found = account_gpus({"cn01": lone})
     assert found is not None
@@ -200,8 +198,8 @@ def test_gpus_that_could_not_be_read_are_said_to_be_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("joules", "words"),
+    ("joules", "text"),
     [(None, "-"), (0.0, "0.000 kWh"), (44e3, "0.012 kWh"), (44.3e6, "12.3 kWh"), (4.5e9, "1250 kWh")],
 )
-def test_energy_is_told_in_kwh(joules: float | None, words: str) -> None:
-    assert energy_text(joules) == words
+def test_energy_is_shown_in_kwh(joules: float | None, text: str) -> None:
+    assert energy_text(joules) == text

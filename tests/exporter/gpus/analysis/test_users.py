@@ -1,4 +1,4 @@
-"""Who uses which GPU."""
+"""Attribution of GPU processes to workers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ UUIDS = ("GPU-a0", "GPU-b1", "GPU-b2", "GPU-c3")
         ("MIG-1,MIG-GPU-2/3/0", ("MIG-1", "MIG-GPU-2/3/0")),
     ],
 )
-def test_devices_are_those_that_cuda_would_see(text: str, devices: tuple[str, ...]) -> None:
+def test_device_lists_are_parsed_as_by_cuda(text: str, devices: tuple[str, ...]) -> None:
     assert parse_visible_devices(text) == devices
 
 
@@ -80,70 +80,70 @@ def test_devices_are_those_that_cuda_would_see(text: str, devices: tuple[str, ..
         ("MIG-GPU-a", ("MIG-GPU-a/1/0", "MIG-GPU-a/3/0"), ()),
     ],
 )
-def test_a_list_of_devices_names_gpus(text: str, uuids: tuple[str, ...], positions: tuple[int, ...]) -> None:
+def test_a_device_list_selects_gpus(text: str, uuids: tuple[str, ...], positions: tuple[int, ...]) -> None:
     assert visible_gpu_positions(text, uuids) == positions
 
 
 @given(st.text(alphabet="0123456789,- GPUMIGabc/x", max_size=40), st.lists(st.sampled_from(UUIDS), unique=True))
-def test_any_list_names_gpus_that_are_there_and_none_twice(text: str, uuids: list[str]) -> None:
-    found = visible_gpu_positions(text, uuids)
-    assert len(set(found)) == len(found)
-    assert all(0 <= at < len(uuids) for at in found)
+def test_any_device_list_selects_existing_gpus_at_most_once(text: str, uuids: list[str]) -> None:
+    result = visible_gpu_positions(text, uuids)
+    assert len(set(result)) == len(result)
+    assert all(0 <= at < len(uuids) for at in result)
 
 
 @given(st.lists(st.integers(0, 3), unique=True))
-def test_names_and_numbers_name_the_same(positions: list[int]) -> None:
+def test_uuids_and_indices_select_the_same_gpus(positions: list[int]) -> None:
     numbers = ",".join(map(str, positions))
     names = ",".join(UUIDS[at] for at in positions)
     assert visible_gpu_positions(numbers, UUIDS) == visible_gpu_positions(names, UUIDS) == tuple(positions)
 
 
 def gpu(index: int, *processes: ProcessOnGpu | int, **changes: Any) -> VisibleGpu:
-    """A GPU with processes, or pids of some that use a GiB each."""
-    on = tuple(ProcessOnGpu(one, GIB, 0.25) if isinstance(one, int) else one for one in processes)
-    return dataclasses.replace(VisibleGpu(UUIDS[index], str(index), processes=on), **changes)
+    """A GPU with these processes. A bare pid uses 1 GiB."""
+    listed = tuple(ProcessOnGpu(each, GIB, 0.25) if isinstance(each, int) else each for each in processes)
+    return dataclasses.replace(VisibleGpu(UUIDS[index], str(index), processes=listed), **changes)
 
 
 def worker(rank: int, *pids: int, **changes: Any) -> WorkerAssignment:
-    """A worker with one GPU of its own."""
+    """A worker with each exclusive GPU."""
     return dataclasses.replace(WorkerAssignment(rank, (rank,), frozenset(pids)), **changes)
 
 
 def usage(
-    gpus: Sequence[VisibleGpu], *workers: WorkerAssignment, ours: Sequence[str] = UUIDS, **changes: Any
+    gpus: Sequence[VisibleGpu], *workers: WorkerAssignment, own_gpus: Sequence[str] = UUIDS, **changes: Any
 ) -> NodeGpuUsage:
-    """All pids of the workers are visible, and nobody else's unless it is said."""
-    own = {pid for one in workers for pid in one.pids}
+    """Usage with all pids of the workers visible, and others only if given."""
+    own = {pid for each in workers for pid in each.pids}
     changes["visible_pids"] = own | set(changes.get("visible_pids", ()))
-    return gpu_usage(gpus, ours, workers, **changes)
+    return gpu_usage(gpus, own_gpus, workers, **changes)
 
 
-def standing(found: NodeGpuUsage, rank: int = 0) -> WorkerPlacement:
-    return next(one for one in found.workers if one.rank == rank)
+def placement_of(result: NodeGpuUsage, rank: int = 0) -> WorkerPlacement:
+    return next(each for each in result.workers if each.rank == rank)
 
 
-def on(found: NodeGpuUsage, index: int) -> GpuUsers:
-    return next(one for one in found.gpus if one.index == str(index))
+def users_of(result: NodeGpuUsage, index: int) -> GpuUsers:
+    return next(each for each in result.gpus if each.index == str(index))
 
 
-def test_a_workers_children_use_its_gpu() -> None:
-    found = usage([gpu(0, 100, 101), gpu(1, 200)], worker(0, 100, 101), worker(1, 200))
-    assert found.uses == (
+def test_child_processes_count_for_their_worker() -> None:
+    result = usage([gpu(0, 100, 101), gpu(1, 200)], worker(0, 100, 101), worker(1, 200))
+    assert result.uses == (
         GpuUse(0, "GPU-a0", "0", "process", True, 2 * GIB, 0.5),
         GpuUse(1, "GPU-b1", "1", "process", True, GIB, 0.25),
     )
-    assert standing(found) == WorkerPlacement(0, False, "", ())
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), ())
+    assert placement_of(result) == WorkerPlacement(0, False, "", ())
+    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (0,), ())
 
 
-def test_what_no_process_tells_is_not_known() -> None:
+def test_values_that_no_process_reports_are_unknown() -> None:
     (use,) = usage([gpu(0, ProcessOnGpu(100), ProcessOnGpu(101))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (None, None)
     (use,) = usage([gpu(0, ProcessOnGpu(100, GIB), ProcessOnGpu(101, None, 0.5))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (GIB, 0.5)
 
 
-def test_shares_of_time_come_to_one_at_most() -> None:
+def test_the_utilization_of_a_worker_is_at_most_one() -> None:
     (use,) = usage([gpu(0, ProcessOnGpu(100, 0, 0.75), ProcessOnGpu(101, 0, 0.5))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (0, 1.0)
 
@@ -153,140 +153,140 @@ def test_a_process_on_two_lists_of_the_driver_counts_once() -> None:
     (use,) = usage([both], worker(0, 100)).uses
     assert (use.memory_bytes, use.sm_ratio) == (GIB, 0.5)
     both = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"), ProcessOnGpu(7, GIB, 0.5))
-    assert on(usage([both], worker(0), visible_pids=[7]), 0).foreign == (ProcessOnGpu(7, GIB, 0.5),)
+    assert users_of(usage([both], worker(0), visible_pids=[7]), 0).foreign == (ProcessOnGpu(7, GIB, 0.5),)
 
 
-def test_several_workers_on_one_gpu_are_told() -> None:
-    found = usage([gpu(0, 100, 200)], worker(0, 100), worker(1, 200, positions=(0,)))
-    assert on(found, 0).workers == (0, 1)
-    assert not any(one.misplaced for one in found.workers)
+def test_several_workers_on_one_gpu_are_listed() -> None:
+    result = usage([gpu(0, 100, 200)], worker(0, 100), worker(1, 200, positions=(0,)))
+    assert users_of(result, 0).workers == (0, 1)
+    assert not any(each.misplaced for each in result.workers)
 
 
-def test_a_worker_on_the_gpu_of_another_is_misplaced() -> None:
-    found = usage([gpu(0), gpu(1, 100, 200)], worker(0, 100), worker(1, 200))
-    assert standing(found, 0) == WorkerPlacement(0, True, "uses GPU 1 (GPU-b1), the plan gives it GPU 0", ("0",))
-    assert standing(found, 1) == WorkerPlacement(1, False, "", ())
-    assert [use.planned for use in found.uses] == [False, True]
+def test_a_worker_on_the_gpu_of_another_worker_is_misplaced() -> None:
+    result = usage([gpu(0), gpu(1, 100, 200)], worker(0, 100), worker(1, 200))
+    assert placement_of(result, 0) == WorkerPlacement(0, True, "uses GPU 1 (GPU-b1), the plan gives it GPU 0", ("0",))
+    assert placement_of(result, 1) == WorkerPlacement(1, False, "", ())
+    assert [use.planned for use in result.uses] == [False, True]
 
 
-def test_a_worker_that_uses_one_gpu_more_is_misplaced() -> None:
-    found = standing(usage([gpu(0, 100), gpu(1, 100)], worker(0, 100)))
-    assert found == WorkerPlacement(0, True, "uses GPU 1 (GPU-b1), the plan gives it GPU 0", ())
+def test_a_worker_that_uses_an_additional_gpu_is_misplaced() -> None:
+    result = placement_of(usage([gpu(0, 100), gpu(1, 100)], worker(0, 100)))
+    assert result == WorkerPlacement(0, True, "uses GPU 1 (GPU-b1), the plan gives it GPU 0", ())
 
 
-def test_a_worker_without_gpus_in_the_plan_has_none_to_use() -> None:
-    found = usage([gpu(0, 100)], worker(0, 100, positions=()))
-    assert standing(found) == WorkerPlacement(0, True, "uses GPU 0 (GPU-a0), the plan gives it none", ())
+def test_a_worker_without_planned_gpus_is_misplaced_on_any_gpu() -> None:
+    result = usage([gpu(0, 100)], worker(0, 100, positions=()))
+    assert placement_of(result) == WorkerPlacement(0, True, "uses GPU 0 (GPU-a0), the plan gives it none", ())
 
 
-def test_a_gpu_that_is_not_the_jobs_counts_for_a_worker_and_for_nothing_else() -> None:
-    found = usage([gpu(0), gpu(3, 100, 7)], worker(0, 100), ours=UUIDS[:1], visible_pids=[7])
-    assert standing(found).text == "uses GPU 3 (GPU-c3), the plan gives it GPU 0"
-    assert [one.index for one in found.gpus] == ["0"]
+def test_a_gpu_outside_the_job_counts_only_for_the_worker_that_uses_it() -> None:
+    result = usage([gpu(0), gpu(3, 100, 7)], worker(0, 100), own_gpus=UUIDS[:1], visible_pids=[7])
+    assert placement_of(result).text == "uses GPU 3 (GPU-c3), the plan gives it GPU 0"
+    assert [each.index for each in result.gpus] == ["0"]
 
 
-def test_positions_are_those_of_the_jobs_gpus_whatever_their_numbers() -> None:
-    found = usage([gpu(0), gpu(2, 100), gpu(3)], worker(0, 100), ours=("GPU-b2", "GPU-a0"))
-    assert standing(found) == WorkerPlacement(0, False, "", ())
-    assert [one.index for one in found.gpus] == ["2", "0"]
+def test_positions_refer_to_the_gpus_of_the_job_and_not_to_indices() -> None:
+    result = usage([gpu(0), gpu(2, 100), gpu(3)], worker(0, 100), own_gpus=("GPU-b2", "GPU-a0"))
+    assert placement_of(result) == WorkerPlacement(0, False, "", ())
+    assert [each.index for each in result.gpus] == ["2", "0"]
 
 
-def test_a_position_without_a_gpu_is_nobodys() -> None:
-    found = usage([gpu(0), gpu(1, 100)], worker(0, 100, positions=(0, 1, 7)), ours=("", "GPU-b1"))
-    assert standing(found) == WorkerPlacement(0, False, "", None)
-    assert [one.index for one in found.gpus] == ["1"]
-    found = usage([gpu(0, 100), gpu(1)], worker(0, 100, positions=(0,)), ours=("", "GPU-b1"))
-    assert standing(found) == WorkerPlacement(0, True, "uses GPU 0 (GPU-a0), the plan gives it none", None)
+def test_a_position_without_a_gpu_is_ignored() -> None:
+    result = usage([gpu(0), gpu(1, 100)], worker(0, 100, positions=(0, 1, 7)), own_gpus=("", "GPU-b1"))
+    assert placement_of(result) == WorkerPlacement(0, False, "", None)
+    assert [each.index for each in result.gpus] == ["1"]
+    result = usage([gpu(0, 100), gpu(1)], worker(0, 100, positions=(0,)), own_gpus=("", "GPU-b1"))
+    assert placement_of(result) == WorkerPlacement(0, True, "uses GPU 0 (GPU-a0), the plan gives it none", None)
 
 
-def test_gpus_of_the_plan_without_a_process_are_unused() -> None:
-    found = usage([gpu(0, 100), gpu(1), gpu(2)], worker(0, 100, positions=(0, 1, 2)))
-    assert standing(found).unused == ("1", "2")
-    assert standing(found).misplaced is False
+def test_planned_gpus_without_a_process_are_unused() -> None:
+    result = usage([gpu(0, 100), gpu(1), gpu(2)], worker(0, 100, positions=(0, 1, 2)))
+    assert placement_of(result).unused == ("1", "2")
+    assert placement_of(result).misplaced is False
 
 
-def test_a_process_of_others_is_foreign_with_its_memory() -> None:
-    found = on(usage([gpu(0, 100, ProcessOnGpu(7, 3 * GIB))], worker(0, 100), visible_pids=[7]), 0)
-    assert found.foreign == (ProcessOnGpu(7, 3 * GIB),)
-    assert found.workers == (0,)
+def test_a_foreign_process_is_listed_with_its_memory() -> None:
+    result = users_of(usage([gpu(0, 100, ProcessOnGpu(7, 3 * GIB))], worker(0, 100), visible_pids=[7]), 0)
+    assert result.foreign == (ProcessOnGpu(7, 3 * GIB),)
+    assert result.workers == (0,)
 
 
-def test_a_display_is_not_foreign() -> None:
+def test_a_graphics_process_is_not_foreign() -> None:
     shown = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"))
-    assert on(usage([shown], worker(0), visible_pids=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
+    assert users_of(usage([shown], worker(0), visible_pids=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
 
 
-def test_the_mps_server_is_nobodys_and_its_clients_are_who_they_are() -> None:
+def test_the_mps_server_is_ignored_but_its_clients_count() -> None:
     shared = gpu(0, ProcessOnGpu(50, GIB), ProcessOnGpu(100, GIB, None, "mps"), ProcessOnGpu(7, GIB, None, "mps"))
-    found = usage([shared], worker(0, 100), visible_pids=[50, 7], ignored=[50])
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (ProcessOnGpu(7, GIB, None, "mps"),))
-    assert on(usage([gpu(0, 50)], worker(0), visible_pids=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
+    result = usage([shared], worker(0, 100), visible_pids=[50, 7], ignored=[50])
+    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (0,), (ProcessOnGpu(7, GIB, None, "mps"),))
+    assert users_of(usage([gpu(0, 50)], worker(0), visible_pids=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
 
 
-def test_pids_of_the_host_are_brought_here() -> None:
-    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200), local_pids={4711: 100, 4712: 200})
-    assert [(use.rank, use.attribution) for use in found.uses] == [(0, "process"), (1, "process")]
+def test_pids_of_the_host_are_translated() -> None:
+    result = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200), local_pids={4711: 100, 4712: 200})
+    assert [(use.rank, use.attribution) for use in result.uses] == [(0, "process"), (1, "process")]
 
 
-def test_pids_of_another_namespace_are_those_of_the_only_worker_there() -> None:
-    found = usage([gpu(0, 4711, 4712), gpu(1, 4713)], worker(0, 100), worker(1, 200))
-    assert [(use.rank, use.index, use.attribution) for use in found.uses] == [
+def test_pids_of_another_namespace_are_attributed_to_the_only_planned_worker() -> None:
+    result = usage([gpu(0, 4711, 4712), gpu(1, 4713)], worker(0, 100), worker(1, 200))
+    assert [(use.rank, use.index, use.attribution) for use in result.uses] == [
         (0, "0", "inferred"),
         (1, "1", "inferred"),
     ]
-    assert found.uses[0].memory_bytes == 2 * GIB
-    assert standing(found) == WorkerPlacement(0, None, "", ())
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), ())
+    assert result.uses[0].memory_bytes == 2 * GIB
+    assert placement_of(result) == WorkerPlacement(0, None, "", ())
+    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (0,), ())
 
 
-def test_nobody_is_inferred_where_several_workers_belong_or_none() -> None:
-    found = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200, positions=(0,)))
-    assert found.uses == ()
-    assert [one.foreign for one in found.gpus] == [None, None]
-    assert standing(found) == WorkerPlacement(0, None, "", None)
+def test_nothing_is_inferred_with_several_planned_workers_or_none() -> None:
+    result = usage([gpu(0, 4711), gpu(1, 4712)], worker(0, 100), worker(1, 200, positions=(0,)))
+    assert result.uses == ()
+    assert [each.foreign for each in result.gpus] == [None, None]
+    assert placement_of(result) == WorkerPlacement(0, None, "", None)
 
 
-def test_a_worker_that_has_ended_inherits_nothing() -> None:
-    found = usage([gpu(0, 4711)], worker(0, 100, is_running=False), worker(1, 200, positions=(0,)))
-    assert [use.rank for use in found.uses] == [1]
-    assert standing(found) == WorkerPlacement(0)
+def test_nothing_is_inferred_for_an_ended_worker() -> None:
+    result = usage([gpu(0, 4711)], worker(0, 100, is_running=False), worker(1, 200, positions=(0,)))
+    assert [use.rank for use in result.uses] == [1]
+    assert placement_of(result) == WorkerPlacement(0)
 
 
-def test_nothing_is_inferred_where_somebody_can_be_seen() -> None:
-    found = usage([gpu(0, 4711, 7)], worker(0, 100), visible_pids=[7])
-    assert found.uses == ()
-    assert [one.pid for one in on(found, 0).foreign or ()] == [4711, 7]
+def test_nothing_is_inferred_on_a_gpu_with_a_visible_process() -> None:
+    result = usage([gpu(0, 4711, 7)], worker(0, 100), visible_pids=[7])
+    assert result.uses == ()
+    assert [each.pid for each in users_of(result, 0).foreign or ()] == [4711, 7]
 
 
-def test_once_a_worker_is_found_by_its_pid_hidden_processes_are_not_the_jobs() -> None:
-    found = usage([gpu(0, 100), gpu(1, 4711)], worker(0, 100), worker(1, 200))
-    assert [use.rank for use in found.uses] == [0]
-    assert [one.pid for one in on(found, 1).foreign or ()] == [4711]
+def test_hidden_processes_are_foreign_when_a_worker_is_found_by_pid() -> None:
+    result = usage([gpu(0, 100), gpu(1, 4711)], worker(0, 100), worker(1, 200))
+    assert [use.rank for use in result.uses] == [0]
+    assert [each.pid for each in users_of(result, 1).foreign or ()] == [4711]
 
 
-def test_uuids_in_the_environment_tell_where_a_worker_belongs() -> None:
-    found = usage(
+def test_uuids_in_the_environment_of_a_worker_select_its_gpu() -> None:
+    result = usage(
         [gpu(0, 4711), gpu(1, 4712)], worker(0, 100, visible_devices="GPU-b1"), worker(1, 200, visible_devices="GPU-a")
     )
-    assert [(use.rank, use.index, use.planned) for use in found.uses] == [(0, "1", False), (1, "0", False)]
-    assert standing(found).text == "uses GPU 1 (GPU-b1), the plan gives it GPU 0"
+    assert [(use.rank, use.index, use.planned) for use in result.uses] == [(0, "1", False), (1, "0", False)]
+    assert placement_of(result).text == "uses GPU 1 (GPU-b1), the plan gives it GPU 0"
     right = usage([gpu(0, 4711)], worker(0, 100, visible_devices="GPU-a0"))
-    assert standing(right).misplaced is False
+    assert placement_of(right).misplaced is False
 
 
-def test_numbers_in_the_environment_may_be_those_of_a_device_cgroup() -> None:
-    found = usage(
+def test_indices_in_the_environment_may_be_relative_to_a_device_cgroup() -> None:
+    result = usage(
         [gpu(0, 4711), gpu(1, 4712)], worker(0, 100, visible_devices="0"), worker(1, 200, visible_devices="0")
     )
-    assert [(use.rank, use.index) for use in found.uses] == [(0, "0"), (1, "1")]
-    assert standing(found, 1).misplaced is None
+    assert [(use.rank, use.index) for use in result.uses] == [(0, "0"), (1, "1")]
+    assert placement_of(result, 1).misplaced is None
 
 
-def test_what_the_driver_does_not_list_is_not_known() -> None:
-    found = usage([gpu(0, processes=None), gpu(1, 200)], worker(0, 100), worker(1, 200))
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (), None)
-    assert standing(found, 0) == WorkerPlacement(0, None, "", None)
-    assert standing(found, 1) == WorkerPlacement(1, False, "", ())
+def test_users_are_unknown_without_a_process_list() -> None:
+    result = usage([gpu(0, processes=None), gpu(1, 200)], worker(0, 100), worker(1, 200))
+    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (), None)
+    assert placement_of(result, 0) == WorkerPlacement(0, None, "", None)
+    assert placement_of(result, 1) == WorkerPlacement(1, False, "", ())
 
 
 def test_without_gpus_nothing_is_known() -> None:
@@ -297,46 +297,46 @@ PARENT = VisibleGpu("GPU-p", "0")
 MIGS = (VisibleGpu("MIG-x", "0:0", "GPU-p"), VisibleGpu("MIG-y", "0:1", "GPU-p"))
 
 
-def divided(parent: Sequence[int] | None, *parts: Sequence[int] | None) -> list[VisibleGpu]:
-    lists = [None if pids is None else tuple(ProcessOnGpu(pid, GIB) for pid in pids) for pids in (parent, *parts)]
-    return [dataclasses.replace(one, processes=on) for one, on in zip((PARENT, *MIGS), lists, strict=True)]
+def mig_gpu(parent: Sequence[int] | None, *instances: Sequence[int] | None) -> list[VisibleGpu]:
+    lists = [None if pids is None else tuple(ProcessOnGpu(pid, GIB) for pid in pids) for pids in (parent, *instances)]
+    return [dataclasses.replace(each, processes=on) for each, on in zip((PARENT, *MIGS), lists, strict=True)]
 
 
-def test_a_process_in_an_instance_counts_there_and_not_on_the_whole_gpu() -> None:
-    found = usage(divided([100, 200], [100], [200]), worker(0, 100), worker(1, 200), ours=("MIG-x", "MIG-y"))
-    assert [(use.rank, use.index, use.attribution, use.planned) for use in found.uses] == [
+def test_a_process_in_a_mig_instance_counts_only_there() -> None:
+    result = usage(mig_gpu([100, 200], [100], [200]), worker(0, 100), worker(1, 200), own_gpus=("MIG-x", "MIG-y"))
+    assert [(use.rank, use.index, use.attribution, use.planned) for use in result.uses] == [
         (0, "0:0", "process", True),
         (1, "0:1", "process", True),
     ]
-    assert [one.workers for one in found.gpus] == [(0,), (1,)]
+    assert [each.workers for each in result.gpus] == [(0,), (1,)]
 
 
-def test_a_worker_in_the_instance_of_another_is_misplaced() -> None:
-    found = usage(divided([100], [], [100]), worker(0, 100), ours=("MIG-x", "MIG-y"))
-    assert standing(found).text == "uses GPU 0:1 (MIG-y), the plan gives it GPU 0:0"
+def test_a_worker_in_the_instance_of_another_worker_is_misplaced() -> None:
+    result = usage(mig_gpu([100], [], [100]), worker(0, 100), own_gpus=("MIG-x", "MIG-y"))
+    assert placement_of(result).text == "uses GPU 0:1 (MIG-y), the plan gives it GPU 0:0"
 
 
-def test_a_process_on_the_list_of_the_whole_gpu_alone_is_in_the_instance_of_the_plan() -> None:
-    found = usage(divided([100], None, None), worker(0, 100), ours=("MIG-x", "MIG-y"))
-    assert [(use.index, use.attribution, use.planned) for use in found.uses] == [("0:0", "inferred", True)]
-    assert standing(found).misplaced is None
+def test_a_process_listed_only_on_the_mig_gpu_is_inferred_in_the_planned_instance() -> None:
+    result = usage(mig_gpu([100], None, None), worker(0, 100), own_gpus=("MIG-x", "MIG-y"))
+    assert [(use.index, use.attribution, use.planned) for use in result.uses] == [("0:0", "inferred", True)]
+    assert placement_of(result).misplaced is None
 
 
-def test_with_several_instances_it_is_on_the_gpu_and_not_misplaced() -> None:
-    found = usage(divided([100], None, None), worker(0, 100, positions=(0, 1)), ours=("MIG-x", "MIG-y"))
-    assert [(use.index, use.attribution, use.planned) for use in found.uses] == [("0", "process", True)]
-    assert standing(found).misplaced is False
+def test_with_several_planned_instances_a_process_stays_on_the_mig_gpu() -> None:
+    result = usage(mig_gpu([100], None, None), worker(0, 100, positions=(0, 1)), own_gpus=("MIG-x", "MIG-y"))
+    assert [(use.index, use.attribution, use.planned) for use in result.uses] == [("0", "process", True)]
+    assert placement_of(result).misplaced is False
 
 
-def test_the_owner_of_a_whole_gpu_may_use_its_instances() -> None:
-    found = usage(divided([100], [100], []), worker(0, 100), ours=("GPU-p",))
-    assert [(use.index, use.planned) for use in found.uses] == [("0:0", True)]
-    assert standing(found) == WorkerPlacement(0, False, "", ())
+def test_the_owner_of_a_mig_gpu_may_use_its_instances() -> None:
+    result = usage(mig_gpu([100], [100], []), worker(0, 100), own_gpus=("GPU-p",))
+    assert [(use.index, use.planned) for use in result.uses] == [("0:0", True)]
+    assert placement_of(result) == WorkerPlacement(0, False, "", ())
 
 
-def test_instances_in_another_namespace_are_inferred_each() -> None:
-    found = usage(divided([], [4711], [4712]), worker(0, 100), worker(1, 200), ours=("MIG-x", "MIG-y"))
-    assert [(use.rank, use.index, use.attribution) for use in found.uses] == [
+def test_workers_are_inferred_per_instance_in_another_namespace() -> None:
+    result = usage(mig_gpu([], [4711], [4712]), worker(0, 100), worker(1, 200), own_gpus=("MIG-x", "MIG-y"))
+    assert [(use.rank, use.index, use.attribution) for use in result.uses] == [
         (0, "0:0", "inferred"),
         (1, "0:1", "inferred"),
     ]
@@ -363,7 +363,7 @@ WORKERS = st.lists(
         st.booleans(),
     ),
     max_size=4,
-    unique_by=lambda one: one.rank,
+    unique_by=lambda each: each.rank,
 )
 
 
@@ -375,28 +375,28 @@ WORKERS = st.lists(
     st.frozensets(PIDS),
     st.permutations(UUIDS).map(lambda uuids: uuids[:3]),
 )
-def test_everybody_has_one_place(
+def test_every_worker_has_one_placement_and_every_process_one_owner(
     lists: tuple[tuple[ProcessOnGpu, ...] | None, ...],
     workers: list[WorkerAssignment],
     visible: frozenset[int],
     pid_here: dict[int, int],
     ignored: frozenset[int],
-    ours: list[str],
+    own_gpus: list[str],
 ) -> None:
     gpus = [VisibleGpu(uuid, str(at), processes=on) for at, (uuid, on) in enumerate(zip(UUIDS, lists, strict=True))]
-    found = gpu_usage(gpus, ours, workers, visible_pids=visible, local_pids=pid_here, ignored=ignored)
-    assert [one.uuid for one in found.gpus] == ours
-    assert {one.rank for one in found.workers} == {one.rank for one in workers}
-    assert len({(use.rank, use.uuid) for use in found.uses}) == len(found.uses)
-    for use in found.uses:
+    result = gpu_usage(gpus, own_gpus, workers, visible_pids=visible, local_pids=pid_here, ignored=ignored)
+    assert [each.uuid for each in result.gpus] == own_gpus
+    assert {each.rank for each in result.workers} == {each.rank for each in workers}
+    assert len({(use.rank, use.uuid) for use in result.uses}) == len(result.uses)
+    for use in result.uses:
         assert use.sm_ratio is None or 0 <= use.sm_ratio <= 1
-    own = {pid for one in workers for pid in one.pids}
-    for one in found.gpus:
-        assert one.workers == tuple(sorted(use.rank for use in found.uses if use.uuid == one.uuid))
-        listed = {pid_here.get(p.pid, p.pid) for p in gpus[UUIDS.index(one.uuid)].processes or ()} - ignored
-        assert {process.pid for process in one.foreign or ()} <= listed - own
-        if any(use.attribution == "inferred" and use.uuid == one.uuid for use in found.uses):
+    own = {pid for each in workers for pid in each.pids}
+    for each in result.gpus:
+        assert each.workers == tuple(sorted(use.rank for use in result.uses if use.uuid == each.uuid))
+        listed = {pid_here.get(p.pid, p.pid) for p in gpus[UUIDS.index(each.uuid)].processes or ()} - ignored
+        assert {process.pid for process in each.foreign or ()} <= listed - own
+        if any(use.attribution == "inferred" and use.uuid == each.uuid for use in result.uses):
             assert not listed & (visible | own)
-            assert len(one.workers) == 1
-    for stand in found.workers:
-        assert bool(stand.text) == bool(stand.misplaced)
+            assert len(each.workers) == 1
+    for placement in result.workers:
+        assert bool(placement.text) == bool(placement.misplaced)

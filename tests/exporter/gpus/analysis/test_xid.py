@@ -1,4 +1,4 @@
-"""What the codes of the driver mean."""
+"""Meaning of the Xid codes."""
 
 import pytest
 from hypothesis import given
@@ -47,41 +47,41 @@ def test_a_code_has_its_class(code: int, kind: str) -> None:
     assert xid_class(code) == kind
 
 
-def test_a_code_says_what_has_happened() -> None:
+def test_a_code_has_a_description() -> None:
     assert xid_meaning(79) == "fallen off the bus"
     assert xid_meaning(31) == "invalid address"
 
 
 @pytest.mark.parametrize("code", [0, -1, 1, 999, 10**9])
-def test_a_code_that_is_not_known_blames_nobody(code: int) -> None:
+def test_an_unknown_code_is_assigned_to_no_worker(code: int) -> None:
     assert xid_code(code).kind == "noise"
     assert not is_device_fault(code)
-    assert "does not know" in xid_meaning(code)
+    assert "unknown" in xid_meaning(code)
 
 
-def test_counters_begin_for_what_wakes_somebody_and_for_what_is_usual() -> None:
+def test_known_xids_include_alerting_and_common_codes() -> None:
     assert KNOWN_XIDS == (13, 31, 43, 45, 46, 48, 62, 64, 74, 79, 94, 95, 119, 120)
     assert all(is_device_fault(code) for code in PAGING_XIDS)
     assert not set(PAGING_XIDS) & CONTAINED_XIDS
 
 
-def test_a_program_is_blamed_for_what_is_over_with_it() -> None:
+def test_errors_that_end_with_the_program_are_program_errors() -> None:
     assert {xid_class(code) for code in PROGRAM_FAULT_XIDS} == {"application"}
     assert {13, 31} <= PROGRAM_FAULT_XIDS
     assert not {43, 45} & PROGRAM_FAULT_XIDS
 
 
 @pytest.mark.parametrize("code", [46, 48, 62, 79, 94, 95, 119, 120, 140])
-def test_no_program_goes_on_after_some_errors_of_the_device(code: int) -> None:
+def test_some_device_errors_end_every_program(code: int) -> None:
     assert fatal_xid_text(code)
 
 
 @pytest.mark.parametrize("code", [54, 64, 74, 109, *range(144, 151), 155, 31, 43, 45, 999])
-def test_a_program_may_go_on_after_others(code: int) -> None:
+def test_a_program_may_continue_after_other_device_errors(code: int) -> None:
     assert not fatal_xid_text(code)
 
 
-def test_every_code_has_short_words_and_a_source() -> None:
+def test_every_code_has_a_short_text_and_a_source() -> None:
     for code, xid in XIDS.items():
         assert 0 < code < 1000
         assert 0 < len(xid.meaning) <= 80
@@ -91,7 +91,7 @@ def test_every_code_has_short_words_and_a_source() -> None:
 
 
 @given(st.integers())
-def test_any_code_has_a_class_and_words(code: int) -> None:
+def test_any_code_has_a_class_and_a_text(code: int) -> None:
     assert xid_class(code) in ("hardware", "reset", "application", "noise")
     assert is_device_fault(code) == (xid_class(code) in ("hardware", "reset"))
     assert xid_meaning(code)

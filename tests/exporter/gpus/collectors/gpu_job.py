@@ -1,4 +1,4 @@
-"""A job of one node on the GPUs of a scenario: the real sidecar, asked over HTTP, and real workers under wrappers."""
+"""A one-node job on fake GPUs: the real sidecar, read over HTTP, and real workers under wrappers."""
 
 import http.client
 import json
@@ -23,13 +23,13 @@ from tests.support.exporter import NODE, Wrappers, make_manifest, make_task, wri
 PREFIX = "gpujob_"
 SUPERVISOR = (sys.executable, "-I", "-m", "launcher.programs.supervisor", "--")
 USE_GPU = str(Path(__file__).parents[3] / "fakenvml" / "use_gpu.py")
-LOOK_S = 1.0  # between two looks at the GPUs
+READ_INTERVAL_S = 1.0  # between two reads of the GPUs
 POLL_S = 0.05
 Labels = dict[str, str]
 
 
 class Page:
-    """One page of metrics, without the labels that all series have."""
+    """One page of metrics."""
 
     def __init__(self, text: str) -> None:
         found = text_parser.text_string_to_metric_families(text)
@@ -38,23 +38,23 @@ class Page:
         ]
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Values of a family by one of its labels, of the series that have these others."""
+        """Values of a family by one of its labels, for series with the other labels."""
         return {found[label]: value for found, value in self._having(name, labels)}
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The value of the only such series; None where there is none."""
+        """The value of the only such series, or None if it does not exist."""
         values = [value for _, value in self._having(name, labels)]
         assert len(values) <= 1, f"{len(values)} series of {name} have {labels}"
         return values[0] if values else None
 
     def labels(self, name: str, **labels: str) -> Labels | None:
-        """All labels of the only such series."""
+        """All labels of the only such series, or None if it does not exist."""
         found = self._having(name, labels)
         assert len(found) <= 1
         return found[0][0] if found else None
 
     def of_gpu(self, gpu: str) -> set[str]:
-        """Families that have series of a GPU, those of workers apart."""
+        """Families with series of a GPU, without those of workers."""
         return {
             name for name, labels, _ in self._samples if labels.get("gpu") == gpu and not name.startswith("worker_")
         }
@@ -62,16 +62,16 @@ class Page:
     def _having(self, name: str, labels: Labels) -> list[tuple[Labels, float]]:
         return [
             (found, value)
-            for told, found, value in self._samples
-            if told == name and all(found.get(key) == wanted for key, wanted in labels.items())
+            for sample_name, found, value in self._samples
+            if sample_name == name and all(found.get(key) == wanted for key, wanted in labels.items())
         ]
 
 
 class GpuJob:
-    """One job; ``scenario`` None: no library can be found."""
+    """One job. With ``scenario`` None, no driver library exists."""
 
     def __init__(self, run_dir: Path, scenario: Scenario | None, gpus: int, **manifest: Any) -> None:
-        """With a worker planned for each of so many GPUs."""
+        """Plan one worker for each of this number of GPUs."""
         self.run_dir = run_dir
         self.tasks = tuple(make_task(rank) for rank in range(gpus))
         self.log = run_dir / "sidecar.log"
@@ -84,7 +84,7 @@ class GpuJob:
             self.write()
             self._environment = scenario.environment(self._scenario_path)
             self._environment |= {"FAKENVML_PROCESSES": str(self._processes), "FAKENVML_CALLS": str(self._calls)}
-        write_manifest(make_manifest(run_dir, *self.tasks, **{"check_interval_s": LOOK_S, **manifest}))
+        write_manifest(make_manifest(run_dir, *self.tasks, **{"check_interval_s": READ_INTERVAL_S, **manifest}))
         run_files.write_job_state(str(run_dir), "running")
         self.wrappers = Wrappers(run_dir)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -96,13 +96,13 @@ class GpuJob:
         return self.run_dir / "scenario"
 
     def write(self) -> None:
-        """Have the scenario seen as it is now."""
+        """Pass the current scenario to the library."""
         self.scenario.write(self._scenario_path)
 
     # -- the sidecar ---------------------------------------------------------------------------------
 
     def start(self, *above: str) -> None:
-        """Start the sidecar, under another program where one is given, and wait for its address."""
+        """Start the sidecar, optionally under another program, and wait for its address."""
         kept = {name: value for name, value in environment().items() if name not in DEVICE_LISTS}
         before, self._waits = self._address(), self._waits_for_events()
         argv = [*above, *EXPORTER, "sidecar", "--run-dir", str(self.run_dir), "--web.listen-address", "127.0.0.1:0"]
@@ -114,18 +114,18 @@ class GpuJob:
         wait_for(lambda: self._address() not in (None, before), 60, "the sidecar's address", logs=self.log)
 
     def until_ready(self) -> None:
-        """Wait for the first look of everybody."""
+        """Wait until every collector has read once."""
         wait_for(
             lambda: self._request("/-/ready")[0] == 200,
             60,
-            "the first looks",
+            "the first reads",
             retry=(OSError,),
             logs=self.log,
             interval=POLL_S,
         )
 
-    def until_it_listens(self) -> None:
-        """Wait until the sidecar has the driver tell it of errors: what happened before it is not told."""
+    def until_it_waits_for_events(self) -> None:
+        """Wait until the sidecar waits for driver events. The driver does not report earlier ones."""
         wait_for(lambda: self._waits_for_events() > self._waits, 60, "a wait for events", logs=self.log)
 
     def _waits_for_events(self) -> int:
@@ -138,8 +138,8 @@ class GpuJob:
         connection = http.client.HTTPConnection("127.0.0.1", int(str((self._address() or {})["port"])), timeout=60)
         try:
             connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode("utf-8")
+            response = connection.getresponse()
+            return response.status, response.read().decode("utf-8")
         finally:
             connection.close()
 
@@ -152,10 +152,10 @@ class GpuJob:
         found: dict[str, Any] = json.loads(self._request("/status")[1])
         return found
 
-    def until(self, holds: Callable[[Page], object], what: str, timeout_s: float = 60.0) -> Page:
-        """The first page of which something holds."""
+    def until(self, condition: Callable[[Page], object], what: str, timeout_s: float = 60.0) -> Page:
+        """The first page for which the condition is true."""
         return wait_for(
-            lambda: page if holds(page := self.page()) else None,
+            lambda: page if condition(page := self.page()) else None,
             timeout_s,
             what,
             logs=self.log,
@@ -163,8 +163,8 @@ class GpuJob:
             retry=(OSError, http.client.HTTPException),
         )
 
-    def seconds_of_scrapes(self, number: int = 20) -> list[float]:
-        """How long so many scrapes take, in order."""
+    def scrape_durations(self, number: int = 20) -> list[float]:
+        """Durations of this number of scrapes, sorted."""
         taken = []
         for _ in range(number):
             began = time.monotonic()
@@ -177,12 +177,12 @@ class GpuJob:
         return [(event["level"], event["detail"]) for event in self.status()["events"] if event["event"] == kind]
 
     def of_gpu(self, gpu: int) -> dict[str, Any]:
-        """The entry of one GPU in the status."""
+        """Status entry of one GPU."""
         found: dict[str, Any] = self.status()["gpus"]["gpus"][gpu]
         return found
 
     def of_worker(self, rank: int) -> dict[str, Any]:
-        """The entry of one worker in the status."""
+        """Status entry of one worker."""
         found: dict[str, Any] = next(worker for worker in self.status()["workers"] if worker["rank"] == rank)
         return found
 
@@ -190,22 +190,22 @@ class GpuJob:
 
     def use_gpu(self, devices: object, *options: str) -> list[str]:
         """The command of a program that uses these GPUs."""
-        told = {**self._environment, "CUDA_VISIBLE_DEVICES": str(devices)}
-        assigned = [f"{name}={value}" for name, value in told.items()]
+        variables = {**self._environment, "CUDA_VISIBLE_DEVICES": str(devices)}
+        assigned = [f"{name}={value}" for name, value in variables.items()]
         return ["env", *assigned, sys.executable, USE_GPU, *options]
 
     def work(self, rank: int, *command: str) -> None:
         """Start a worker."""
         self.wrappers.start(self.tasks[rank], *command)
 
-    def run_beside(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program that is not the job's."""
+    def run_foreign(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program that does not belong to the job."""
         others = {name: value for name, value in environment().items() if not name.startswith("GPUJOB")}
         self._started.append(subprocess.Popen(command, env=others, stdout=subprocess.DEVNULL))
         return self._started[-1]
 
     def stop(self) -> None:
-        """Have everything end that was started."""
+        """Terminate everything that was started."""
         if hasattr(self, "scenario"):
             self.scenario.release()
             self.write()
@@ -213,7 +213,7 @@ class GpuJob:
             process.terminate()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop everything and wait for its end."""
         self.stop()
         for process in self._started:
             process.wait(timeout=60)
@@ -223,14 +223,14 @@ class GpuJob:
 
     @staticmethod
     def _end_child(pid: str) -> None:
-        """End the child of a worker that was killed, and so could not."""
+        """Kill the child that a killed worker left behind."""
         try:
             if USE_GPU.encode() in Path("/proc", pid, "cmdline").read_bytes():
                 os.kill(int(pid), signal.SIGKILL)
         except (OSError, ValueError):
-            pass  # it has ended, or this is what one was about to write
+            pass  # it has ended, or the file is a temporary one
 
     def kill(self) -> None:
-        """End the sidecar as if the machine had taken it."""
+        """Kill the sidecar with SIGKILL."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()

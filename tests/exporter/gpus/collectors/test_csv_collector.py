@@ -1,4 +1,4 @@
-"""``csv_collector.csv``: what stands in it, and what it costs when it cannot be written."""
+"""``gpu_metrics.csv``: its contents, and failures to write it."""
 
 import csv
 import logging
@@ -27,7 +27,7 @@ from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import SOON_S, FakeClock, make_context, make_manifest, make_task, samples_of, until
 
 START = 1_700_000_000.0
-MOMENT = "2023-11-14T22:13:20Z"
+START_TEXT = "2023-11-14T22:13:20Z"
 BUSY = GpuActivity(
     utilization_ratio=0.87,
     memory_used_bytes=60 << 30,
@@ -39,100 +39,96 @@ BUSY = GpuActivity(
 
 
 def gpu(number: int, **changes: Any) -> GpuState:
-    """One GPU that is busy."""
+    """One busy GPU."""
     return GpuState(Gpu(f"GPU-{number}", str(number), "nvidia"), **{"activity": BUSY, **changes})
 
 
-def look_at(*states: GpuState, after_s: float = 0.0) -> GpuReading:
+def reading_of(*states: GpuState, after_s: float = 0.0) -> GpuReading:
     return GpuReading(START + after_s, "ok", gpus=states)
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[CollectorContext]:
-    """Of a job whose GPU 0 is its own and that has asked for the file."""
+    """Context of a job with GPU 0 that has enabled the file."""
     (tmp_path / "out").mkdir()
-    made = make_context(make_manifest(tmp_path, gpu_metrics=True), FakeClock())
-    made.published.gpu_reading, made.published.own_gpus = look_at(gpu(0)), ("GPU-0",)
-    yield made
-    made.files.close()
+    job_context = make_context(make_manifest(tmp_path, gpu_metrics=True), FakeClock())
+    job_context.published.gpu_reading, job_context.published.own_gpus = reading_of(gpu(0)), ("GPU-0",)
+    yield job_context
+    job_context.files.close()
 
 
 def lines(run_dir: Path, name: str = "gpu_metrics.csv") -> list[str]:
     """Lines of the file below its header."""
-    header, *found = (run_dir / "out" / name).read_text(encoding="utf-8").splitlines()
+    header, *rows = (run_dir / "out" / name).read_text(encoding="utf-8").splitlines()
     assert header == HEADER
-    return found
+    return rows
 
 
-def test_a_line_has_the_moment_the_node_and_what_the_gpu_does() -> None:
-    assert csv_lines(look_at(gpu(0)), ("GPU-0",), "gn01") == f"{MOMENT},gn01,0,87,60.00,80.00,412.3,64\n"
+def test_a_line_has_the_time_the_node_and_the_values_of_the_gpu() -> None:
+    assert csv_lines(reading_of(gpu(0)), ("GPU-0",), "gn01") == f"{START_TEXT},gn01,0,87,60.00,80.00,412.3,64\n"
 
 
-def test_each_look_has_a_line_for_each_gpu_of_the_job_in_the_order_of_the_plan(
-    context: CollectorContext, tmp_path: Path
-) -> None:
+def test_each_reading_has_one_line_per_gpu_in_the_order_of_the_plan(context: CollectorContext, tmp_path: Path) -> None:
     context.published.own_gpus = ("GPU-2", "GPU-0")
     collector = GpuMetricsCollector(context)
     for step in range(2):
-        context.published.gpu_reading = look_at(gpu(0), gpu(1), gpu(2), after_s=5.0 * step)
+        context.published.gpu_reading = reading_of(gpu(0), gpu(1), gpu(2), after_s=5.0 * step)
         collector.read()
     rows = [line.split(",") for line in lines(tmp_path)]
     assert [row[2] for row in rows] == ["2", "0", "2", "0"]
-    assert [row[0] for row in rows] == [MOMENT, MOMENT, "2023-11-14T22:13:25Z", "2023-11-14T22:13:25Z"]
+    assert [row[0] for row in rows] == [START_TEXT, START_TEXT, "2023-11-14T22:13:25Z", "2023-11-14T22:13:25Z"]
 
 
-def test_the_last_line_is_as_readers_take_it_apart(context: CollectorContext, tmp_path: Path) -> None:
+def test_the_last_line_can_be_parsed_as_csv(context: CollectorContext, tmp_path: Path) -> None:
     GpuMetricsCollector(context).read()
     with open(tmp_path / "out" / "gpu_metrics.csv", newline="", encoding="utf-8") as source:
         *_, last = csv.DictReader(source)
-    told = f"{last['utilization_percent']}% | {last['memory_used_gb']}/{last['memory_total_gb']} GB"
-    assert told == "87% | 60.00/80.00 GB"
+    text = f"{last['utilization_percent']}% | {last['memory_used_gb']}/{last['memory_total_gb']} GB"
+    assert text == "87% | 60.00/80.00 GB"
 
 
-def test_a_field_that_is_not_known_is_empty() -> None:
+def test_an_unknown_field_is_empty() -> None:
     nothing = gpu(0, activity=GpuActivity())
-    assert csv_lines(look_at(nothing), ("GPU-0",), "n").endswith(",n,0,,,,,\n")
+    assert csv_lines(reading_of(nothing), ("GPU-0",), "n").endswith(",n,0,,,,,\n")
     idle = gpu(0, activity=GpuActivity(utilization_ratio=0.0, memory_used_bytes=0, power_instant_w=70.0))
-    assert csv_lines(look_at(idle), ("GPU-0",), "n").endswith(",n,0,0,0.00,,70.0,\n")
+    assert csv_lines(reading_of(idle), ("GPU-0",), "n").endswith(",n,0,0,0.00,,70.0,\n")
 
 
 @pytest.mark.parametrize("state", ["lost", "reset_required", "hanging"])
-def test_a_gpu_that_cannot_be_read_has_no_values_of_an_earlier_moment(state: Any) -> None:
+def test_an_unreadable_gpu_does_not_show_earlier_values(state: Any) -> None:
     known = Gpu("GPU-0", "0", "nvidia", memory_total_bytes=80 << 30)
-    found = GpuState(known, state=state, activity=BUSY)
-    assert csv_lines(look_at(found), ("GPU-0",), "n").endswith(",n,0,,,80.00,,\n")
+    unreadable = GpuState(known, state=state, activity=BUSY)
+    assert csv_lines(reading_of(unreadable), ("GPU-0",), "n").endswith(",n,0,,,80.00,,\n")
 
 
-def test_a_mig_instance_goes_by_its_own_index() -> None:
-    part = GpuState(Gpu("MIG-1", "0:1", "nvidia", parent="GPU-0"), activity=BUSY)
-    assert csv_lines(look_at(gpu(0), part), ("MIG-1",), "n").split(",")[2] == "0:1"
+def test_a_mig_instance_has_its_own_index() -> None:
+    mig_instance = GpuState(Gpu("MIG-1", "0:1", "nvidia", parent="GPU-0"), activity=BUSY)
+    assert csv_lines(reading_of(gpu(0), mig_instance), ("MIG-1",), "n").split(",")[2] == "0:1"
 
 
-def test_a_gpu_that_is_not_there_and_a_job_without_gpus_have_no_lines(
-    context: CollectorContext, tmp_path: Path
-) -> None:
-    assert csv_lines(look_at(gpu(0)), ("GPU-9",), "n") == ""
+def test_a_missing_gpu_and_a_job_without_gpus_have_no_lines(context: CollectorContext, tmp_path: Path) -> None:
+    assert csv_lines(reading_of(gpu(0)), ("GPU-9",), "n") == ""
     context.published.own_gpus = ()
     GpuMetricsCollector(context).read()
     assert not (tmp_path / "out" / "gpu_metrics.csv").exists()
 
 
-def test_the_same_look_is_written_once(context: CollectorContext, tmp_path: Path) -> None:
+def test_the_same_reading_is_written_once(context: CollectorContext, tmp_path: Path) -> None:
     collector = GpuMetricsCollector(context)
     for _ in range(3):
         collector.read()
     assert len(lines(tmp_path)) == 1
 
 
-def test_nothing_is_written_before_anybody_has_looked_at_gpus(context: CollectorContext, tmp_path: Path) -> None:
+def test_nothing_is_written_before_the_first_reading(context: CollectorContext, tmp_path: Path) -> None:
     context.published.gpu_reading = None
     GpuMetricsCollector(context).read()
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_nothing_is_written_or_kept_open_unless_it_is_asked_for(context: CollectorContext, tmp_path: Path) -> None:
-    silent = replace(context, manifest=replace(context.manifest, gpu_metrics=False))
-    collector = GpuMetricsCollector(silent)
+def test_nothing_is_written_unless_the_file_is_enabled(context: CollectorContext, tmp_path: Path) -> None:
+    disabled = replace(context, manifest=replace(context.manifest, gpu_metrics=False))
+    collector = GpuMetricsCollector(disabled)
     collector.read()
     assert list((tmp_path / "out").iterdir()) == []
     assert collector.interval_s >= 3600
@@ -144,29 +140,29 @@ def test_a_job_without_output_directory_has_no_file(context: CollectorContext) -
     assert not Path("/gpu_metrics.csv").exists()
 
 
-@pytest.mark.parametrize(("asked", "interval"), [(0.2, 1.0), (5.0, 5.0), (30.0, 30.0)])
-def test_it_is_written_each_check_interval_and_at_most_once_a_second(
-    asked: float, interval: float, context: CollectorContext
+@pytest.mark.parametrize(("check_interval_s", "interval_s"), [(0.2, 1.0), (5.0, 5.0), (30.0, 30.0)])
+def test_the_interval_is_the_check_interval_but_at_least_one_second(
+    check_interval_s: float, interval_s: float, context: CollectorContext
 ) -> None:
-    manifest = replace(context.manifest, check_interval_s=asked)
-    assert GpuMetricsCollector(replace(context, manifest=manifest)).interval_s == interval
+    manifest = replace(context.manifest, check_interval_s=check_interval_s)
+    assert GpuMetricsCollector(replace(context, manifest=manifest)).interval_s == interval_s
 
 
-def test_each_node_but_the_first_has_a_file_of_its_own(tmp_path: Path, hard_name: str) -> None:
+def test_each_node_after_the_first_has_its_own_file(tmp_path: Path, hard_name: str) -> None:
     (tmp_path / "out").mkdir()
     manifest = make_manifest(tmp_path, make_task(0), make_task(1, node_index=1), gpu_metrics=True)
     for index, node in enumerate(("gn01", hard_name)):
         context = make_context(manifest, FakeClock(), node=node, node_index=index)
-        context.published.gpu_reading, context.published.own_gpus = look_at(gpu(0)), ("GPU-0",)
+        context.published.gpu_reading, context.published.own_gpus = reading_of(gpu(0)), ("GPU-0",)
         GpuMetricsCollector(context).read()
         context.files.close()
-    assert lines(tmp_path) == [f"{MOMENT},gn01,0,87,60.00,80.00,412.3,64"]
+    assert lines(tmp_path) == [f"{START_TEXT},gn01,0,87,60.00,80.00,412.3,64"]
     (other,) = (path for path in (tmp_path / "out").iterdir() if path.name != "gpu_metrics.csv")
     (line,) = lines(tmp_path, other.name)
     assert len(line.split(",")) == len(HEADER.split(","))
 
 
-def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_ends(
+def test_a_write_failure_is_logged_when_it_begins_and_when_it_ends(
     context: CollectorContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(tmp_path / "out")
@@ -174,7 +170,7 @@ def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_en
     success = []
     with caplog.at_level(logging.INFO):
         for step in range(6):
-            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = reading_of(gpu(0), after_s=5.0 * step)
             if step == 3:
                 (tmp_path / "out").mkdir()
             slot._read()
@@ -189,23 +185,23 @@ def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_en
     assert len(lines(tmp_path)) == 3
 
 
-def test_lines_that_are_late_come_whole_and_before_the_next(
+def test_late_lines_are_complete_and_precede_the_next(
     context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, real = threading.Event(), CsvFile.poll
+    gate, real_poll = threading.Event(), CsvFile.poll
     monkeypatch.setattr(csv_collector, "WAIT_S", 0.05)
-    monkeypatch.setattr(CsvFile, "poll", lambda file, now: (gate.wait(20), real(file, now))[1])
+    monkeypatch.setattr(CsvFile, "poll", lambda file, now: (gate.wait(20), real_poll(file, now))[1])
     collector = GpuMetricsCollector(context)
-    for step in range(3):  # the lines of the looks after the first are lost
-        context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
+    for step in range(3):  # the lines of all polls but the first are lost
+        context.published.gpu_reading = reading_of(gpu(0), after_s=5.0 * step)
         with pytest.raises(WatchHanging):
             collector.read()
     gate.set()
     until(lambda: (tmp_path / "out" / "gpu_metrics.csv").exists(), "the late lines")
     monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)
-    context.published.gpu_reading = look_at(gpu(0), after_s=60.0)
+    context.published.gpu_reading = reading_of(gpu(0), after_s=60.0)
     until(lambda: _reads(collector), "a write that works")
-    assert [line.split(",")[0] for line in lines(tmp_path)] == [MOMENT, "2023-11-14T22:14:20Z"]
+    assert [line.split(",")[0] for line in lines(tmp_path)] == [START_TEXT, "2023-11-14T22:14:20Z"]
 
 
 def _reads(collector: GpuMetricsCollector) -> bool:
@@ -216,7 +212,7 @@ def _reads(collector: GpuMetricsCollector) -> bool:
     return True
 
 
-def test_another_process_writes_where_a_file_system_may_hang(
+def test_the_file_helper_writes_where_a_file_system_may_hang(
     context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_host, "START_S", 60.0)
@@ -225,7 +221,7 @@ def test_another_process_writes_where_a_file_system_may_hang(
     collector = GpuMetricsCollector(replace(context, files=files))
     try:
         for step in range(3):
-            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = reading_of(gpu(0), after_s=5.0 * step)
             collector.read()
         assert files.pid is not None
     finally:
@@ -233,7 +229,7 @@ def test_another_process_writes_where_a_file_system_may_hang(
     assert len(lines(tmp_path)) == 3
 
 
-def test_a_file_system_that_hangs_costs_the_file_alone(
+def test_a_hanging_file_system_affects_only_the_file(
     context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount = FuseMount(tmp_path)
@@ -246,12 +242,12 @@ def test_a_file_system_that_hangs_costs_the_file_alone(
         collector = GpuMetricsCollector(replace(context, manifest=manifest, files=files))
         mount.say("swallow")
         for step in range(3):
-            context.published.gpu_reading = look_at(gpu(0), after_s=5.0 * step)
+            context.published.gpu_reading = reading_of(gpu(0), after_s=5.0 * step)
             began = time.monotonic()
             with pytest.raises(WatchHanging, match=str(mount.point)):
                 collector.read()
             assert time.monotonic() - began < SOON_S
-            monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)  # nobody waits for it a second time
+            monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)  # a second wait would exceed the test's time limit
         began = time.monotonic()
         files.close()
         assert time.monotonic() - began < SOON_S

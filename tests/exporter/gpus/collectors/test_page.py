@@ -1,4 +1,4 @@
-"""Whole pages of a node's GPUs, from the vendor's library to the text."""
+"""Whole GPU pages, from the vendor library to the text."""
 
 import dataclasses
 import shutil
@@ -16,7 +16,7 @@ from exporter.collecting.families import Samples
 from exporter.gpus.amd.reader import AmdReader
 from exporter.gpus.collectors import gpus_collector
 from exporter.gpus.host_reader import GpuHost
-from exporter.gpus.nvidia import reader as nvml
+from exporter.gpus.nvidia import reader
 from exporter.gpus.records import GpuReader
 from tests.exporter.gpus.amd.fake_amdsmi import GIB, FakeAmdGpu, FakeAmdSmi, process
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, Node
@@ -25,8 +25,8 @@ from tests.fakenvml import FakeGpu, FakeMig, FakeProcess, Rate, Scenario, profil
 from tests.support.exporter import FakeClock
 
 MOST_SERIES = 45  # of one GPU
-PATIENCE_S = 60.0  # however slow this machine is
-LOOKS, STEP_S = 4, 0.25  # shares need two readings, with real time between them
+TIMEOUT_S = 60.0  # enough for a slow machine
+READS, STEP_S = 4, 0.25  # ratios need two readings, with real time between them
 
 Makes = tuple[Callable[[], GpuReader], ...]
 Plan = tuple[tuple[int, ...], ...]
@@ -34,74 +34,74 @@ Show = Callable[[Scenario, Plan], str]
 Golden = Callable[[str, str], Path]
 
 
-def still(scenario: Scenario) -> Scenario:
-    """The same with numbers that do not change, and a driver that looks at processes all the time."""
+def freeze(scenario: Scenario) -> Scenario:
+    """The scenario with constant numbers and a driver that samples processes all the time."""
     scenario.sample_period_s = 0.05
     for unit in [unit for gpu in scenario.gpus for unit in (gpu, *gpu.migs)]:
         for each in dataclasses.fields(unit):
-            setattr(unit, each.name, _still(getattr(unit, each.name)))
+            setattr(unit, each.name, _freeze(getattr(unit, each.name)))
     return scenario
 
 
-def _still(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, Rate):
         return value.base
     if isinstance(value, dict):
-        return {key: _still(inner) for key, inner in value.items()}
+        return {key: _freeze(inner) for key, inner in value.items()}
     return value
 
 
 def page(run_dir: Path, makes: Makes, clock: FakeClock, plan: Plan) -> str:
-    """The page of both collectors after some looks; worker ``n`` has the process ``100 + n``."""
-    host = GpuHost(makes, clock, fast_s=STEP_S, medium_s=STEP_S, call_timeout_s=PATIENCE_S)
+    """The page of both collectors after some reads. Worker ``n`` has the process ``100 + n``."""
+    host = GpuHost(makes, clock, fast_s=STEP_S, medium_s=STEP_S, call_timeout_s=TIMEOUT_S)
     (run_dir / "proc").mkdir()
     node = Node(run_dir, plan=plan, host=host, clock=clock, proc=str(run_dir / "proc"))
     for rank in range(len(plan)):
         node.run(rank, 100 + rank)
     out = Samples({})
     try:
-        for _ in range(LOOKS):
+        for _ in range(READS):
             out.page()
             time.sleep(STEP_S)
             clock.now = time.time()
             node.gpus.render(node.gpus.read(), out)
             node.workers.render(node.workers.read(), out)
     finally:
-        assert host.close(PATIENCE_S)
+        assert host.close(TIMEOUT_S)
     return out.page()
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No devices are given by the environment, and looks are waited for."""
+def isolate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device list in the environment, and collectors wait for each poll."""
     for name in DEVICE_LISTS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpus_collector, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(gpus_collector, "WAIT_S", TIMEOUT_S)
 
 
 @pytest.fixture
 def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """The page of a scenario."""
+    """Renders the page of a scenario."""
     drivers: list[FakeDriver] = []
 
     def show(scenario: Scenario, plan: Plan) -> str:
-        driver, clock = FakeDriver(still(scenario), tmp_path, monkeypatch), FakeClock(time.time())
+        driver, clock = FakeDriver(freeze(scenario), tmp_path, monkeypatch), FakeClock(time.time())
         drivers.append(driver)
-        return page(tmp_path, (lambda: driver.make(clock),), clock, plan)
+        return page(tmp_path, (lambda: driver.make_reader(clock),), clock, plan)
 
     yield show
     for driver in drivers:
-        driver.end()
+        driver.close()
 
 
 def series(text: str) -> Counter[str]:
-    """How many series each GPU has; those of workers that use it are the workers'."""
+    """Number of series per GPU, without the series of workers."""
     lines = [line for line in text.splitlines() if line.startswith("gpujob_gpu_") and '{gpu="' in line]
     return Counter(line.partition('gpu="')[2].partition('"')[0] for line in lines)
 
 
 def one_each(scenario: Scenario) -> Plan:
-    """A worker for each unit, with a process on it."""
+    """Plan one worker for each GPU or MIG instance, with a process on it."""
     units: list[FakeGpu | FakeMig] = [unit for gpu in scenario.gpus for unit in (gpu.migs or (gpu,))]
     for rank, unit in enumerate(units):
         assert isinstance(unit.memory_used, int)
@@ -110,23 +110,23 @@ def one_each(scenario: Scenario) -> Plan:
 
 
 def check(name: str, text: str, indices: list[str], golden: Golden) -> None:
-    """The page is the golden one, and no GPU has too many series."""
-    found = series(text)
-    assert list(found) == indices
-    assert max(found.values(), default=0) <= MOST_SERIES
+    """Check that the page is the golden one, and that no GPU has too many series."""
+    counts = series(text)
+    assert list(counts) == indices
+    assert max(counts.values(), default=0) <= MOST_SERIES
     golden(f"exporter/gpu_{name}.txt", text)
     if shutil.which("promtool") is not None:
-        done = subprocess.run(
+        result = subprocess.run(
             ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml.so.no-such-version")
+    monkeypatch.setattr(reader, "LIBRARY", "libnvidia-ml.so.no-such-version")
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     clock = FakeClock()
-    text = page(tmp_path, (lambda: nvml.NvmlReader(clock), lambda: AmdReader(clock)), clock, ((0,),))
+    text = page(tmp_path, (lambda: reader.NvmlReader(clock), lambda: AmdReader(clock)), clock, ((0,),))
     check("no_driver", text, [], golden)
 
 
@@ -135,7 +135,7 @@ def test_one_gpu_with_an_old_driver(nvidia: Show, golden: Golden) -> None:
     check("old_driver", nvidia(scenario, one_each(scenario)), ["0"], golden)
 
 
-def test_eight_gpus_of_the_present(nvidia: Show, golden: Golden) -> None:
+def test_eight_gpus_with_a_current_driver(nvidia: Show, golden: Golden) -> None:
     scenario = profiles.h200(8)
     check("h200", nvidia(scenario, one_each(scenario)), [str(number) for number in range(8)], golden)
 

@@ -1,4 +1,4 @@
-"""GPUs that fail, and drivers that do: what a running sidecar shows of them, and that all else goes on."""
+"""Failing GPUs and drivers: what a running sidecar shows, while everything else continues."""
 
 import signal
 import time
@@ -7,49 +7,49 @@ from typing import Any
 
 import pytest
 
-from tests.exporter.gpus.collectors.gpu_job import LOOK_S, SUPERVISOR, GpuJob, Page
+from tests.exporter.gpus.collectors.gpu_job import READ_INTERVAL_S, SUPERVISOR, GpuJob, Page
 from tests.fakenvml import Scenario, compiler, profiles
 from tests.support.exporter import SOON_S, until
 
 NO_ACTIVITY = {"gpu_info", "gpu_up", "gpu_state", "gpu_workers", "gpu_foreign_processes"}
-"""All that may be told of a GPU that does not answer."""
-SLACK_S = 30.0  # what a busy machine may add to the time between two looks
-CALL_S = 2.0  # after which a call counts as one that hangs
+"""Families that a GPU may have while it does not answer."""
+SLACK_S = 30.0  # extra time between two reads on a busy machine
+CALL_S = 2.0  # time after which a call counts as hanging
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
-Begin = Callable[..., GpuJob]
+StartJob = Callable[..., GpuJob]
 
 
 @pytest.fixture(scope="module")
-def begin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begin]:
-    """Begins jobs, and ends them."""
-    begun: list[GpuJob] = []
+def start_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartJob]:
+    """Starts jobs and ends them afterwards."""
+    jobs: list[GpuJob] = []
 
-    def begin(scenario: Scenario | None, gpus: int, *above: str, **manifest: Any) -> GpuJob:
+    def start(scenario: Scenario | None, gpus: int, *above: str, **manifest: Any) -> GpuJob:
         job = GpuJob(tmp_path_factory.mktemp("job"), scenario, gpus, **manifest)
-        begun.append(job)
+        jobs.append(job)
         job.start(*above)
         job.until_ready()
         return job
 
-    yield begin
-    for job in begun:
+    yield start
+    for job in jobs:
         job.stop()
-    for job in begun:
+    for job in jobs:
         job.close()
 
 
 @pytest.fixture(scope="module")
-def shared(begin: Begin) -> GpuJob:
-    """A job on four GPUs, nothing the matter with them."""
-    job = begin(profiles.h200(4), 4)
+def shared(start_job: StartJob) -> GpuJob:
+    """A job on four healthy GPUs."""
+    job = start_job(profiles.h200(4), 4)
     job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "all GPUs")
     return job
 
 
 @pytest.fixture
 def job(shared: GpuJob) -> Iterator[GpuJob]:
-    """The same; what is done to its GPUs is taken back."""
+    """The shared job. Afterwards its GPUs are healthy again."""
     yield shared
     for gpu in shared.scenario.gpus:
         gpu.state = "ok"
@@ -57,106 +57,108 @@ def job(shared: GpuJob) -> Iterator[GpuJob]:
     shared.write()
 
 
-def until_others_go_on(job: GpuJob, but: str) -> Page:
-    """Wait for fresh values of all GPUs but one."""
+def until_others_continue(job: GpuJob, but: str) -> Page:
+    """Wait for new values of all GPUs but one."""
     before = job.page().by("gpu", "gpu_energy_joules_total")
     assert before.keys() == set("0123") - {but}
 
-    def rise(page: Page) -> bool:
+    def has_risen(page: Page) -> bool:
         now = page.by("gpu", "gpu_energy_joules_total")
         return now.keys() == before.keys() and all(now[gpu] > before[gpu] for gpu in before)
 
-    return job.until(rise, "fresh values of the other GPUs", 2 * LOOK_S + SLACK_S)
+    return job.until(has_risen, "new values of the other GPUs", 2 * READ_INTERVAL_S + SLACK_S)
 
 
 def health(page: Page) -> str | None:
-    """The present one."""
+    """The current health."""
     return next((name for name, value in page.by("health", "gpu_health").items() if value), None)
 
 
-def collectors_that_fail(job: GpuJob) -> set[str]:
-    """Those whose last read was no success, or takes too long."""
-    told = job.status()["collectors"].items()
-    return {name for name, found in told if not found["success"] or found["overdue"]}
+def failing_collectors(job: GpuJob) -> set[str]:
+    """Collectors whose last read failed or takes too long."""
+    collectors = job.status()["collectors"].items()
+    return {name for name, found in collectors if not found["success"] or found["overdue"]}
 
 
-def until_collectors_go_on(job: GpuJob) -> None:
-    """Wait until those that read often have read again."""
+def until_collectors_continue(job: GpuJob) -> None:
+    """Wait until the frequent collectors have read again."""
 
-    def last() -> dict[str, float]:
-        told = job.status()["collectors"]
-        return {name: told[name]["last_success"] for name in ("job", "workers", "logs", "self")}
+    def last_success() -> dict[str, float]:
+        collectors = job.status()["collectors"]
+        return {name: collectors[name]["last_success"] for name in ("job", "workers", "logs", "self")}
 
-    before = last()
-    until(lambda: all(last()[name] > moment for name, moment in before.items()), "other collectors", 5 + SLACK_S)
+    before = last_success()
+    until(
+        lambda: all(last_success()[name] > earlier for name, earlier in before.items()), "other collectors", 5 + SLACK_S
+    )
 
 
-def test_a_lost_gpu_has_no_activity_while_the_others_go_on_and_works_again_later(job: GpuJob) -> None:
+def test_a_lost_gpu_has_no_activity_until_it_recovers_while_the_others_continue(job: GpuJob) -> None:
     gpu = job.scenario.gpus[1]
     assert "gpu_utilization_ratio" in job.page().of_gpu("1")
     gpu.state = "lost"
     job.write()
-    page = job.until(lambda page: page.value("gpu_up", gpu="1") == 0, "the loss", LOOK_S + SLACK_S)
+    page = job.until(lambda page: page.value("gpu_up", gpu="1") == 0, "the loss", READ_INTERVAL_S + SLACK_S)
     assert page.of_gpu("1") <= NO_ACTIVITY
     assert page.by("state", "gpu_state", gpu="1") == {"lost": 1}
     assert health(page) == "failure"
     assert page.value("gpu_driver_state", state="ok") == 1
     reason = {"gpu": "1", "severity": "failure"}
-    told = job.status()["gpus"]
-    assert [{key: found[key] for key in reason} for found in told["reasons"]] == [reason]
-    assert [entry["state"] for entry in told["gpus"]] == ["ok", "lost", "ok", "ok"]
+    gpus = job.status()["gpus"]
+    assert [{key: found[key] for key in reason} for found in gpus["reasons"]] == [reason]
+    assert [entry["state"] for entry in gpus["gpus"]] == ["ok", "lost", "ok", "ok"]
     ((level, detail),) = job.events("GPU lost")
     assert level == "critical"
     assert detail.startswith(f"GPU 1 ({gpu.uuid}): ")
-    page = until_others_go_on(job, but="1")
+    page = until_others_continue(job, but="1")
     assert page.by("gpu", "gpu_up") == {"0": 1, "1": 0, "2": 1, "3": 1}
     assert page.by("gpu", "gpu_state") == {"1": 1}
-    assert not collectors_that_fail(job)
+    assert not failing_collectors(job)
     gpu.state = "ok"
     job.write()
-    page = job.until(lambda page: page.value("gpu_up", gpu="1") == 1, "that it works again")
+    page = job.until(lambda page: page.value("gpu_up", gpu="1") == 1, "its recovery")
     assert not page.by("gpu", "gpu_state")
     assert health(page) == "healthy"
     assert job.events("GPU works again") == [("info", f"GPU 1 ({gpu.uuid})")]
     assert len(job.events("GPU lost")) == 1
-    job.until(lambda page: "gpu_utilization_ratio" in page.of_gpu("1"), "its activity", LOOK_S + SLACK_S)
+    job.until(lambda page: "gpu_utilization_ratio" in page.of_gpu("1"), "its activity", READ_INTERVAL_S + SLACK_S)
 
 
-def test_a_call_that_hangs_costs_its_own_gpu_alone_and_that_comes_back(job: GpuJob) -> None:
+def test_a_hanging_call_affects_only_its_gpu_which_recovers(job: GpuJob) -> None:
     gpu = job.scenario.gpus[2]
     job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "all GPUs")
     job.scenario.hang("nvmlDeviceGetUtilizationRates", gpu)
     job.write()
-    page = job.until(lambda page: page.value("gpu_up", gpu="2") == 0, "the hang", LOOK_S + CALL_S + SLACK_S)
+    page = job.until(lambda page: page.value("gpu_up", gpu="2") == 0, "the hang", READ_INTERVAL_S + CALL_S + SLACK_S)
     assert page.by("state", "gpu_state") == {"hanging": 1}
     assert page.of_gpu("2") <= NO_ACTIVITY
     assert health(page) == "failure"
     for _ in range(2):
-        page = until_others_go_on(job, but="2")
+        page = until_others_continue(job, but="2")
     assert page.by("gpu", "gpu_up") == {"0": 1, "1": 1, "2": 0, "3": 1}
-    assert not collectors_that_fail(job)
-    assert job.seconds_of_scrapes()[-3] < CALL_S
-    assert job.of_gpu(2)["words"] == "activity has not come back"
+    assert not failing_collectors(job)
+    assert job.scrape_durations()[-3] < CALL_S
+    assert job.of_gpu(2)["words"] == "activity has not returned"
     job.scenario.release()
     job.write()
-    job.until(lambda page: page.value("gpu_up", gpu="2") == 1, "that it is back")
-    job.until(lambda page: "gpu_utilization_ratio" in page.of_gpu("2"), "its activity", LOOK_S + SLACK_S)
+    job.until(lambda page: page.value("gpu_up", gpu="2") == 1, "its recovery")
+    job.until(lambda page: "gpu_utilization_ratio" in page.of_gpu("2"), "its activity", READ_INTERVAL_S + SLACK_S)
 
 
-def test_a_gpu_that_needs_a_reset_says_so(job: GpuJob) -> None:
+def test_a_gpu_that_needs_a_reset_has_that_state(job: GpuJob) -> None:
     job.scenario.gpus[0].state = "reset_required"
     job.write()
-    page = job.until(lambda page: page.value("gpu_up", gpu="0") == 0, "its state", LOOK_S + SLACK_S)
+    page = job.until(lambda page: page.value("gpu_up", gpu="0") == 0, "its state", READ_INTERVAL_S + SLACK_S)
     assert page.by("state", "gpu_state", gpu="0") == {"reset_required": 1}
     assert page.of_gpu("0") <= NO_ACTIVITY
     assert health(page) == "failure"
-    until_others_go_on(job, but="0")
+    until_others_continue(job, but="0")
 
 
-def test_a_driver_that_answers_nobody_holds_up_nothing_else_and_is_read_again_later(begin: Begin) -> None:
+def test_a_hanging_driver_delays_nothing_else_and_is_read_again_later(start_job: StartJob) -> None:
     scenario = profiles.h200(4)
     scenario.global_lock = True
-    job = begin(scenario, 4)
+    job = start_job(scenario, 4)
     job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "all GPUs")
     scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[2])
     job.write()
@@ -164,21 +166,21 @@ def test_a_driver_that_answers_nobody_holds_up_nothing_else_and_is_read_again_la
     assert page.by("state", "gpu_driver_state") == {"hanging": 1}
     assert health(page) == "failure"
     assert 0 in page.by("gpu", "gpu_up").values()
-    assert 1 not in page.by("gpu", "gpu_up").values(), "nobody knows of those that have not been asked"
-    until_collectors_go_on(job)
-    assert not collectors_that_fail(job)
-    assert job.seconds_of_scrapes()[-3] < CALL_S
-    job.until(lambda page: not page.by("gpu", "gpu_energy_joules_total"), "that nothing old is shown")
+    assert 1 not in page.by("gpu", "gpu_up").values(), "the state of unread GPUs is unknown"
+    until_collectors_continue(job)
+    assert not failing_collectors(job)
+    assert job.scrape_durations()[-3] < CALL_S
+    job.until(lambda page: not page.by("gpu", "gpu_energy_joules_total"), "the end of outdated values")
     scenario.release()
     job.write()
-    page = job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "that all are back")
+    page = job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "the recovery of all GPUs")
     assert page.by("state", "gpu_driver_state") == {"ok": 1}
 
 
-def test_a_sidecar_ends_in_time_while_the_driver_answers_nobody(begin: Begin) -> None:
+def test_the_sidecar_exits_in_time_while_the_driver_hangs(start_job: StartJob) -> None:
     scenario = profiles.h200(4)
     scenario.global_lock = True
-    job = begin(scenario, 4)
+    job = start_job(scenario, 4)
     job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "all GPUs")
     scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[1])
     job.write()
@@ -188,13 +190,13 @@ def test_a_sidecar_ends_in_time_while_the_driver_answers_nobody(begin: Begin) ->
     assert "Traceback" not in job.log.read_text("utf-8")
 
 
-def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Begin) -> None:
+def test_xid_counts_start_at_0_and_survive_a_restart_of_the_sidecar(start_job: StartJob) -> None:
     scenario = profiles.h200(4)
-    job = begin(scenario, 4)
+    job = start_job(scenario, 4)
     page = job.until(lambda page: page.by("xid", "gpu_xid_errors_total"), "the counters")
     assert {page.by("xid", "gpu_xid_errors_total")[code] for code in ("31", "79", "94")} == {0}
     assert not page.by("xid", "gpu_xid_last_timestamp_seconds")
-    job.until_it_listens()
+    job.until_it_waits_for_events()
     began = time.time()
     for gpu, code in ((1, 79), (2, 94), (3, 31), (3, 31)):
         scenario.xid(code, scenario.gpus[gpu])
@@ -204,7 +206,7 @@ def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Beg
     assert {code: count for code, count in counts.items() if count} == {"79": 1, "94": 1, "31": 2}
     times = page.by("gpu", "gpu_xid_last_timestamp_seconds")
     assert times.keys() == {"1", "2", "3"}
-    assert all(began <= moment <= time.time() for moment in times.values())
+    assert all(began <= xid_time <= time.time() for xid_time in times.values())
     assert page.value("gpu_xid_last_timestamp_seconds", gpu="1", xid="79") is not None
     levels = {detail.partition(": ")[2].partition(":")[0]: level for level, detail in job.events("GPU Xid")}
     assert levels == {"Xid 79": "critical", "Xid 94": "critical", "Xid 31": "warning"}
@@ -217,9 +219,9 @@ def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Beg
     page = job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "all GPUs again")
     assert page.by("xid", "gpu_xid_errors_total") == counts
     assert page.by("gpu", "gpu_xid_last_timestamp_seconds") == times
-    assert not job.events("GPU Xid"), "they are no news"
+    assert not job.events("GPU Xid"), "the first sidecar has reported them"
     assert health(page) == "failure"
-    job.until_it_listens()
+    job.until_it_waits_for_events()
     scenario.xid(31, scenario.gpus[3])
     job.write()
     page = job.until(lambda page: page.by("xid", "gpu_xid_errors_total")["31"] > 2, "one more", SLACK_S)
@@ -227,7 +229,7 @@ def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Beg
 
 
 def refusing(init: str) -> Scenario:
-    """Two GPUs that nobody may open."""
+    """Two GPUs whose driver does not open."""
     scenario = profiles.h200(2)
     scenario.init = init
     return scenario
@@ -242,10 +244,10 @@ def refusing(init: str) -> Scenario:
         ("LIB_RM_VERSION_MISMATCH", "version_mismatch"),
     ],
 )
-def test_where_no_gpu_can_be_read_the_state_says_why_and_nothing_else_suffers(
-    begin: Begin, scenario: str | None, state: str
+def test_an_unreadable_driver_has_a_state_and_affects_nothing_else(
+    start_job: StartJob, scenario: str | None, state: str
 ) -> None:
-    job = begin(None if scenario is None else refusing(scenario), 2)
+    job = start_job(None if scenario is None else refusing(scenario), 2)
     job.work(0, "sh", "-c", "echo Processed 7/50 items; exec sleep 600")
     page = job.until(lambda page: page.by("state", "gpu_driver_state") == {state: 1}, "the state")
     assert page.value("gpus_allocated") == 2
@@ -253,30 +255,30 @@ def test_where_no_gpu_can_be_read_the_state_says_why_and_nothing_else_suffers(
     assert health(page) == ("warning" if state == "version_mismatch" else None)
     job.until(lambda page: page.value("worker_items", rank="0") == 7, "the worker's progress")
     job.until(lambda page: page.by("rank", "worker_up") == {"0": 1, "1": 0}, "the worker")
-    assert not collectors_that_fail(job)
-    told = job.status()["gpus"]
-    assert (told["driver_state"], told["gpus"]) == (state, [])
-    assert told["words"]
+    assert not failing_collectors(job)
+    gpus = job.status()["gpus"]
+    assert (gpus["driver_state"], gpus["gpus"]) == (state, [])
+    assert gpus["words"]
     if state == "version_mismatch":
         job.scenario.init = 0
         job.write()
-        job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "that they can be read after all")
+        job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "the first reading")
     assert "Traceback" not in job.log.read_text("utf-8")
 
 
-def test_a_supervised_sidecar_is_replaced_with_the_driver_and_keeps_what_it_counted(begin: Begin) -> None:
+def test_a_supervised_sidecar_restarts_with_a_new_driver_and_keeps_its_counts(start_job: StartJob) -> None:
     scenario = profiles.h200(2)
-    job = begin(scenario, 2, *SUPERVISOR)
+    job = start_job(scenario, 2, *SUPERVISOR)
     job.work(0, "sh", "-c", "echo Processed 7/50 items; exec sleep 600")
     job.until(lambda page: page.value("worker_items", rank="0") == 7, "the worker's progress")
     job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "all GPUs")
-    job.until_it_listens()
+    job.until_it_waits_for_events()
     scenario.xid(31, scenario.gpus[0])
     job.write()
     job.until(lambda page: page.value("gpu_xid_errors_total", xid="31") == 1, "the error")
     scenario.broken = "LIB_RM_VERSION_MISMATCH"
     job.write()
-    until(lambda: "exit status 75; starting it again in 0 s" in job.log.read_text("utf-8"), "its end")
+    until(lambda: "exit status 75; restarting it in 0 s" in job.log.read_text("utf-8"), "its end")
     scenario.broken, scenario.driver = 0, "575.57.08"
     job.write()
     page = job.until(
@@ -287,37 +289,37 @@ def test_a_supervised_sidecar_is_replaced_with_the_driver_and_keeps_what_it_coun
     job.until(lambda page: page.value("worker_items", rank="0") == 7, "the worker's progress")
     job.until(lambda page: page.value("worker_up", rank="0") == 1, "the worker")
 
-    scenario.broken = "LIB_RM_VERSION_MISMATCH"  # and so soon after the first time
+    scenario.broken = "LIB_RM_VERSION_MISMATCH"  # again, shortly after the first time
     job.write()
     job.until(lambda page: page.by("state", "gpu_driver_state") == {"version_mismatch": 1}, "its state")
-    until(lambda: "goes on without GPUs" in job.log.read_text("utf-8"), "that it stays")
-    until_collectors_go_on(job)
-    assert job.log.read_text("utf-8").count("starting it again") == 1
+    until(lambda: "continues without GPUs" in job.log.read_text("utf-8"), "the decision to continue")
+    until_collectors_continue(job)
+    assert job.log.read_text("utf-8").count("restarting it") == 1
     scenario.broken = 0
     job.write()
-    page = job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "that they are read again")
+    page = job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "the next reading")
     assert page.value("gpu_xid_errors_total", xid="31") == 1
-    assert job.log.read_text("utf-8").count("starting it again") == 1
+    assert job.log.read_text("utf-8").count("restarting it") == 1
 
 
-def test_one_call_that_says_that_the_driver_was_replaced_costs_its_own_values(begin: Begin) -> None:
+def test_a_replacement_error_of_one_call_affects_only_its_values(start_job: StartJob) -> None:
     scenario = profiles.h200(2)
-    job = begin(scenario, 2, *SUPERVISOR)
+    job = start_job(scenario, 2, *SUPERVISOR)
     job.until(lambda page: page.by("gpu", "gpu_utilization_ratio").keys() == {"0", "1"}, "both GPUs")
     scenario.fail("nvmlDeviceGetUtilizationRates", "UNINITIALIZED", scenario.gpus[1])
     job.write()
     job.until(lambda page: page.by("gpu", "gpu_utilization_ratio").keys() == {"0"}, "the failure")
-    until_collectors_go_on(job)
+    until_collectors_continue(job)
     page = job.page()
     assert page.by("state", "gpu_driver_state") == {"ok": 1}
     assert page.by("gpu", "gpu_up") == {"0": 1, "1": 1}
     assert "starting it again" not in job.log.read_text("utf-8")
 
 
-def test_a_gpu_that_cannot_be_identified_does_not_shift_those_after_it(begin: Begin) -> None:
+def test_an_unidentified_gpu_does_not_shift_later_indices(start_job: StartJob) -> None:
     scenario = profiles.h200(3)
     scenario.fail("nvmlDeviceGetHandleByIndex_v2", "UNKNOWN", scenario.gpus[1])
-    job = begin(scenario, 3)
+    job = start_job(scenario, 3)
     page = job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 0, "2": 1}, "all places")
     assert page.by("state", "gpu_state", gpu="1") == {"lost": 1}
     assert health(page) == "failure"
@@ -325,18 +327,18 @@ def test_a_gpu_that_cannot_be_identified_does_not_shift_those_after_it(begin: Be
     assert [uuids[0], uuids[2]] == [scenario.gpus[0].uuid, scenario.gpus[2].uuid]
 
 
-def test_a_sidecar_that_nobody_starts_again_stays_and_says_that_the_driver_was_replaced(begin: Begin) -> None:
+def test_an_unsupervised_sidecar_stays_and_reports_a_replaced_driver(start_job: StartJob) -> None:
     scenario = profiles.h200(2)
-    job = begin(scenario, 2)
+    job = start_job(scenario, 2)
     job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "all GPUs")
     scenario.broken = "LIB_RM_VERSION_MISMATCH"
     job.write()
     page = job.until(lambda page: not page.value("gpu_driver_state", state="ok"), "the driver's state")
     assert page.by("state", "gpu_driver_state") == {"version_mismatch": 1}
-    assert health(page) == "warning", "what runs goes on"
+    assert health(page) == "warning", "running work continues"
     assert not page.by("gpu", "gpu_energy_joules_total")
-    assert not page.by("gpu", "gpu_up"), "nobody knows"
+    assert not page.by("gpu", "gpu_up"), "the state is unknown"
     assert job.status()["gpus"]["words"] == "RM has detected an NVML/RM version mismatch."
-    until_collectors_go_on(job)
-    assert not collectors_that_fail(job)
+    until_collectors_continue(job)
+    assert not failing_collectors(job)
     assert job.process.poll() is None

@@ -1,4 +1,4 @@
-"""Who uses the job's GPUs: workers with their children, as planned or not, others, and what their work looks like."""
+"""The GPU worker collector: attribution of processes, foreign processes, conditions and status."""
 
 import dataclasses
 import itertools
@@ -25,29 +25,29 @@ from exporter.gpus.collectors.workers_collector import (
 )
 from exporter.gpus.records import GpuProcess
 from exporter.machine.process_tree import ProcessTree
-from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, GIB, Node, divided, gpu, instance, uuid
+from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, GIB, Node, gpu, instance, mig_gpu, uuid
 from tests.support.exporter import page_of, samples_of, until
 
 FIRST, SECOND = 'worker="worker_w0",role="worker",rank="0"', 'worker="worker_w1",role="worker",rank="1"'
-NOBODYS = 1 << 22  # no pid is as large
+NO_SUCH_PID = 1 << 22  # pids are smaller
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Child = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
-def no_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No devices are given by the environment."""
+def no_device_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device list in the environment."""
     for name in DEVICE_LISTS:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
-    """Starts real processes with an environment of their own and gives their pids."""
+    """Starts real processes with a given name and environment, and returns their pids."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(*, name: str | None = None, **environment: str) -> int:
+    def start_child(*, name: str | None = None, **environment: str) -> int:
         program = "import sys; print(flush=True); sys.stdin.read()"
         if name is not None:
             program = f"open('/proc/self/comm', 'w').write({name!r}); {program}"
@@ -62,13 +62,13 @@ def child(tmp_path: Path) -> Iterator[Child]:
         process.stdout.readline()
         return process.pid
 
-    yield begin
+    yield start_child
     for process in started:
         process.communicate()
 
 
-def pair(run_dir: Path, **more: Any) -> Node:
-    """A node with two GPUs, one for each of two workers, whose processes are 100 and 101."""
+def two_gpus(run_dir: Path, **more: Any) -> Node:
+    """A node with two GPUs and a worker on each. The workers have pids 100 and 101."""
     node = Node(run_dir, gpu(0), gpu(1), **{"plan": ((0,), (1,)), "proc": str(run_dir / "proc"), **more})
     (run_dir / "proc").mkdir(exist_ok=True)
     for rank in range(len(node.tasks)):
@@ -77,15 +77,15 @@ def pair(run_dir: Path, **more: Any) -> Node:
 
 
 def workers_status(node: Node, seconds: float = 0.0) -> dict[int, dict[str, Any]]:
-    """Entries of the workers in the status, by rank."""
+    """Status entries of the workers, by rank."""
     return node.status(seconds).workers
 
 
-# Who is where
+# Attribution
 
 
-def test_a_worker_uses_the_gpus_on_which_its_processes_are(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_a_worker_uses_the_gpus_of_its_processes(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, GpuProcess(100, 5 * GIB, 0.75))
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
@@ -94,11 +94,11 @@ def test_a_worker_uses_the_gpus_on_which_its_processes_are(tmp_path: Path) -> No
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     assert samples_of(page, WORKERS) == {'gpu="0"': 1, 'gpu="1"': 0}
     assert samples_of(page, FOREIGN) == {'gpu="0"': 0, 'gpu="1"': 0}
-    assert node.board.gpu_users == {uuid(0): {0}, uuid(1): set()}
+    assert node.published.gpu_users == {uuid(0): {0}, uuid(1): set()}
 
 
-def test_descendants_of_a_worker_count_for_it(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_descendants_count_for_their_worker(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.run(0, 100, 200, 300)
     node.use(0, GpuProcess(200, 2 * GIB, 0.5), GpuProcess(300, 3 * GIB, 0.25))
     page = node.page()
@@ -107,8 +107,8 @@ def test_descendants_of_a_worker_count_for_it(tmp_path: Path) -> None:
     assert samples_of(page, WORKERS)['gpu="0"'] == 1
 
 
-def test_what_the_driver_does_not_tell_of_a_process_has_no_series(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_unknown_process_values_have_no_series(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, GpuProcess(100))
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
@@ -120,7 +120,7 @@ def test_what_the_driver_does_not_tell_of_a_process_has_no_series(tmp_path: Path
 
 
 def test_several_workers_may_share_a_gpu(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((0,), (0,)))
+    node = two_gpus(tmp_path, plan=((0,), (0,)))
     node.use(0, 100, 101)
     page = node.page()
     assert samples_of(page, WORKERS) == {'gpu="0"': 2, 'gpu="1"': 0}
@@ -128,16 +128,16 @@ def test_several_workers_may_share_a_gpu(tmp_path: Path) -> None:
     assert node.status().gpus["gpus"][0]["workers"] == ["worker_w0", "worker_w1"]
 
 
-def test_a_worker_on_another_gpu_than_planned_is_misplaced_and_told_once(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_a_worker_on_the_wrong_gpu_is_misplaced_and_reported_once(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(1, 100, 101)
     assert samples_of(node.page(), MISPLACED) == {FIRST: 1, SECOND: 0}
-    words = f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 0"
-    assert workers_status(node)[0]["gpu_misplaced"] == words
+    detail = f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 0"
+    assert workers_status(node)[0]["gpu_misplaced"] == detail
     assert workers_status(node)[1]["gpu_misplaced"] is None
-    told = [event for event in node.status(5).events if event["event"] == "GPU misplaced"]
-    assert [(event["level"], event["detail"], event["worker"], event["rank"]) for event in told] == [
-        ("warning", words, "worker_w0", 0)
+    reported = [event for event in node.status(5).events if event["event"] == "GPU misplaced"]
+    assert [(event["level"], event["detail"], event["worker"], event["rank"]) for event in reported] == [
+        ("warning", detail, "worker_w0", 0)
     ]
     node.use(1, 101)
     node.use(0, 100)
@@ -147,11 +147,9 @@ def test_a_worker_on_another_gpu_than_planned_is_misplaced_and_told_once(tmp_pat
     assert len([event for event in node.status(5).events if event["event"] == "GPU misplaced"]) == 2
 
 
-def test_a_gpu_that_is_not_the_jobs_shows_the_worker_that_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_use_of_a_gpu_outside_the_job_is_shown_for_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    node = pair(tmp_path, plan=((0,),))
+    node = two_gpus(tmp_path, plan=((0,),))
     node.use(1, 100)
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="1",attribution="process"': 1}
@@ -159,74 +157,72 @@ def test_a_gpu_that_is_not_the_jobs_shows_the_worker_that_uses_it(
     assert list(samples_of(page, WORKERS)) == ['gpu="0"']
 
 
-def test_a_missing_gpu_of_the_plan_is_named_by_its_position(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((1,), (7,)), attached=True)
+def test_a_missing_planned_gpu_is_reported_by_its_position(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, plan=((1,), (7,)), attached=True)
     node.use(1, 101)
     status = node.status()
-    assert status.workers[1]["gpu_misplaced"] == (
-        f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 7, which is not there"
-    )
+    assert status.workers[1]["gpu_misplaced"] == (f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 7, which is missing")
     assert {rank: entry["gpu_missing"] for rank, entry in status.workers.items()} == {0: [], 1: ["7"]}
-    missing = ("critical", "GPU missing", "GPU 7 of the plan is not there: the driver shows 1")
+    missing = ("critical", "GPU missing", "GPU 7 of the plan is missing: the driver shows 1")
     assert [event for event in node.events(1) if event[1] == "GPU missing"] == [missing]
 
 
-def test_what_a_worker_uses_in_its_first_seconds_is_not_known(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_gpu_use_is_unknown_in_the_first_seconds_of_a_worker(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.run(0, 100, since=5.0)
     assert workers_status(node)[0]["gpu_use"] is None
-    node.board.pids = {}
+    node.published.pids = {}
     assert workers_status(node)[0]["gpu_use"] is None
 
 
-def test_a_worker_that_never_used_its_gpu_is_told_so_when_it_has_ended(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_an_ended_worker_that_never_used_a_gpu_has_empty_gpu_use(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     assert workers_status(node)[0]["gpu_use"] == []
-    node.board.pids = {}
+    node.published.pids = {}
     assert workers_status(node)[0]["gpu_use"] == []
 
 
-def test_workers_on_mig_instances_are_told_apart(tmp_path: Path) -> None:
-    node = Node(tmp_path, divided(0), instance(0, 0), instance(0, 1), plan=((0,), (1,)))
+def test_workers_on_mig_instances_are_distinguished(tmp_path: Path) -> None:
+    node = Node(tmp_path, mig_gpu(0), instance(0, 0), instance(0, 1), plan=((0,), (1,)))
     for rank in (0, 1):
         node.run(rank, 100 + rank)
         node.use(rank + 1, 100 + rank)
-    node.use(0, 100, 101)  # the whole lists what is in its instances
+    node.use(0, 100, 101)  # the parent GPU lists the processes of its instances too
     page = node.page()
     assert samples_of(page, WORKERS) == {'gpu="0:0"': 1, 'gpu="0:1"': 1}
     assert samples_of(page, FOREIGN) == {'gpu="0:0"': 0, 'gpu="0:1"': 0}
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     first, second = (node.host.gpus[at].gpu.uuid for at in (1, 2))
-    assert node.board.gpu_users == {first: {0}, second: {1}, uuid(0): {0, 1}}
+    assert node.published.gpu_users == {first: {0}, second: {1}, uuid(0): {0, 1}}
 
 
-# Who they are
+# Foreign processes and namespaces
 
 
-def test_a_process_of_others_is_counted_and_told_with_its_name(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_foreign_process_is_counted_and_reported_with_its_name(tmp_path: Path, child: Child) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     pid = child(name="blender")
     node.run(0, os.getpid())
     node.use(0, GpuProcess(pid, 3 * GIB))
     assert samples_of(node.page(), FOREIGN) == {'gpu="0"': 1, 'gpu="1"': 0}
     (foreign,) = node.status().gpus["gpus"][0]["foreign"]
     assert foreign == {"pid": pid, "memory_bytes": 3 * GIB, "name": "blender", "uid": os.geteuid()}
-    words = f"GPU 0 ({uuid(0)}) is also used by process {pid} (blender), 3.0 GiB, not of this job"
-    told = ("warning", "GPU foreign process", words)
-    assert [event for event in node.events(5) if event[1].startswith("GPU foreign")] == [told]
-    assert [event for event in node.events(5) if event[1].startswith("GPU foreign")] == [told]
+    detail = f"GPU 0 ({uuid(0)}) is also used by process {pid} (blender), 3.0 GiB, not of this job"
+    reported = ("warning", "GPU foreign process", detail)
+    assert [event for event in node.events(5) if event[1].startswith("GPU foreign")] == [reported]
+    assert [event for event in node.events(5) if event[1].startswith("GPU foreign")] == [reported]
 
 
-def test_a_process_on_one_list_alone_is_no_event(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_foreign_process_on_only_one_list_is_not_reported(tmp_path: Path, child: Child) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     node.use(0, child())
     assert node.events() == []
     node.use(0)
     assert node.events(5) == []
 
 
-def test_a_process_in_the_background_is_known_by_its_environment(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_background_process_is_attributed_by_its_environment(tmp_path: Path, child: Child) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     node.use(0, child(GPUJOB_JOB_ID="4459", GPUJOB_RANK="0"))
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
@@ -234,8 +230,8 @@ def test_a_process_in_the_background_is_known_by_its_environment(tmp_path: Path,
 
 
 @pytest.mark.parametrize("environment", [{"GPUJOB_JOB_ID": "4460", "GPUJOB_RANK": "0"}, {"GPUJOB_RANK": "0"}])
-def test_a_process_of_another_job_is_not_of_this_one(tmp_path: Path, child: Child, environment: dict[str, str]) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_process_of_another_job_is_foreign(tmp_path: Path, child: Child, environment: dict[str, str]) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     node.use(0, child(**environment))
     page = node.page()
     assert samples_of(page, USE) == {}
@@ -243,8 +239,8 @@ def test_a_process_of_another_job_is_not_of_this_one(tmp_path: Path, child: Chil
 
 
 @pytest.mark.parametrize("rank", ["7", ""])
-def test_a_process_of_this_job_but_of_no_worker_here_is_nobody(tmp_path: Path, child: Child, rank: str) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_process_of_the_job_without_a_worker_here_is_not_foreign(tmp_path: Path, child: Child, rank: str) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     node.use(0, child(GPUJOB_JOB_ID="4459", GPUJOB_RANK=rank))
     page = node.page()
     assert samples_of(page, USE) == {}
@@ -253,8 +249,8 @@ def test_a_process_of_this_job_but_of_no_worker_here_is_nobody(tmp_path: Path, c
 
 @pytest.mark.parametrize("environment", [{}, {"GPUJOB_JOB_ID": "4459", "GPUJOB_RANK": "0"}])
 @pytest.mark.parametrize("name", ["nvidia-cuda-mps-server", "nvidia-cuda-mps-control"])
-def test_the_server_of_mps_is_nobodys(tmp_path: Path, child: Child, name: str, environment: dict[str, str]) -> None:
-    node = pair(tmp_path, proc="/proc", plan=((0,), (0,)))
+def test_the_mps_server_is_not_foreign(tmp_path: Path, child: Child, name: str, environment: dict[str, str]) -> None:
+    node = two_gpus(tmp_path, proc="/proc", plan=((0,), (0,)))
     server = child(name=name, **environment)
     node.use(0, GpuProcess(server, 30_000_000), GpuProcess(100, GIB, kind="mps"), GpuProcess(101, GIB, kind="mps"))
     page = node.page()
@@ -263,26 +259,26 @@ def test_the_server_of_mps_is_nobodys(tmp_path: Path, child: Child, name: str, e
     assert samples_of(page, FOREIGN)['gpu="0"'] == 0
 
 
-def test_the_sidecar_itself_is_nobody(tmp_path: Path) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_the_sidecar_itself_is_not_foreign(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     node.use(0, os.getpid())
     assert samples_of(node.page(), FOREIGN)['gpu="0"'] == 0
 
 
-def test_a_process_of_a_worker_that_has_ended_is_not_of_others(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_an_ended_process_of_a_worker_is_not_foreign(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.run(0, 100, 200)
     node.use(0, 100, 200)
     node.page()
-    node.run(0, 100)  # the driver's list is older than that
+    node.run(0, 100)  # the list of the driver is older
     for _ in range(3):
         page = node.page(5)
         assert samples_of(page, FOREIGN)['gpu="0"'] == 0
     assert node.events() == []
 
 
-def test_a_process_that_has_left_its_workers_tree_is_not_of_others(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc")
+def test_a_process_that_left_the_tree_of_its_worker_is_not_foreign(tmp_path: Path, child: Child) -> None:
+    node = two_gpus(tmp_path, proc="/proc")
     pid = child()
     node.run(0, 100, pid)
     node.use(0, pid)
@@ -292,32 +288,32 @@ def test_a_process_that_has_left_its_workers_tree_is_not_of_others(tmp_path: Pat
         assert samples_of(node.page(5), FOREIGN)['gpu="0"'] == 0
     node.use(0)
     node.page(5)
-    node.use(0, pid)  # a pid that comes back is another process
+    node.use(0, pid)  # a reused pid means another process
     assert samples_of(node.page(5), FOREIGN)['gpu="0"'] == 1
 
 
 def test_pids_of_another_namespace_are_inferred_from_the_plan(tmp_path: Path) -> None:
-    node = pair(tmp_path)
-    node.use(0, GpuProcess(NOBODYS, 5 * GIB))
+    node = two_gpus(tmp_path)
+    node.use(0, GpuProcess(NO_SUCH_PID, 5 * GIB))
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="inferred"': 1}
     assert samples_of(page, MEMORY) == {f'{FIRST},gpu="0"': 5 * GIB}
     assert samples_of(page, FOREIGN)['gpu="0"'] == 0
-    # what follows from the plan cannot tell whether it is kept to
+    # an attribution inferred from the plan cannot show whether the plan was followed
     assert FIRST not in samples_of(page, MISPLACED)
 
 
-def test_pids_of_a_shared_gpu_in_another_namespace_are_left_open(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((0,), (0,)))
-    node.use(0, NOBODYS, NOBODYS + 1)
+def test_pids_of_another_namespace_on_a_shared_gpu_are_not_attributed(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, plan=((0,), (0,)))
+    node.use(0, NO_SUCH_PID, NO_SUCH_PID + 1)
     page = node.page()
     assert samples_of(page, USE) == {}
     assert samples_of(page, FOREIGN) == {'gpu="1"': 0}
     assert node.status().gpus["gpus"][0]["foreign"] == []
 
 
-def test_a_worker_in_a_pid_namespace_of_its_own_is_known_by_its_other_pid(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_a_worker_in_its_own_pid_namespace_is_found_by_its_inner_pid(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     for pid, pids in ((100, "100"), (200, "200\t17")):
         (tmp_path / "proc" / str(pid)).mkdir()
         (tmp_path / "proc" / str(pid) / "status").write_text(f"Name:\ta\nNSpid:\t{pids}\n", encoding="ascii")
@@ -326,8 +322,8 @@ def test_a_worker_in_a_pid_namespace_of_its_own_is_known_by_its_other_pid(tmp_pa
     assert samples_of(node.page(), USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
 
 
-def test_a_pid_that_two_namespaces_have_is_not_guessed(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((0,), (0,)))
+def test_an_inner_pid_of_two_namespaces_is_not_attributed(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, plan=((0,), (0,)))
     for rank in (0, 1):
         folder = tmp_path / "proc" / str(100 + rank)
         folder.mkdir()
@@ -336,60 +332,60 @@ def test_a_pid_that_two_namespaces_have_is_not_guessed(tmp_path: Path) -> None:
     assert samples_of(node.page(), USE) == {}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace is for root to make")
-def test_a_real_worker_in_a_pid_namespace_is_found_by_its_pid_there(tmp_path: Path, start: Start) -> None:
-    most = int(Path("/proc/sys/kernel/pid_max").read_text("ascii"))
-    within = next(pid for pid in range(most - 100, 0, -1) if not Path(f"/proc/{pid}").exists())
-    script = f"echo {within - 1} > /proc/sys/kernel/ns_last_pid; sh -c 'echo $$; read x'"
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a pid namespace")
+def test_a_real_worker_in_a_pid_namespace_is_found_by_its_inner_pid(tmp_path: Path, start: Start) -> None:
+    pid_max = int(Path("/proc/sys/kernel/pid_max").read_text("ascii"))
+    inner_pid = next(pid for pid in range(pid_max - 100, 0, -1) if not Path(f"/proc/{pid}").exists())
+    script = f"echo {inner_pid - 1} > /proc/sys/kernel/ns_last_pid; sh -c 'echo $$; read x'"
     process = start("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", script)
     assert process.stdout is not None
-    if process.stdout.readline() != f"{within}\n":
-        pytest.skip("no pid namespace can be made here, or no pid be chosen")
+    if process.stdout.readline() != f"{inner_pid}\n":
+        pytest.skip("cannot create a pid namespace or choose a pid here")
     tree = ProcessTree(process.pid)
-    until(lambda: tree.read() and len(tree.pids) == 3, "the shell in the shell")
-    node = pair(tmp_path, proc="/proc")
+    until(lambda: tree.read() and len(tree.pids) == 3, "the inner shell")
+    node = two_gpus(tmp_path, proc="/proc")
     node.run(0, *tree.pids)
     tree.close()
-    node.use(0, within)
+    node.use(0, inner_pid)
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
     assert samples_of(page, FOREIGN)['gpu="0"'] == 0
 
 
-def test_a_worker_that_its_environment_puts_elsewhere_is_found_there(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc", plan=((0,), ()))
+def test_gpu_use_is_inferred_from_the_device_list_of_the_worker(tmp_path: Path, child: Child) -> None:
+    node = two_gpus(tmp_path, proc="/proc", plan=((0,), ()))
     node.run(0, child(CUDA_VISIBLE_DEVICES=uuid(1)))
-    node.board.pids = {0: node.board.pids[0]}
-    node.use(1, NOBODYS)
+    node.published.pids = {0: node.published.pids[0]}
+    node.use(1, NO_SUCH_PID)
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="1",attribution="inferred"': 1}
     assert samples_of(page, MISPLACED)[FIRST] == 1
 
 
-# What the work looks like
+# Conditions
 
 
-def advance(node: Node, seconds: float, step: float = 5.0) -> None:
-    """Let time pass with a look every few seconds."""
-    for _ in range(int(seconds / step)):
-        node.page(step)
+def advance(node: Node, seconds: float, step_s: float = 5.0) -> None:
+    """Advance the time and read both collectors every `step_s`."""
+    for _ in range(int(seconds / step_s)):
+        node.page(step_s)
 
 
 def conditions(node: Node) -> dict[str, float]:
-    """Those of the first worker that can be judged, by name."""
-    found = samples_of(node.page(), CONDITION)
+    """Known conditions of the first worker, by name."""
+    samples = samples_of(node.page(), CONDITION)
     return {
-        labels.rpartition('="')[2].rstrip('"'): value for labels, value in found.items() if labels.startswith(FIRST)
+        labels.rpartition('="')[2].rstrip('"'): value for labels, value in samples.items() if labels.startswith(FIRST)
     }
 
 
-def test_conditions_are_shown_where_they_can_be_judged(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_conditions_are_shown_when_they_can_be_decided(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, 100)
     node.use(1, 101)
     advance(node, 60)
     assert conditions(node) == {"held_idle": 0, "unused": 0, "idle_beside_peers": 0}
-    node.board.progress = {0: WorkerProgress(node.clock.now, stalled=False)}
+    node.published.progress = {0: WorkerProgress(node.clock.now, stalled=False)}
     node.change(0, throttle_s={"thermal": 0.0})
     advance(node, 60)
     known = conditions(node)
@@ -397,12 +393,12 @@ def test_conditions_are_shown_where_they_can_be_judged(tmp_path: Path) -> None:
     assert "throttled" not in known
     advance(node, 300)
     assert conditions(node)["throttled"] == 0
-    node.board.pids = {1: frozenset({101})}
+    node.published.pids = {1: frozenset({101})}
     assert conditions(node) == {}
 
 
-def test_memory_that_is_held_and_not_used_is_told_with_its_evidence(tmp_path: Path) -> None:
-    node = pair(tmp_path, stall_timeout_s=300.0)
+def test_held_but_idle_memory_is_reported_with_evidence(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, stall_timeout_s=300.0)
     node.use(0, 100)
     advance(node, 60)
     node.change(0, utilization_ratio=0.0)
@@ -410,73 +406,78 @@ def test_memory_that_is_held_and_not_used_is_told_with_its_evidence(tmp_path: Pa
     assert conditions(node)["held_idle"] == 0
     advance(node, 10)
     assert conditions(node)["held_idle"] == 1
-    words = workers_status(node)[0]["gpu_conditions"]["held_idle"]
-    assert words.startswith("memory held and no use for")
-    (told,) = [event for event in node.status().events if "held_idle" in event["detail"]]
-    assert (told["event"], told["level"], told["worker"], told["rank"]) == ("GPU signature", "warning", "worker_w0", 0)
-    assert told["detail"].startswith("held_idle: memory held and no use for")
+    text = workers_status(node)[0]["gpu_conditions"]["held_idle"]
+    assert text.startswith("holds memory, GPU idle for")
+    (event,) = [event for event in node.status().events if "held_idle" in event["detail"]]
+    assert (event["event"], event["level"], event["worker"], event["rank"]) == (
+        "GPU signature",
+        "warning",
+        "worker_w0",
+        0,
+    )
+    assert event["detail"].startswith("held_idle: holds memory, GPU idle for")
 
 
-def test_a_gpu_without_any_process_of_its_worker_is_unused(tmp_path: Path) -> None:
-    node = pair(tmp_path, launch_timeout_s=100.0)
+def test_a_gpu_without_processes_of_its_worker_is_unused(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, launch_timeout_s=100.0)
     node.use(1, 101)
     advance(node, 110)
     assert conditions(node)["unused"] == 1
-    assert workers_status(node)[0]["gpu_conditions"]["unused"].startswith("no process of it on GPU 0 for")
+    assert workers_status(node)[0]["gpu_conditions"]["unused"].startswith("none of its processes on GPU 0 for")
     assert workers_status(node)[1]["gpu_conditions"] == {}
 
 
-def test_busy_without_progress_is_told_when_the_log_says_nothing_new(tmp_path: Path) -> None:
-    node = pair(tmp_path, stall_timeout_s=120.0)
+def test_a_busy_gpu_with_a_stalled_log_is_busy_without_progress(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, stall_timeout_s=120.0)
     node.use(0, 100)
     node.change(0, utilization_ratio=1.0, power_average_w=150.0)
-    node.board.progress = {0: WorkerProgress(node.clock.now - 100, stalled=True)}
+    node.published.progress = {0: WorkerProgress(node.clock.now - 100, stalled=True)}
     advance(node, 180)
     assert conditions(node)["busy_without_progress"] == 1
     assert conditions(node)["busy_without_progress_low_power"] == 1
-    assert 0 not in node.board.gpus_busy
+    assert 0 not in node.published.gpus_busy
 
 
-def test_memory_that_fills_says_when_it_is_full(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_growing_memory_has_a_predicted_time_of_being_full(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, 100)
     node.change(0, memory_used_bytes=10 * GIB, memory_total_bytes=141 * GIB)
     for used in range(1, 240):
         node.change(0, memory_used_bytes=10 * GIB + used * GIB // 6)
         page = node.page(10)
     assert conditions(node)["memory_filling"] == 1
-    (moment,) = samples_of(page, FULL).values()
-    left = (141 - 10 - 239 / 6) * 60
-    assert moment - node.clock.now == pytest.approx(left, rel=0.1)
+    (full_time,) = samples_of(page, FULL).values()
+    seconds_left = (141 - 10 - 239 / 6) * 60
+    assert full_time - node.clock.now == pytest.approx(seconds_left, rel=0.1)
     entry = workers_status(node)[0]
-    assert entry["gpu_memory_full"] == pytest.approx(moment, rel=0.1)
+    assert entry["gpu_memory_full"] == pytest.approx(full_time, rel=0.1)
     assert "memory_filling" in entry["gpu_conditions"]
     assert list(samples_of(page, FULL)) == [FIRST]
 
 
-def test_the_other_collectors_are_told_whether_gpus_work(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_the_busy_state_of_gpus_is_published(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, 100)
     node.change(1, utilization_ratio=0.0)
     node.page()
     advance(node, 90)
-    assert node.board.gpus_busy == {0: True, 1: False}
+    assert node.published.gpus_busy == {0: True, 1: False}
 
 
-def test_on_a_gpu_that_several_use_each_is_judged_by_its_own_share(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((0,), (0,)))
+def test_workers_on_a_shared_gpu_are_busy_by_their_own_utilization(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path, plan=((0,), (0,)))
     node.use(0, GpuProcess(100, GIB, 0.9), GpuProcess(101, GIB, 0.0))
     node.change(0, utilization_ratio=0.97)
     node.page()
     advance(node, 90)
-    assert node.board.gpus_busy == {0: True, 1: False}
+    assert node.published.gpus_busy == {0: True, 1: False}
     node.use(0, GpuProcess(100, GIB, None), GpuProcess(101, GIB, None))
     advance(node, 90)
-    assert node.board.gpus_busy == {}
+    assert node.published.gpus_busy == {}
 
 
-def test_where_the_driver_tells_no_processes_nobody_knows_who_is_there(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_gpu_use_is_unknown_without_process_lists(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.change(0, processes=None)
     node.change(1, processes=None)
     page = node.page()
@@ -485,50 +486,50 @@ def test_where_the_driver_tells_no_processes_nobody_knows_who_is_there(tmp_path:
     assert [entry["gpu_use"] for entry in workers_status(node).values()] == [None, None]
 
 
-def test_what_was_seen_long_ago_tells_nothing_of_now(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_an_outdated_reading_is_not_used(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, 100)
     node.use(1, 100, 101)
     advance(node, 30)
-    assert node.board.gpus_busy[0] is True
+    assert node.published.gpus_busy[0] is True
     before = node.workers.read().events
     assert [event["event"] for event in before] == ["GPU misplaced"]
-    node.clock.advance(STALE_S + 1)  # the GPUs are not looked at any more
+    node.clock.advance(STALE_S + 1)  # no more GPU readings
     snapshot = node.workers.read()
     assert page_of(node.workers, snapshot) == ""
-    assert node.board.gpus_busy == {}
+    assert node.published.gpus_busy == {}
     status = NodeStatus()
     node.workers.describe(snapshot, status)
     assert status == NodeStatus(events=list(before))
 
 
-def test_before_the_first_look_and_without_gpus_there_is_nothing(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_there_is_no_output_before_the_first_reading_or_without_gpus(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     status = NodeStatus()
     snapshot = node.workers.read()
     node.workers.describe(snapshot, status)
     assert page_of(node.workers, snapshot) == ""
     assert status == NodeStatus()
     node.host.gpus = []
-    node.look()
+    node.read_gpus()
     assert page_of(node.workers, node.workers.read()) == ""
 
 
 # The status
 
 
-def test_each_worker_has_its_plan_and_its_use_in_the_status(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_the_status_shows_planned_and_used_gpus_of_each_worker(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, GpuProcess(100, 5 * GIB, 0.75))
-    found = workers_status(node)
-    assert found[0] == {
+    entries = workers_status(node)
+    assert entries[0] == {
         "gpu_plan": [uuid(0)],
         "gpu_use": [{"gpu": "0", "uuid": uuid(0), "memory_bytes": 5 * GIB, "sm_ratio": 0.75, "attribution": "process"}],
         "gpu_misplaced": None,
         "gpu_conditions": {},
         "gpu_memory_full": None,
     }
-    assert found[1] == {
+    assert entries[1] == {
         "gpu_plan": [uuid(1)],
         "gpu_use": [],
         "gpu_misplaced": None,
@@ -537,51 +538,53 @@ def test_each_worker_has_its_plan_and_its_use_in_the_status(tmp_path: Path) -> N
     }
 
 
-def test_a_worker_that_has_ended_keeps_what_it_was_last_seen_to_use(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_an_ended_worker_keeps_its_last_gpu_use(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(1, GpuProcess(100, 5 * GIB, 0.75))
     used = workers_status(node)[0]
     assert [(use["gpu"], use["memory_bytes"]) for use in used["gpu_use"]] == [("1", 5 * GIB)]
     assert used["gpu_misplaced"]
     node.use(1)
     assert workers_status(node)[0]["gpu_use"] == []
-    node.board.pids = {}
+    node.published.pids = {}
     ended = workers_status(node)
     assert (ended[0]["gpu_use"], ended[0]["gpu_misplaced"]) == (used["gpu_use"], used["gpu_misplaced"])
-    assert ended[1]["gpu_use"] == [], "it was never seen on any"
+    assert ended[1]["gpu_use"] == [], "it was never seen on a GPU"
     assert "worker_gpu_info{" not in node.page()
 
 
-def test_processes_of_others_on_a_gpu_are_told_to_who_judges_ends(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+def test_gpus_shared_with_foreign_processes_are_published(tmp_path: Path) -> None:
+    node = two_gpus(tmp_path)
     node.use(0, 100, 1)
     node.page()
-    assert node.board.shared_gpus == {uuid(0)}
+    assert node.published.shared_gpus == {uuid(0)}
     node.use(0, 100)
     node.page()
-    assert node.board.shared_gpus == frozenset()
+    assert node.published.shared_gpus == frozenset()
 
 
-def test_the_plan_is_in_uuids_in_the_order_of_the_given_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_gpus_are_uuids_in_the_order_of_the_device_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    node = pair(tmp_path, plan=((0,), (0, 1, 9)))
+    node = two_gpus(tmp_path, plan=((0,), (0, 1, 9)))
     assert [entry["gpu_plan"] for entry in workers_status(node).values()] == [[uuid(1)], [uuid(1), uuid(0)]]
 
 
 def test_a_lost_gpu_is_still_in_the_plan(tmp_path: Path) -> None:
-    node = pair(tmp_path)
+    node = two_gpus(tmp_path)
     node.host.gpus[0] = dataclasses.replace(node.host.gpus[0], state="lost", activity=None, processes=None)
     assert workers_status(node)[0]["gpu_plan"] == [uuid(0)]
-    assert node.board.gpus_busy.get(0) is None
+    assert node.published.gpus_busy.get(0) is None
 
 
-def test_it_looks_as_often_as_the_job_asks_between_five_and_fifteen_seconds(tmp_path: Path) -> None:
-    intervals = [pair(tmp_path, check_interval_s=check).workers.interval_s for check in (1.0, 10.0, 60.0)]
+def test_the_interval_is_the_check_interval_between_five_and_fifteen_seconds(tmp_path: Path) -> None:
+    intervals = [two_gpus(tmp_path, check_interval_s=check).workers.interval_s for check in (1.0, 10.0, 60.0)]
     assert intervals == [5.0, 10.0, 15.0]
 
 
 def test_events_are_bounded(tmp_path: Path, child: Child) -> None:
-    node = pair(tmp_path, proc="/proc")
+    node = two_gpus(tmp_path, proc="/proc")
     pid = child()
     for number in itertools.chain.from_iterable([(0, 0, 1, 1)] * 60):
         node.use(number, pid)

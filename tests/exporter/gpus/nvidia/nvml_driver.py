@@ -1,4 +1,4 @@
-"""The stand-in for NVIDIA's driver library, loaded into this process."""
+"""Loads the fake NVIDIA driver library into this process."""
 
 import ctypes
 import time
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exporter.contract.clock import Clock
-from exporter.gpus.nvidia import reader as nvml
+from exporter.gpus.nvidia import reader
 from exporter.gpus.nvidia.reader import NvmlReader
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition
 from tests.fakenvml import Scenario, calls, library
@@ -21,7 +21,7 @@ pynvml = pytest.importorskip("pynvml")
 
 
 class FakeDriver:
-    """One scenario, and readers of it; those of one test at a time."""
+    """One scenario and its readers. Only one_h200 test uses it at a time."""
 
     def __init__(self, scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scenario = scenario
@@ -29,53 +29,53 @@ class FakeDriver:
         self._counts = folder / "calls"
         self._counts.mkdir()
         self._readers: list[NvmlReader] = []
-        path = str(library(scenario.without) / nvml.LIBRARY)
+        path = str(library(scenario.without) / reader.LIBRARY)
         for name, value in scenario.environment(self._path).items():
             if name != "LD_LIBRARY_PATH":
                 monkeypatch.setenv(name, value)
         monkeypatch.setenv("FAKENVML_CALLS", str(self._counts))
-        monkeypatch.setattr(nvml, "LIBRARY", path)
+        monkeypatch.setattr(reader, "LIBRARY", path)
         monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(path))
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         self.write()
 
     def write(self) -> None:
-        """Let the library tell what the scenario says now."""
+        """Pass the current scenario to the library."""
         self.scenario.write(self._path)
 
-    def change(self, changing: Callable[[Scenario], object]) -> None:
+    def change(self, edit: Callable[[Scenario], object]) -> None:
         """Change the scenario."""
-        changing(self.scenario)
+        edit(self.scenario)
         self.write()
 
-    def make(self, clock: Clock | None = None) -> NvmlReader:
-        """A reader that is closed at the end."""
-        reader = NvmlReader(clock)
-        self._readers.append(reader)
-        return reader
+    def make_reader(self, clock: Clock | None = None) -> NvmlReader:
+        """A reader that `close` closes."""
+        nvml_reader = NvmlReader(clock)
+        self._readers.append(nvml_reader)
+        return nvml_reader
 
     def calls(self) -> Counter[str]:
         """How often each function was called."""
         return calls(self._counts)
 
-    def end(self) -> None:
-        """Let go of the library, whatever hangs in it."""
+    def close(self) -> None:
+        """Release hanging calls and close all readers."""
         self.scenario.broken = 0
         self.scenario.init = 0
         self.scenario.release()
         self.write()
         time.sleep(0.02)
-        for reader in self._readers:
-            reader.close()
+        for nvml_reader in self._readers:
+            nvml_reader.close()
 
 
 class Machine:
-    """A driver, its reader, and a clock for it."""
+    """A driver, its reader and the reader's clock."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
         self.clock = FakeClock(time.time())
-        self.reader = driver.make(self.clock)
+        self.reader = driver.make_reader(self.clock)
         self.opened = self.reader.open()
         self.gpus = self.reader.gpus()
 
@@ -89,7 +89,7 @@ class Machine:
         return self.driver.scenario.gpus[0]
 
     def activity(self) -> GpuActivity:
-        """That of the first GPU, a second later."""
+        """Activity of the first GPU, one_h200 second later."""
         self.clock.advance(1)
         return self.reader.activity(self.gpu)
 
@@ -105,20 +105,20 @@ Start = Callable[[Scenario], Machine]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Opens a reader of a scenario."""
+    """Starts a machine from a scenario."""
     started: list[FakeDriver] = []
 
-    def begin(scenario: Scenario) -> Machine:
+    def start_machine(scenario: Scenario) -> Machine:
         started.append(FakeDriver(scenario, tmp_path, monkeypatch))
         return Machine(started[-1])
 
-    yield begin
+    yield start_machine
     for driver in started:
-        driver.end()
+        driver.close()
 
 
-def one(**changes: Any) -> Scenario:
-    """A machine with one H200, changed."""
+def one_h200(**changes: Any) -> Scenario:
+    """Scenario with one_h200 H200 and these changes to it."""
     scenario = h200(1)
     for name, value in changes.items():
         setattr(scenario.gpus[0], name, value)

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, read through the real binding from a stand-in for the driver's library."""
+"""Reads NVIDIA GPUs through the real binding, from a fake of the driver library."""
 
 import subprocess
 import sys
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from exporter.gpus.nvidia import reader as nvml
+from exporter.gpus.nvidia import reader
 from exporter.gpus.nvidia.activity import SLOW_EVERY_S
 from exporter.gpus.nvidia.calls import NvmlLibrary
 from exporter.gpus.nvidia.events import MOST_SPOILED
 from exporter.gpus.nvidia.reader import NvmlReader
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriverReplaced, GpuFailed, GpuUnavailable
-from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver, Machine, Start, one, start
+from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver, Machine, Start, one_h200, start
 from tests.fakenvml import ALL_LINKS, FieldValue, Scenario, compiler
 from tests.fakenvml.profiles import h200, mig, old, uuid_of
 from tests.fakenvml.scenario import CODES
@@ -28,16 +28,16 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 MIB = 1 << 20
 
 
-def nvml_words(code: str) -> Exception:
-    """What the library says of a code."""
+def nvml_error(code: str) -> Exception:
+    """The library's exception for an error code."""
     error: Exception = pytest.importorskip("pynvml").NVMLError(CODES[code])
     return error
 
 
-# -- opening, and which GPUs there are -----------------------------------------------------------
+# -- opening and listing -------------------------------------------------------------------------
 
 
-def test_driver_and_gpus_are_told(start: Start) -> None:
+def test_driver_and_gpus_are_reported(start: Start) -> None:
     machine = start(h200())
     assert (machine.opened.vendor, machine.opened.version, machine.opened.cuda_version) == (
         "nvidia",
@@ -66,40 +66,40 @@ def test_gpus_of_a_cgroup_are_numbered_from_0(start: Start) -> None:
         ("UNKNOWN", "failing"),
     ],
 )
-def test_a_driver_that_does_not_open_says_why(
+def test_a_driver_that_does_not_open_gives_a_reason(
     init: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = FakeDriver(Scenario(init=init), tmp_path, monkeypatch)
     with pytest.raises(GpuUnavailable) as failure:
-        driver.make().open()
+        driver.make_reader().open()
     assert failure.value.state == state
     assert str(failure.value)
 
 
-def test_no_library_is_found_out_without_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml.so.no-such-version")
+def test_a_missing_library_is_detected_without_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LIBRARY", "libnvidia-ml.so.no-such-version")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(GpuUnavailable, match="no-such-version") as failure:
         NvmlReader().open()
     assert failure.value.state == "no_library"
 
 
-def test_no_binding_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_binding_is_reported_as_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(h200(1), tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(GpuUnavailable, match="nvidia-ml-py is not installed") as failure:
-        driver.make().open()
+        driver.make_reader().open()
     assert failure.value.state == "no_library"
 
 
-def test_a_reader_that_did_not_open_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = FakeDriver(h200(1), tmp_path, monkeypatch).make()
-    assert reader.unsupported_calls() == {}
-    reader.close()
+def test_a_reader_that_was_never_opened_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unopened = FakeDriver(h200(1), tmp_path, monkeypatch).make_reader()
+    assert unopened.unsupported_calls() == {}
+    unopened.close()
 
 
 @pytest.mark.parametrize("code", ["OPERATING_SYSTEM", "NO_PERMISSION"])
-def test_a_gpu_that_is_kept_from_us_is_left_out_and_told_of(code: str, start: Start) -> None:
+def test_an_inaccessible_gpu_is_left_out_and_reported_as_unsupported(code: str, start: Start) -> None:
     scenario = h200(2)
     scenario.fail("nvmlDeviceGetUUID", code, scenario.gpus[0])
     machine = start(scenario)
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_kept_from_us_is_left_out_and_told_of(code: str, start: St
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
-def test_a_driver_that_was_replaced_is_told(code: int, start: Start) -> None:
+def test_every_read_reports_a_replaced_driver(code: int, start: Start) -> None:
     machine = start(h200(1))
     machine.driver.change(lambda scenario: setattr(scenario, "broken", code))
     for part in (machine.reader.activity, machine.reader.processes, machine.reader.condition):
@@ -124,7 +124,7 @@ def test_a_driver_that_was_replaced_is_told(code: int, start: Start) -> None:
 @pytest.mark.parametrize(
     "name", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"]
 )
-def test_one_call_that_says_so_is_no_replaced_driver(name: str, code: int, start: Start) -> None:
+def test_a_replacement_error_of_one_call_does_not_mean_a_replaced_driver(name: str, code: int, start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
     machine.driver.change(lambda scenario: scenario.fail(name, code))
@@ -140,7 +140,7 @@ def test_one_call_that_says_so_is_no_replaced_driver(name: str, code: int, start
 
 @pytest.mark.parametrize("code", [1, 9, 18])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_field_that_says_so_is_no_replaced_driver(code: int, known: bool, start: Start) -> None:
+def test_a_replacement_error_of_one_field_does_not_mean_a_replaced_driver(code: int, known: bool, start: Start) -> None:
     machine = start(h200(1))
     if known:
         machine.activity()
@@ -154,7 +154,7 @@ def test_a_field_that_says_so_is_no_replaced_driver(code: int, known: bool, star
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
-def test_a_registration_that_says_so_is_no_replaced_driver(name: str, start: Start) -> None:
+def test_a_replacement_error_at_registration_does_not_mean_a_replaced_driver(name: str, start: Start) -> None:
     scenario = h200(1)
     scenario.fail(name, "UNINITIALIZED")
     assert start(scenario).reader.wait_event(0.01) == ()
@@ -164,7 +164,7 @@ def test_a_registration_that_says_so_is_no_replaced_driver(name: str, start: Sta
 
 
 @pytest.mark.parametrize("state", ["lost", "reset_required"])
-def test_a_gpu_that_fails_costs_itself_alone(state: str, start: Start) -> None:
+def test_a_failing_gpu_does_not_affect_the_others(state: str, start: Start) -> None:
     machine = start(h200(2))
     assert machine.activity().utilization_ratio == 0.97
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", state))
@@ -178,7 +178,7 @@ def test_a_gpu_that_fails_costs_itself_alone(state: str, start: Start) -> None:
     assert machine.activity().utilization_ratio == 0.97
 
 
-def test_a_gpu_that_is_lost_from_the_beginning_is_listed_until_it_is_known(start: Start) -> None:
+def test_a_gpu_lost_from_the_start_has_a_placeholder_uuid_until_it_recovers(start: Start) -> None:
     scenario = h200(2)
     scenario.gpus[0].state = "lost"
     machine = start(scenario)
@@ -192,7 +192,7 @@ def test_a_gpu_that_is_lost_from_the_beginning_is_listed_until_it_is_known(start
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
 @pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED", "INVALID_ARGUMENT"])
-def test_a_gpu_that_cannot_be_identified_keeps_its_place(name: str, code: str, start: Start) -> None:
+def test_a_gpu_that_cannot_be_identified_keeps_its_index(name: str, code: str, start: Start) -> None:
     scenario = h200(3)
     scenario.fail(name, code, scenario.gpus[1])
     machine = start(scenario)
@@ -212,7 +212,7 @@ def test_a_gpu_that_cannot_be_identified_keeps_its_place(name: str, code: str, s
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED"])
-def test_a_gpu_that_answers_nothing_with_whatever_code_is_lost(code: str, start: Start) -> None:
+def test_a_gpu_that_fails_every_call_is_lost_whatever_the_error_code(code: str, start: Start) -> None:
     machine = start(h200(2))
     machine.activity()
     machine.driver.change(lambda scenario: scenario.fail("*", code, scenario.gpus[0]))
@@ -220,13 +220,13 @@ def test_a_gpu_that_answers_nothing_with_whatever_code_is_lost(code: str, start:
         with pytest.raises(GpuFailed) as failure:
             machine.activity()
         assert failure.value.state == "lost"
-        assert str(failure.value) == str(nvml_words(code))
+        assert str(failure.value) == str(nvml_error(code))
     assert machine.reader.activity(machine.gpus[1]).utilization_ratio == 0.97
     machine.driver.change(lambda scenario: scenario.faults.clear())
     assert machine.activity().utilization_ratio == 0.97
 
 
-def test_a_gpu_whose_fields_alone_fail_together_with_all_calls_is_lost(start: Start) -> None:
+def test_a_gpu_is_lost_when_all_its_calls_and_fields_fail(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
     for name in {*ACTIVITY_CALLS, ENERGY_CALL} - {"nvmlDeviceGetFieldValues"}:
@@ -248,7 +248,7 @@ def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
 
 
 def test_activity_is_in_base_units(start: Start) -> None:
-    found = start(one(fields={**h200(1).gpus[0].fields, 74: 12_000_000_000, 83: 5_000, 269: 3})).activity()
+    found = start(one_h200(fields={**h200(1).gpus[0].fields, 74: 12_000_000_000, 83: 5_000, 269: 3})).activity()
     assert found == GpuActivity(
         utilization_ratio=0.97,
         memory_utilization_ratio=0.55,
@@ -266,12 +266,12 @@ def test_activity_is_in_base_units(start: Start) -> None:
     )
 
 
-def test_memory_of_the_driver_itself_is_not_used(start: Start) -> None:
-    newer = start(one(memory_used=1000 * MIB, memory_reserved=500 * MIB)).activity()
+def test_used_memory_excludes_memory_reserved_by_the_driver(start: Start) -> None:
+    newer = start(one_h200(memory_used=1000 * MIB, memory_reserved=500 * MIB)).activity()
     assert newer.memory_used_bytes == 1000 * MIB
 
 
-def test_parts_of_a_gpu_are_told_between_two_looks(start: Start) -> None:
+def test_unit_activity_needs_two_reads(start: Start) -> None:
     machine = start(h200(1))
     assert machine.activity().sm_activity_ratio is None
     time.sleep(0.11)
@@ -285,23 +285,23 @@ def test_parts_of_a_gpu_are_told_between_two_looks(start: Start) -> None:
     assert machine.calls("nvmlGpmSampleGet") == before
 
 
-def test_parts_are_those_of_the_time_between(start: Start) -> None:
-    machine = start(one(gpm={2: 100.0, 10: 0.0}))
+def test_unit_activity_covers_the_time_between_two_reads(start: Start) -> None:
+    machine = start(one_h200(gpm={2: 100.0, 10: 0.0}))
     machine.activity()
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "gpm", {2: 50.0, 10: float("nan")}))
     time.sleep(0.11)
-    found = machine.activity()  # of the stand-in the mean of both samples
+    found = machine.activity()  # the fake library gives the mean of both samples
     assert (found.sm_activity_ratio, found.dram_activity_ratio, found.tensor_activity_ratio) == (0.75, None, None)
-    asked = machine.driver.calls()
+    before = machine.driver.calls()
     time.sleep(0.11)
     machine.clock.advance(SLOW_EVERY_S)
     assert machine.activity().sm_activity_ratio == 0.5
-    told = machine.driver.calls()
-    assert (told["gpm[2]"] - asked["gpm[2]"], told["gpm[5]"] - asked["gpm[5]"]) == (1, 0)
+    after = machine.driver.calls()
+    assert (after["gpm[2]"] - before["gpm[2]"], after["gpm[5]"] - before["gpm[5]"]) == (1, 0)
 
 
 def test_no_ratio_is_above_1(start: Start) -> None:
-    machine = start(one(gpm={2: 100.4}))
+    machine = start(one_h200(gpm={2: 100.4}))
     machine.activity()
     time.sleep(0.11)
     assert machine.activity().sm_activity_ratio == 1
@@ -310,9 +310,9 @@ def test_no_ratio_is_above_1(start: Start) -> None:
 SLOW_CALLS = ("nvmlDeviceGetTemperature", "nvmlGpmSampleGet")
 
 
-def begun(start: Start, **changes: Any) -> Machine:
-    """A machine that has had its first two looks, after which there is something of everything."""
-    machine = start(one(**changes))
+def start_and_read_twice(start: Start, **changes: Any) -> Machine:
+    """A machine after two reads, when every value is available."""
+    machine = start(one_h200(**changes))
     machine.activity()
     time.sleep(0.11)
     machine.activity()
@@ -322,9 +322,7 @@ def begun(start: Start, **changes: Any) -> Machine:
 @pytest.mark.parametrize(
     ("interval_s", "apart_s"), [(1.0, 5), (1.1, 4.4), (1.5, 4.5), (2.0, 4), (2.5, 5), (3.0, 3), (5.0, 5)]
 )
-def test_what_changes_slowly_is_read_each_five_seconds_at_least(
-    interval_s: float, apart_s: float, start: Start
-) -> None:
+def test_slow_values_are_read_at_least_every_five_seconds(interval_s: float, apart_s: float, start: Start) -> None:
     machine = start(old())
     machine.activity()
     machine.clock.advance(60)
@@ -337,13 +335,13 @@ def test_what_changes_slowly_is_read_each_five_seconds_at_least(
         assert found.utilization_ratio == number / 100
         if found.temperature_c == number:
             readings.append(machine.clock.now)
-    # the first comes after a gap, from which nobody knows when the next look will be
+    # the first one_h200 follows a gap, so the interval was still unknown
     apart = [later - earlier for earlier, later in pairwise(readings[1:])]
     assert apart == [pytest.approx(apart_s, abs=1e-6)] * len(apart)
     assert len(apart) > 1
 
 
-def test_looks_that_come_a_little_late_do_not_bring_readings_forward(start: Start) -> None:
+def test_slightly_late_reads_do_not_make_slow_reads_more_frequent(start: Start) -> None:
     machine = start(old())
     machine.activity()
     machine.activity()
@@ -355,19 +353,19 @@ def test_looks_that_come_a_little_late_do_not_bring_readings_forward(start: Star
 
 
 @pytest.mark.parametrize("name", SLOW_CALLS)
-def test_a_slow_reading_that_fails_is_not_shown_as_it_was_before(name: str, start: Start) -> None:
-    machine = begun(start)
+def test_a_slow_read_that_fails_does_not_repeat_the_old_value(name: str, start: Start) -> None:
+    machine = start_and_read_twice(start)
     value = ACTIVITY_CALLS[name]
     assert getattr(machine.activity(), value) is not None
     machine.driver.change(lambda scenario: scenario.fail(name, "UNKNOWN"))
-    assert getattr(machine.activity(), value) is not None  # not asked yet
+    assert getattr(machine.activity(), value) is not None  # not due yet
     machine.clock.advance(SLOW_EVERY_S)
     assert getattr(machine.activity(), value) is None
     assert getattr(machine.activity(), value) is None
 
 
-def test_of_a_gpu_that_was_lost_everything_is_read_anew(start: Start) -> None:
-    machine = begun(start)
+def test_a_recovered_gpu_is_read_again_in_full(start: Start) -> None:
+    machine = start_and_read_twice(start)
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "lost"))
     machine.clock.advance(SLOW_EVERY_S)
     with pytest.raises(GpuFailed):
@@ -376,8 +374,8 @@ def test_of_a_gpu_that_was_lost_everything_is_read_anew(start: Start) -> None:
     assert machine.activity().temperature_c == 33
 
 
-def test_parts_stand_for_the_use_of_a_gpu_that_tells_none_and_are_read_each_time(start: Start) -> None:
-    machine = begun(start, utilization=None, memory_utilization=None)
+def test_unit_activity_replaces_missing_utilization_and_is_read_each_time(start: Start) -> None:
+    machine = start_and_read_twice(start, utilization=None, memory_utilization=None)
     before = machine.calls("nvmlGpmSampleGet")
     for _ in range(3):
         time.sleep(0.11)
@@ -385,22 +383,22 @@ def test_parts_stand_for_the_use_of_a_gpu_that_tells_none_and_are_read_each_time
     assert machine.calls("nvmlGpmSampleGet") == before + 3
 
 
-def test_energy_is_told_by_a_call_where_there_is_no_field_for_it(start: Start) -> None:
+def test_energy_comes_from_a_call_where_the_field_is_missing(start: Start) -> None:
     rest = {number: value for number, value in h200(1).gpus[0].fields.items() if number != 83}
-    machine = start(one(energy_mj=5_000, fields=rest))
+    machine = start(one_h200(energy_mj=5_000, fields=rest))
     assert machine.activity().energy_j == 5
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "fields", {**rest, 83: 7_000}))
     assert machine.activity().energy_j == 5
     assert machine.calls("field[83]") == 1
 
 
-def test_energy_needs_no_call_of_its_own_where_there_is_a_field_for_it(start: Start) -> None:
-    machine = start(one(energy_mj=5_000, fields={**h200(1).gpus[0].fields, 83: 7_000}))
+def test_energy_needs_no_call_where_a_field_reports_it(start: Start) -> None:
+    machine = start(one_h200(energy_mj=5_000, fields={**h200(1).gpus[0].fields, 83: 7_000}))
     assert machine.activity().energy_j == 7
     assert machine.calls(ENERGY_CALL) == 0
 
 
-def test_a_sample_that_fails_costs_one_look(start: Start) -> None:
+def test_a_failed_sample_affects_only_one_read(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
     machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleGet", "UNKNOWN"))
@@ -420,49 +418,49 @@ def test_the_power_limit_is_read_once_a_minute(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("capability", "average"), [((9, 0), True), ((8, 6), True), ((8, 0), False), ((7, 0), False)])
-def test_power_is_an_average_where_the_chip_gives_one(
+def test_power_is_an_average_on_chips_that_report_one(
     capability: tuple[int, int], average: bool, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(handle: object, major: Any, minor: Any) -> int:
+    def report_capability(handle: object, major: Any, minor: Any) -> int:
         major._obj.value, minor._obj.value = capability
         return 0
 
     function = NvmlLibrary.function
 
     def find(self: NvmlLibrary, name: str) -> Any:
-        return told if name == "nvmlDeviceGetCudaComputeCapability" else function(self, name)
+        return report_capability if name == "nvmlDeviceGetCudaComputeCapability" else function(self, name)
 
     monkeypatch.setattr(NvmlLibrary, "function", find)
-    found = start(one(fields={})).activity()
+    found = start(one_h200(fields={})).activity()
     assert (found.power_average_w, found.power_instant_w) == ((630, None) if average else (None, 630))
 
 
 @pytest.mark.parametrize(("kind", "value"), [(0, 68.5), (1, 68), (2, 68), (3, 68), (4, 68), (5, 68), (6, 68)])
-def test_a_field_is_of_the_type_that_it_says(kind: int, value: float, start: Start) -> None:
-    assert start(one(fields={82: FieldValue(value, kind)})).activity().memory_temperature_c == value
+def test_a_field_is_decoded_by_its_declared_type(kind: int, value: float, start: Start) -> None:
+    assert start(one_h200(fields={82: FieldValue(value, kind)})).activity().memory_temperature_c == value
 
 
-def test_fields_are_of_the_types_that_they_have_at_this_look(start: Start) -> None:
-    told: list[dict[Any, FieldValue]] = [
+def test_field_types_may_change_between_reads(start: Start) -> None:
+    reported: list[dict[Any, FieldValue]] = [
         {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
         {82: FieldValue(-7, 5), 83: FieldValue(4_000, 1)},
         {82: FieldValue(70, 6), 83: FieldValue(2.5, 0, "UNKNOWN")},
         {82: FieldValue(71, 99), 83: FieldValue(6_500.5, 0)},
         {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
     ]
-    machine = start(one(fields={**told[0]}, energy_mj=None))
+    machine = start(one_h200(fields={**reported[0]}, energy_mj=None))
     found = []
-    for fields_now in told:
+    for fields_now in reported:
         machine.fake.fields |= fields_now
         machine.driver.write()
-        look = machine.activity()
-        found.append((look.memory_temperature_c, look.energy_j))
+        activity = machine.activity()
+        found.append((activity.memory_temperature_c, activity.energy_j))
     assert found == [(68.5, 5e6), (-7, 4), (70, None), (71, 6.5005), (68.5, 5e6)]
 
 
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NO_PERMISSION"])
-def test_a_field_that_is_not_known_is_asked_for_once_and_costs_itself(code: str, start: Start) -> None:
-    machine = start(one(fields={**h200(1).gpus[0].fields, 185: FieldValue(0, 1, code)}))
+def test_an_unsupported_field_is_requested_once_and_affects_no_other(code: str, start: Start) -> None:
+    machine = start(one_h200(fields={**h200(1).gpus[0].fields, 185: FieldValue(0, 1, code)}))
     for _ in range(3):
         found = machine.activity()
         assert (found.power_average_w, found.power_instant_w) == (None, 651)
@@ -471,29 +469,29 @@ def test_a_field_that_is_not_known_is_asked_for_once_and_costs_itself(code: str,
     assert "(GPU 0)" in machine.reader.unsupported_calls()["field(185)"]
 
 
-def test_a_field_that_fails_later_is_dropped_only_for_good(start: Start) -> None:
+def test_a_field_is_dropped_only_after_a_permanent_error(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
 
-    def now(code: str) -> None:
+    def set_error(code: str) -> None:
         machine.fake.fields[82] = FieldValue(0, 1, code)
         machine.driver.write()
 
-    now("UNKNOWN")
+    set_error("UNKNOWN")
     assert machine.activity().memory_temperature_c is None
     machine.fake.fields[82] = 70
     machine.driver.write()
     assert machine.activity().memory_temperature_c == 70
-    now("NOT_SUPPORTED")
+    set_error("NOT_SUPPORTED")
     machine.activity()
-    asked = machine.calls("field[82]")
+    before = machine.calls("field[82]")
     found = machine.activity()
     assert (found.memory_temperature_c, found.power_average_w) == (None, 630)
-    assert machine.calls("field[82]") == asked
+    assert machine.calls("field[82]") == before
 
 
-def test_a_field_that_says_the_gpu_is_lost_is_believed(start: Start) -> None:
-    machine = start(one(fields={185: FieldValue(0, 1, "GPU_IS_LOST")}))
+def test_a_lost_gpu_error_of_one_field_means_that_the_gpu_is_lost(start: Start) -> None:
+    machine = start(one_h200(fields={185: FieldValue(0, 1, "GPU_IS_LOST")}))
     with pytest.raises(GpuFailed) as failure:
         machine.activity()
     assert failure.value.state == "lost"
@@ -510,19 +508,19 @@ ACTIVITY_CALLS = {
     "nvmlGpmQueryDeviceSupport": "sm_activity_ratio",
     "nvmlGpmMetricsGet": "dram_activity_ratio",
 }
-ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"  # made where no field tells the energy
+ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"  # called only where no field reports the energy
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVITY_CALLS))
-def test_a_call_that_fails_costs_its_own_values(name: str, start: Start) -> None:
+def test_a_failed_call_affects_only_its_own_values(name: str, start: Start) -> None:
     machine = start(h200(1))
     machine.driver.change(lambda scenario: scenario.fail(name, "UNKNOWN"))
     machine.activity()
     time.sleep(0.11)
     found = machine.activity()
-    lacking = {field.name for field in fields(found) if getattr(found, field.name) in (None, {})}
-    assert ACTIVITY_CALLS[name] in lacking
-    assert len(lacking) <= 7
+    missing = {field.name for field in fields(found) if getattr(found, field.name) in (None, {})}
+    assert ACTIVITY_CALLS[name] in missing
+    assert len(missing) <= 7
     machine.driver.change(lambda scenario: scenario.faults.clear())
     for _ in range(2):
         machine.clock.advance(60)
@@ -531,18 +529,18 @@ def test_a_call_that_fails_costs_its_own_values(name: str, start: Start) -> None
     assert all(getattr(found, field.name) not in (None, {}) for field in fields(found))
 
 
-def test_time_with_clocks_held_is_added_up_where_only_states_are_told(start: Start) -> None:
-    machine = start(one(fields={74: 5_000_000_000, 75: 7_000_000_000}, event_reasons=0xE4))
+def test_throttle_time_is_summed_where_only_the_current_reasons_are_reported(start: Start) -> None:
+    machine = start(one_h200(fields={74: 5_000_000_000, 75: 7_000_000_000}, event_reasons=0xE4))
     first = {"power_cap": 5, "thermal": 7, "hw_thermal": 0, "hw_power_brake": 0, "sync_boost": 0}
     assert machine.activity().throttle_s == first
     assert machine.activity().throttle_s == {**first, "hw_thermal": 1, "hw_power_brake": 1}
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "event_reasons", 0x8 | 0x10))
-    machine.clock.advance(100)  # of which at most so much is thought to have been like its end
+    machine.clock.advance(100)  # only the last 10 s of a gap are counted
     found = machine.activity().throttle_s
     assert found == {**first, "hw_thermal": 11, "hw_power_brake": 1, "sync_boost": 10}
 
 
-def test_counters_need_no_states(start: Start) -> None:
+def test_throttle_reasons_are_not_read_where_counters_exist(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
     assert machine.calls("nvmlDeviceGetCurrentClocksEventReasons") == 0
@@ -552,7 +550,7 @@ def test_counters_need_no_states(start: Start) -> None:
 # -- an old driver -------------------------------------------------------------------------------
 
 
-def test_an_old_driver_tells_what_it_knows(start: Start) -> None:
+def test_an_old_driver_reports_the_values_it_supports(start: Start) -> None:
     machine = start(old())
     machine.fake.event_reasons = 0x44
     machine.driver.write()
@@ -574,7 +572,7 @@ def test_an_old_driver_tells_what_it_knows(start: Start) -> None:
     assert "nvmlGpmQueryDeviceSupport" in machine.reader.unsupported_calls()
 
 
-def test_temperature_is_read_by_the_newer_call_where_the_older_is_gone(start: Start) -> None:
+def test_temperature_uses_the_newer_call_where_the_older_is_missing(start: Start) -> None:
     scenario = h200(1)
     scenario.without = ("nvmlDeviceGetTemperature",)
     assert start(scenario).activity().temperature_c == 61
@@ -583,8 +581,8 @@ def test_temperature_is_read_by_the_newer_call_where_the_older_is_gone(start: St
 # -- condition -----------------------------------------------------------------------------------
 
 
-def test_condition_is_told(start: Start) -> None:
-    scenario = one(
+def test_condition_includes_every_counter(start: Start) -> None:
+    scenario = one_h200(
         ecc_corrected=3, ecc_uncorrected=1, rows_corrected=2, rows_uncorrected=1, rows_pending=1, pcie_replays=9
     )
     gpu = scenario.gpus[0]
@@ -612,15 +610,15 @@ def test_condition_is_told(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "action"),
+    ("reported", "action"),
     [(0, "none"), (2, "reboot"), (3, "drain_p2p"), (4, "drain_and_reset"), (5, None), (6, "reset"), (99, None)],
 )
-def test_recovery_is_told_in_our_words(told: int, action: str | None, start: Start) -> None:
-    assert start(one(fields={230: told})).condition().recovery_action == action
+def test_recovery_actions_have_names(reported: int, action: str | None, start: Start) -> None:
+    assert start(one_h200(fields={230: reported})).condition().recovery_action == action
 
 
 @pytest.mark.parametrize(
-    ("told", "traffic", "errors"),
+    ("reported", "traffic", "errors"),
     [
         ({}, (None, None), None),
         ({91: 0, (138, ALL_LINKS): 1, (139, ALL_LINKS): 1}, (None, None), None),
@@ -629,15 +627,15 @@ def test_recovery_is_told_in_our_words(told: int, action: str | None, start: Sta
         ({(204, 1): 5, (202, 1): 6, (161, 0): 1, (163, 1): 2}, (5, 6), 3),
     ],
 )
-def test_links_are_told_by_each_generation(
-    told: dict[Any, int], traffic: tuple[int | None, int | None], errors: int | None, start: Start
+def test_nvlink_counters_are_read_from_the_fields_of_each_generation(
+    reported: dict[Any, int], traffic: tuple[int | None, int | None], errors: int | None, start: Start
 ) -> None:
-    found = start(one(fields=told)).condition()
+    found = start(one_h200(fields=reported)).condition()
     assert ((found.nvlink_rx_bytes, found.nvlink_tx_bytes), found.nvlink_errors) == (traffic, errors)
 
 
-def test_a_sum_over_links_of_which_one_fails_is_not_told(start: Start) -> None:
-    machine = start(one(fields={91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 45: 1}))
+def test_a_sum_over_links_is_unknown_when_one_link_fails(start: Start) -> None:
+    machine = start(one_h200(fields={91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 45: 1}))
     assert machine.condition().nvlink_rx_bytes == 3 * 1024
     machine.fake.fields |= {(139, 1): FieldValue(0, 3, "UNKNOWN"), 45: FieldValue(0, 3, "UNKNOWN")}
     machine.driver.write()
@@ -645,9 +643,9 @@ def test_a_sum_over_links_of_which_one_fails_is_not_told(start: Start) -> None:
     assert (found.nvlink_rx_bytes, found.nvlink_errors) == (None, None)
 
 
-def test_links_are_found_although_the_first_look_at_them_is_cut_short(start: Start) -> None:
+def test_links_are_found_after_an_interrupted_first_read(start: Start) -> None:
     links = {91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 59: 2}
-    machine = start(one(fields={**links, (138, 1): FieldValue(0, 3, "GPU_IS_LOST")}))
+    machine = start(one_h200(fields={**links, (138, 1): FieldValue(0, 3, "GPU_IS_LOST")}))
     with pytest.raises(GpuFailed):
         machine.condition()
     machine.fake.fields = links
@@ -656,7 +654,7 @@ def test_links_are_found_although_the_first_look_at_them_is_cut_short(start: Sta
     assert (found.nvlink_rx_bytes, found.nvlink_tx_bytes, found.nvlink_errors) == (3072, 7168, 3)
 
 
-def test_parts_are_told_although_there_was_no_room_for_a_sample_at_first(start: Start) -> None:
+def test_unit_activity_is_reported_after_a_failed_sample_allocation(start: Start) -> None:
     machine = start(h200(1))
     machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleAlloc", "UNKNOWN"))
     assert machine.activity().utilization_ratio == 0.97
@@ -673,7 +671,7 @@ def test_slow_calls_are_never_made(start: Start) -> None:
     assert machine.calls("nvmlDeviceGetPcieThroughput") == 0
 
 
-def test_calls_that_fail_for_good_are_made_once(start: Start) -> None:
+def test_permanently_failing_calls_are_made_once(start: Start) -> None:
     names = {*ACTIVITY_CALLS, "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFanSpeed", "nvmlDeviceGetPcieReplayCounter"}
     names -= {"nvmlGpmQueryDeviceSupport", "nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlGpmMetricsGet"}
     scenario = h200(1)
@@ -691,7 +689,7 @@ def test_calls_that_fail_for_good_are_made_once(start: Start) -> None:
     assert names <= {name.partition("(")[0] for name in machine.reader.unsupported_calls()}
 
 
-def test_each_gpu_has_its_own_abilities(start: Start) -> None:
+def test_supported_calls_are_tracked_per_gpu(start: Start) -> None:
     scenario = h200(2)
     scenario.gpus[0].energy_mj = None
     del scenario.gpus[0].fields[83]
@@ -705,7 +703,7 @@ def test_each_gpu_has_its_own_abilities(start: Start) -> None:
 # -- MIG -----------------------------------------------------------------------------------------
 
 
-def test_instances_follow_their_gpu(start: Start) -> None:
+def test_instances_are_listed_after_their_gpu(start: Start) -> None:
     machine = start(mig())
     assert [(gpu.index, gpu.mig, gpu.parent) for gpu in machine.gpus] == [
         ("0", True, None),
@@ -724,7 +722,7 @@ def test_instances_follow_their_gpu(start: Start) -> None:
     assert machine.gpus[1].memory_total_bytes == 40448 * MIB
 
 
-def test_an_instance_tells_its_memory_and_its_parts(start: Start) -> None:
+def test_an_instance_reports_its_memory_and_unit_activity(start: Start) -> None:
     machine = start(mig())
     instance = machine.gpus[3]
     machine.reader.activity(instance)
@@ -742,7 +740,7 @@ def test_an_instance_tells_its_memory_and_its_parts(start: Start) -> None:
     assert machine.activity().power_average_w == 630
 
 
-def test_instances_are_looked_up_at_each_listing(start: Start) -> None:
+def test_each_listing_looks_up_instances_again(start: Start) -> None:
     machine = start(mig())
     known = machine.gpus[1]
 
@@ -758,7 +756,7 @@ def test_instances_are_looked_up_at_each_listing(start: Start) -> None:
         machine.reader.activity(machine.gpus[3])
 
 
-def test_a_gpu_that_is_divided_no_more_has_no_instances(start: Start) -> None:
+def test_a_gpu_with_mig_turned_off_has_no_instances(start: Start) -> None:
     machine = start(mig())
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "mig_mode", 0))
     assert [(gpu.index, gpu.mig) for gpu in machine.reader.gpus()] == [("0", False), ("1", False)]
@@ -767,7 +765,7 @@ def test_a_gpu_that_is_divided_no_more_has_no_instances(start: Start) -> None:
 # -- events --------------------------------------------------------------------------------------
 
 
-def test_xids_are_told_with_their_gpu(start: Start) -> None:
+def test_xids_are_reported_with_their_gpu(start: Start) -> None:
     machine = start(h200())
     assert machine.reader.wait_event(0.01) == ()
 
@@ -788,7 +786,7 @@ def test_xids_are_told_with_their_gpu(start: Start) -> None:
     assert machine.reader.wait_event(0.01) == ()
 
 
-def test_an_older_driver_tells_xids_too(start: Start) -> None:
+def test_an_older_driver_reports_xids_too(start: Start) -> None:
     scenario = h200(1)
     scenario.without = ("nvmlEventSetWait_v2",)
     machine = start(scenario)
@@ -797,7 +795,7 @@ def test_an_older_driver_tells_xids_too(start: Start) -> None:
     assert [(event.xid, event.gpu_instance) for event in machine.reader.wait_event(0.5)] == [(48, None)]
 
 
-def test_an_xid_of_an_instance_says_which(start: Start) -> None:
+def test_an_xid_of_an_instance_names_the_instance(start: Start) -> None:
     machine = start(mig())
     machine.reader.wait_event(0.01)
 
@@ -815,21 +813,21 @@ def test_an_xid_of_an_instance_says_which(start: Start) -> None:
     ]
 
 
-def test_what_is_no_xid_is_not_told(start: Start) -> None:
+def test_events_other_than_xids_are_ignored(start: Start) -> None:
     machine = start(h200(1))
     machine.reader.wait_event(0.01)
 
-    def tell(scenario: Scenario) -> None:
+    def add_event(scenario: Scenario) -> None:
         scenario.xid(1, scenario.gpus[0])
         scenario.events[-1].type = 2
 
-    machine.driver.change(tell)
+    machine.driver.change(add_event)
     assert machine.reader.wait_event(0.05) == ()
 
 
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "UNKNOWN", "GPU_IS_LOST"])
 @pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
-def test_a_gpu_without_events_costs_itself_alone(name: str, code: str, start: Start) -> None:
+def test_a_gpu_without_events_does_not_affect_the_others(name: str, code: str, start: Start) -> None:
     scenario = h200(3)
     scenario.fail(name, code, scenario.gpus[1])
     machine = start(scenario)
@@ -842,13 +840,13 @@ def test_a_gpu_without_events_costs_itself_alone(name: str, code: str, start: St
     assert machine.calls("nvmlDeviceGetSupportedEventTypes") <= 4
     assert machine.reader.reports_events()
     assert (name in machine.reader.unsupported_calls()) == (code == "NOT_SUPPORTED")
-    remade = name == "nvmlDeviceRegisterEvents" and code == "UNKNOWN"  # what is in the set is not known then
+    remade = name == "nvmlDeviceRegisterEvents" and code == "UNKNOWN"  # the contents of the set are then unknown
     assert machine.calls("nvmlEventSetFree") == int(remade)
 
 
 @pytest.mark.parametrize("code", ["TIMEOUT", "GPU_IS_LOST", "UNKNOWN"])
 @pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
-def test_events_that_fail_for_a_while_are_had_after_the_next_listing(name: str, code: str, start: Start) -> None:
+def test_events_recover_after_the_next_listing(name: str, code: str, start: Start) -> None:
     scenario = h200(2)
     scenario.fail(name, code, scenario.gpus[1])
     machine = start(scenario)
@@ -856,15 +854,15 @@ def test_events_that_fail_for_a_while_are_had_after_the_next_listing(name: str, 
         machine.reader.wait_event(0.01)
     machine.driver.change(lambda scenario: scenario.faults.clear())
     machine.reader.wait_event(0.01)
-    asked = machine.calls("nvmlDeviceGetSupportedEventTypes")
+    before = machine.calls("nvmlDeviceGetSupportedEventTypes")
     machine.reader.gpus()
     machine.reader.wait_event(0.01)
-    assert machine.calls("nvmlDeviceGetSupportedEventTypes") == asked + 1
+    assert machine.calls("nvmlDeviceGetSupportedEventTypes") == before + 1
     machine.driver.change(lambda scenario: scenario.xid(48, scenario.gpus[1]))
     assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(1)]
 
 
-def test_a_gpu_that_spoils_each_set_is_left_out_in_the_end(start: Start) -> None:
+def test_a_gpu_that_keeps_breaking_the_event_set_is_left_out(start: Start) -> None:
     scenario = h200(2)
     scenario.fail("nvmlDeviceRegisterEvents", "UNKNOWN", scenario.gpus[1])
     machine = start(scenario)
@@ -878,31 +876,33 @@ def test_a_gpu_that_spoils_each_set_is_left_out_in_the_end(start: Start) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "told"),
+    ("name", "code", "is_unsupported"),
     [
         ("nvmlDeviceGetSupportedEventTypes", "NOT_SUPPORTED", True),
         ("nvmlDeviceRegisterEvents", "NO_PERMISSION", True),
         ("nvmlDeviceRegisterEvents", "TIMEOUT", False),
     ],
 )
-def test_that_no_gpu_tells_events_is_known_after_the_first_wait(name: str, code: str, told: bool, start: Start) -> None:
+def test_missing_event_support_is_known_after_the_first_wait(
+    name: str, code: str, is_unsupported: bool, start: Start
+) -> None:
     scenario = h200(2)
     scenario.fail(name, code)
     machine = start(scenario)
-    assert machine.reader.reports_events(), "nobody has tried"
+    assert machine.reader.reports_events(), "not tried yet"
     machine.reader.wait_event(0.01)
     assert not machine.reader.reports_events()
-    assert (name in machine.reader.unsupported_calls()) == told
+    assert (name in machine.reader.unsupported_calls()) == is_unsupported
 
 
-def test_a_gpu_without_xids_among_its_events_tells_none(start: Start) -> None:
-    machine = start(one(event_types=2))
+def test_a_gpu_whose_event_types_lack_xids_reports_no_events(start: Start) -> None:
+    machine = start(one_h200(event_types=2))
     machine.reader.wait_event(0.01)
     assert not machine.reader.reports_events()
     assert machine.reader.unsupported_calls()["nvmlDeviceGetSupportedEventTypes"] == "Not Supported (GPU 0)"
 
 
-def test_a_wait_that_fails_is_no_busy_loop_and_begins_anew(start: Start) -> None:
+def test_a_failed_wait_pauses_and_then_recovers(start: Start) -> None:
     machine = start(h200(2))
     machine.reader.wait_event(0.01)
     machine.driver.change(lambda scenario: scenario.fail("nvmlEventSetWait_v2", "GPU_IS_LOST"))
@@ -915,7 +915,7 @@ def test_a_wait_that_fails_is_no_busy_loop_and_begins_anew(start: Start) -> None
     assert [event.xid for event in machine.reader.wait_event(0.5)] == [79]
 
 
-def test_without_events_the_wait_is_a_pause(start: Start) -> None:
+def test_without_events_the_wait_only_pauses(start: Start) -> None:
     scenario = h200(1)
     scenario.without = ("nvmlEventSetCreate",)
     began = time.monotonic()
@@ -926,7 +926,7 @@ def test_without_events_the_wait_is_a_pause(start: Start) -> None:
     assert machine.reader.unsupported_calls()["nvmlEventSetCreate"] == "Function Not Found (GPU 0)"
 
 
-def test_events_are_those_of_the_gpus_that_are_known(start: Start) -> None:
+def test_events_include_a_gpu_that_was_identified_later(start: Start) -> None:
     scenario = h200(2)
     scenario.gpus[1].state = "lost"
     machine = start(scenario)
@@ -938,10 +938,10 @@ def test_events_are_those_of_the_gpus_that_are_known(start: Start) -> None:
     assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(1)]
 
 
-# -- the end, and a process of its own -----------------------------------------------------------
+# -- closing, and a separate process -------------------------------------------------------------
 
 
-def test_all_that_was_taken_is_given_back(start: Start) -> None:
+def test_closing_releases_every_resource(start: Start) -> None:
     machine = start(h200(2))
     machine.activity()
     machine.reader.wait_event(0.01)
@@ -965,15 +965,15 @@ reader.close()
 """
 
 
-def test_the_library_is_found_where_the_system_looks(tmp_path: Path) -> None:
+def test_the_library_is_found_on_the_system_path(tmp_path: Path) -> None:
     scenario = h200(2)
     path = tmp_path / "scenario"
     scenario.write(path)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**scenario.environment(path), "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
         timeout=20,
     )
-    assert done.stdout.split("\n")[:2] == [f"{uuid_of(0)} 0.97", f"{uuid_of(1)} 0.97"], done.stderr
+    assert result.stdout.split("\n")[:2] == [f"{uuid_of(0)} 0.97", f"{uuid_of(1)} 0.97"], result.stderr

@@ -1,4 +1,4 @@
-"""Numbers in what a pattern has matched."""
+"""Numbers in the match of a pattern."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
 from exporter.logs.search.extraction import NumberExtractor, parse_count, parse_number
-from exporter.logs.patterns import PatternKind, Pattern, compile_pattern
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_count_is_digits_in_groups_of_three_or_in_none(text: bytes | None, exp
         (None, None),
     ],
 )
-def test_a_number_is_what_programs_print(text: bytes | None, expected: float | None) -> None:
+def test_numbers_are_parsed_as_programs_print_them(text: bytes | None, expected: float | None) -> None:
     assert parse_number(text) == expected
 
 
@@ -58,7 +58,7 @@ def test_not_a_number_is_a_number() -> None:
 
 
 @given(st.floats(allow_nan=False))
-def test_a_number_is_read_as_it_was_written(written: float) -> None:
+def test_a_printed_number_is_read_back(written: float) -> None:
     assert parse_number(repr(written).encode()) == written
 
 
@@ -85,7 +85,7 @@ def counts(pattern: Pattern, record: bytes) -> tuple[int, int | None, int | None
         (r"e (?P<epoch>\d+)", "steps", b"e 2", None),
     ],
 )
-def test_a_position_is_in_groups_by_name_or_by_number(
+def test_a_position_comes_from_named_or_numbered_groups(
     regex: str, unit: str, record: bytes, expected: tuple[int, int | None, int | None, int | None] | None
 ) -> None:
     assert counts(compile_pattern("p", regex, kind=PatternKind.POSITION, unit=unit), record) == expected

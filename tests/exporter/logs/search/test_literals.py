@@ -6,7 +6,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.logs.search.literals import patterns_after_literals, prefix_byte_mask, is_literal_only, find_literals, needs_line_end, bytes_before_literal, required_literals, safe_length
+from exporter.logs.search.literals import (
+    bytes_before_literal,
+    find_literals,
+    is_literal_only,
+    needs_line_end,
+    patterns_after_literals,
+    prefix_byte_mask,
+    required_literals,
+    safe_length,
+)
 
 
 def literals(pattern: str) -> set[str]:
@@ -46,7 +55,7 @@ def test_literals_of_known_patterns(pattern: str, expected: set[str]) -> None:
     assert literals(pattern) == expected
 
 
-def test_a_caseless_text_is_found_in_every_spelling() -> None:
+def test_a_case_insensitive_text_is_found_in_every_spelling() -> None:
     texts = required_literals(re.compile(rb"(?i)cuda error"))
     assert texts
     for line in (b"CUDA error", b"cuda error", b"CUDA ERROR", b"cUdA eRrOr"):
@@ -71,11 +80,11 @@ def test_a_caseless_text_is_found_in_every_spelling() -> None:
         ("O", False),
     ],
 )
-def test_literals_decide_alone_only_where_nothing_else_is_asked_for(pattern: str, only: bool) -> None:
+def test_literals_alone_decide_only_without_further_conditions(pattern: str, only: bool) -> None:
     assert is_literal_only(re.compile(pattern.encode(), re.MULTILINE)) == only
 
 
-def test_a_second_text_tells_patterns_apart_that_begin_alike() -> None:
+def test_a_second_text_distinguishes_patterns_with_the_same_beginning() -> None:
     found = find_literals(re.compile(rb"ERROR: .{0,80}(?:disk full|quota)"))
     assert found.texts == (b"ERROR: ",)
     assert set(found.second_texts) == {b"disk full", b"quota"}
@@ -125,7 +134,7 @@ def pieces(draw: st.DrawFn, depth: int) -> tuple[str, str]:
 @given(sequences(), st.text(LETTERS, max_size=3))
 @settings(max_examples=700, deadline=None)
 @example(("(?:ab){2,}%%", "abab%%"), "")
-def test_every_match_holds_one_of_the_literals(drawn: tuple[str, str], before: str) -> None:
+def test_every_match_contains_one_of_the_literals(drawn: tuple[str, str], before: str) -> None:
     pattern, sample = drawn
     regex = re.compile(pattern.encode(), re.MULTILINE)
     match = regex.search((before + sample).encode())
@@ -170,11 +179,11 @@ def test_a_plain_pattern_is_not_costly(pattern: str) -> None:
         r"b|(a*)*c",
     ],
 )
-def test_a_pattern_that_may_try_for_ever_is_costly(pattern: str) -> None:
+def test_a_pattern_with_catastrophic_backtracking_is_costly(pattern: str) -> None:
     assert safe_length(re.compile(pattern.encode())) == 0
 
 
-def test_a_pattern_that_goes_back_over_digits_is_safe_in_short_records_only() -> None:
+def test_backtracking_over_digits_is_safe_only_in_short_records() -> None:
     once, again = re.compile(rb"Processed (\d+)/"), re.compile(rb"(\d+)/(\d+) items")
     assert 1 << 10 <= safe_length(again) < 1 << 14 < safe_length(once)
 
@@ -194,7 +203,7 @@ def test_a_pattern_that_goes_back_over_digits_is_safe_in_short_records_only() ->
         (r"(?:a\n)*", False),
     ],
 )
-def test_a_pattern_over_a_line_end_is_known(pattern: str, needs: bool) -> None:
+def test_a_pattern_across_a_line_end_is_recognized(pattern: str, needs: bool) -> None:
     assert needs_line_end(re.compile(pattern.encode(), re.MULTILINE)) == needs
 
 
@@ -222,7 +231,7 @@ def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[byte
 @pytest.mark.parametrize(
     "pattern", ["QUEUE", r"QUEUE.*x", r"(\d+)/", r"QUEUE|STACK \d", r"Q\d+U", r"QUEUE(?=\d)", r"(?:QUEUE)+"]
 )
-def test_where_nothing_sure_follows_a_literal_nothing_is_asked_for(pattern: str) -> None:
+def test_a_literal_with_an_uncertain_successor_has_no_condition(pattern: str) -> None:
     assert not patterns_after_literals(re.compile(pattern.encode()))
 
 
@@ -256,7 +265,7 @@ RECORDS = st.lists(
 
 @given(st.lists(PARTS, min_size=1, max_size=7).map("".join), RECORDS.map("".join))
 @settings(max_examples=600, deadline=None)
-def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern: str, text: str) -> None:
+def test_the_condition_after_a_literal_holds_in_every_match(pattern: str, text: str) -> None:
     regex, log = re.compile(pattern.encode(), re.MULTILINE), text.encode()
     behind, texts = patterns_after_literals(regex), required_literals(regex)
     for record in re.finditer(rb"[^\n]+", log) if texts else ():
@@ -277,7 +286,7 @@ def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern:
     [
         (r"\d{1,3}%\|[^|]*\| (\d+)/(\d+)", b"0123456789"),
         (r"[2-9]+?\b%\|", b"23456789"),
-        (r"[\s]%\|", b"\t\x0b\x0c "),  # a record has no line end in it
+        (r"[\s]%\|", b"\t\x0b\x0c "),  # a record contains no line end
         (r"x%\|\d", b""),  # part of the literal
         (r"\d*%\|", b""),
         (r"%\|", b""),
@@ -286,7 +295,7 @@ def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern:
         (r"\d(?:Z9#|QUEUE)", b""),
     ],
 )
-def test_the_byte_before_a_literal_is_known_where_it_is_one_of_a_few(pattern: str, expected: bytes) -> None:
+def test_the_byte_before_a_literal_is_known_if_it_is_one_of_a_few(pattern: str, expected: bytes) -> None:
     assert bytes_before_literal(re.compile(pattern.encode())) == expected
 
 
@@ -300,7 +309,7 @@ def test_the_byte_before_a_literal_is_known_where_it_is_one_of_a_few(pattern: st
         (r" docs/s (\d+)", b""),
     ],
 )
-def test_what_stands_before_a_literal_is_known_where_it_is_made_of_few_bytes(pattern: str, expected: bytes) -> None:
+def test_the_text_before_a_literal_is_known_if_it_consists_of_few_bytes(pattern: str, expected: bytes) -> None:
     assert prefix_byte_mask(re.compile(pattern.encode())) == expected
 
 
@@ -311,7 +320,7 @@ def test_what_stands_before_a_literal_is_known_where_it_is_made_of_few_bytes(pat
     ),
     st.lists(st.sampled_from(("1", "23.4", ".", "-", "nan", " ", " doc/s", " docs/s", "docs", "x", "\n"))).map("".join),
 )
-def test_a_search_from_what_stands_before_the_first_literal_finds_the_same(pattern: str, text: str) -> None:
+def test_a_search_from_before_the_first_literal_finds_the_same(pattern: str, text: str) -> None:
     regex, record = re.compile(pattern.encode(), re.MULTILINE), text.encode()
     before = prefix_byte_mask(regex)
     assert before
@@ -322,7 +331,7 @@ def test_a_search_from_what_stands_before_the_first_literal_finds_the_same(patte
         assert (found and found.span()) == (whole and whole.span())
 
 
-def test_what_can_no_longer_fail_is_gone_over_once() -> None:
-    asked = rb"Engine stats: .{0,80}?running: (\d{1,9}).{0,80}?tokens/s: (\d{1,9}"
-    ends, goes_on = re.compile(asked + rb"\.?\d{0,9})"), re.compile(asked + rb"\.?\d{0,9})x")
-    assert safe_length(goes_on) < safe_length(ends) == 1 << 8
+def test_a_quantifier_at_the_end_of_a_pattern_costs_no_backtracking() -> None:
+    prefix = rb"Engine stats: .{0,80}?running: (\d{1,9}).{0,80}?tokens/s: (\d{1,9}"
+    ends, continues = re.compile(prefix + rb"\.?\d{0,9})"), re.compile(prefix + rb"\.?\d{0,9})x")
+    assert safe_length(continues) < safe_length(ends) == 1 << 8

@@ -1,4 +1,4 @@
-"""Pieces that stand for literals, and the order in which the vector search has them."""
+"""Pieces that represent literals, and their order in the vector search."""
 
 import random
 
@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.logs.search import pieces
-from exporter.logs.search.pieces import MOST_PIECES, SAMPLE_BYTES, plan_search, take_sample
 from exporter.logs.search.ordinary_text import LINES
+from exporter.logs.search.pieces import MOST_PIECES, SAMPLE_BYTES, plan_search, take_sample
 
 LITERALS = st.lists(st.text("abcE ", min_size=1, max_size=12).map(str.encode), max_size=150, unique=True)
 SAMPLES = st.text("abcE \n", max_size=300).map(str.encode)
@@ -24,7 +24,7 @@ def found_by(order: list[bytes], text: bytes) -> list[tuple[bytes, int, int]]:
 @given(LITERALS, SAMPLES)
 @settings(max_examples=150, deadline=None)
 @example([b"E", b"EE", b"EEE", b"EEEE"], b"EEEE")
-def test_every_literal_has_one_piece_and_holds_it_there(literals: list[bytes], sample: bytes) -> None:
+def test_every_literal_contains_its_piece_at_the_stated_offset(literals: list[bytes], sample: bytes) -> None:
     stood_for = []
     for plan in plan_search(sorted(literals), sample):
         assert set(plan.pieces) <= set(plan.order)
@@ -39,7 +39,7 @@ def test_every_literal_has_one_piece_and_holds_it_there(literals: list[bytes], s
 
 @given(LITERALS, SAMPLES)
 @settings(max_examples=100, deadline=None)
-def test_what_is_looked_for_besides_the_pieces_stands_in_no_text(literals: list[bytes], sample: bytes) -> None:
+def test_filler_pieces_occur_in_no_text(literals: list[bytes], sample: bytes) -> None:
     for plan in plan_search(sorted(literals), sample):
         for text in set(plan.order) - set(plan.pieces):
             assert min(text) >= 0xF0
@@ -52,22 +52,22 @@ def test_what_is_looked_for_besides_the_pieces_stands_in_no_text(literals: list[
 def test_an_automaton_finds_each_of_its_pieces(literals: list[bytes], sample: bytes) -> None:
     for plan in plan_search(sorted(literals), sample):
         for piece in plan.pieces:
-            # another piece may begin in it, or be a part of it: then that one is found
+            # a piece that overlaps or is part of it may be found instead
             hits = found_by(plan.order, b"-" + piece + b"-")
             assert hits
             assert all(text in piece for text, _, _ in hits)
 
 
-def test_nothing_to_look_for_needs_no_automaton() -> None:
+def test_no_literals_need_no_automaton() -> None:
     assert plan_search([]) == []
 
 
-def test_what_many_literals_have_in_common_is_looked_for_once() -> None:
+def test_a_common_part_of_many_literals_is_one_piece() -> None:
     (plan,) = plan_search([f"Qxzconnection {number:x} lost".encode() for number in range(16, 96)])
     assert len(plan.pieces) == 1
 
 
-def test_literals_that_are_many_and_unlike_are_shared_out() -> None:
+def test_many_different_literals_are_split_over_groups() -> None:
     source = random.Random(7)
     literals = sorted({"".join(source.choices("bcdfghjklmnpqrstvwxz", k=8)).encode() for _ in range(400)})
     plans = plan_search(literals)
@@ -75,22 +75,22 @@ def test_literals_that_are_many_and_unlike_are_shared_out() -> None:
     assert sorted(literal for plan in plans for members in plan.pieces.values() for literal, _ in members) == literals
 
 
-def test_texts_that_begin_alike_by_halves_of_bytes_do_not_make_an_automaton_too_large() -> None:
+def test_texts_with_similar_half_bytes_do_not_make_the_automaton_too_large() -> None:
     codes = [0x21, 0x31, 0x41, 0x51, 0x61, 0x71]
     literals = sorted(bytes((a, b, c, 0x7E, d)) for a in codes for b in codes for c in codes for d in (0x30, 0x41))
     for plan in plan_search(literals):
         assert len(plan.order) <= MOST_PIECES + 1
 
 
-def test_what_a_log_is_full_of_stands_for_no_literal_that_has_rarer_parts() -> None:
+def test_a_frequent_text_is_not_the_piece_of_a_literal_with_rarer_parts() -> None:
     literals = [b"reader failed to zip", b"reader was quit", b"xylo reader", b"jam of readers"]
     (usual, log) = (b"the reader is at row 7\n" * 2000, b"failed quit xylo jam zip was of to\n" * 2000)
     assert all(piece not in usual for plan in plan_search(literals, usual) for piece in plan.pieces)
     assert all(piece in b"reader" for plan in plan_search(literals, log) for piece in plan.pieces)
 
 
-def doubts(order: list[bytes], width: int, text: bytes) -> int:
-    """Places of a text that the vector search takes for one of its texts, counted one by one."""
+def count_candidates(order: list[bytes], width: int, text: bytes) -> int:
+    """Number of candidate positions of the vector search in a text, counted one by one."""
     buckets: list[list[bytes]] = [[] for _ in range(pieces.SLIM_BUCKETS if len(order) <= 32 else pieces.FAT_BUCKETS)]
     where: dict[bytes, int] = {}
     for number, piece in enumerate(order):
@@ -110,7 +110,7 @@ def doubts(order: list[bytes], width: int, text: bytes) -> int:
 
 @given(st.lists(st.sampled_from("abdehop12 "), min_size=4, max_size=400).map("".join).map(str.encode))
 @settings(max_examples=60, deadline=None)
-def test_places_in_doubt_are_those_that_each_bucket_cannot_tell(text: bytes) -> None:
+def test_candidates_are_the_positions_that_no_bucket_excludes(text: bytes) -> None:
     sample = pieces._TextSample(text)
     both = pieces._bitwise_or(sample.halves(b"bead", 3), sample.halves(b"hope", 3))
     counted = text + LINES
@@ -125,7 +125,7 @@ def test_places_in_doubt_are_those_that_each_bucket_cannot_tell(text: bytes) -> 
     assert pieces._false_hits(both) == alone
 
 
-def test_the_order_has_the_doubts_that_were_planned() -> None:
+def test_the_order_has_the_planned_number_of_candidates() -> None:
     source = random.Random(3)
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(300)]
     text = " ".join(source.choices(words, k=4000)).encode()
@@ -135,7 +135,7 @@ def test_the_order_has_the_doubts_that_were_planned() -> None:
         if len(plan.order) > 2:
             base = (pieces._SLIM_US if len(plan.order) <= 32 else pieces._FAT_US)[width]
             planned = (plan.cost_us - base) / (pieces._FALSE_HIT_US * (1 << 20))
-            assert doubts(plan.order, width, text) / len(text) == pytest.approx(planned, abs=0.01)
+            assert count_candidates(plan.order, width, text) / len(text) == pytest.approx(planned, abs=0.01)
 
 
 @pytest.mark.parametrize("size", [0, 1, SAMPLE_BYTES, SAMPLE_BYTES + 1, 1 << 20])

@@ -1,4 +1,4 @@
-"""Experts judged by the run's own past."""
+"""Experts rated by the past of the run."""
 
 import math
 import sys
@@ -40,19 +40,19 @@ def steady(count: int, outlook: ExpertSpeeds = SAME, eta_factor: float = 1.0) ->
     return history
 
 
-def test_there_is_a_first_weight_and_a_prior_loss_for_each_expert() -> None:
+def test_each_expert_has_an_initial_weight_and_a_prior_loss() -> None:
     assert len(FIRST_WEIGHTS) == len(PRIOR_LOSSES) == len(EXPERTS)
     assert sum(FIRST_WEIGHTS) == pytest.approx(1)
 
 
-def test_without_a_past_the_first_weights_hold() -> None:
+def test_the_initial_weights_apply_without_a_past() -> None:
     verdict = BacktestHistory().rate_experts(5.0, 5.0, 5.0, 995.0, 0.0)
     assert verdict.weights == FIRST_WEIGHTS
     assert verdict.error == pytest.approx(PRIOR_ERROR)
 
 
 @pytest.mark.parametrize("right", range(len(EXPERTS)))
-def test_the_expert_who_was_right_is_believed(right: int) -> None:
+def test_the_expert_that_was_right_gets_the_most_weight(right: int) -> None:
     values = [1.5] * 6
     values[right] = 1.0
     whole, speed, recent, linear, moving, exponential = values
@@ -61,14 +61,14 @@ def test_the_expert_who_was_right_is_believed(right: int) -> None:
     assert verdict.weights[right] > 0.95
 
 
-def test_what_was_said_at_another_speed_hardly_counts() -> None:
+def test_forecasts_at_another_speed_hardly_count() -> None:
     history = steady(40, SAME._replace(overall=2.0, present=2.0))
     late = history.rate_experts(300.0, 300.0, 300.0, 700.0, 0.0)
     changed = history.rate_experts(300.0, 300.0, 300.0, 700.0, 250.0)
     assert changed.weights[0] > late.weights[0]
 
 
-def test_the_error_is_that_of_the_estimates_given() -> None:
+def test_the_error_is_that_of_the_published_estimates() -> None:
     assert steady(40).rate_experts(400.0, 400.0, 400.0, 600.0, 0.0).error < 0.03
     assert steady(40, eta_factor=1.3).rate_experts(400.0, 400.0, 400.0, 600.0, 0.0).error == pytest.approx(
         0.25, abs=0.05
@@ -82,7 +82,7 @@ def test_weights_add_up_to_one_and_the_best_has_most(losses: list[float]) -> Non
     assert weights[losses.index(min(losses))] == max(weights)
 
 
-def test_forecasts_are_mixed_by_their_logarithms() -> None:
+def test_forecasts_are_averaged_by_their_logarithms() -> None:
     outlook = SAME._replace(overall=4.0, present=1.0)
     assert mix_forecasts(outlook, 10.0, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(20.0)
 
@@ -94,7 +94,7 @@ def test_checkpoints_are_bounded_and_the_first_one_stays() -> None:
     assert history.checkpoints[-1].items > 4900
 
 
-def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -> None:
+def test_segments_connect_adjacent_checkpoints_of_the_last_part_of_the_work() -> None:
     history = steady(100)
     parts = history.segments(0.0)
     points = history.checkpoints
@@ -102,15 +102,15 @@ def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -
     assert parts == [segment_between(a.items, a.seconds, b.items, b.seconds) for a, b in late]
 
 
-def test_the_past_is_found_by_its_work() -> None:
+def test_past_points_are_found_by_their_work() -> None:
     history = steady(10)
     assert history.last_point_until(31.0) == (30.0, 30.0)
     assert history.last_point_until(30.0) == (30.0, 30.0)
     assert history.last_point_until(1.0) is None
 
 
-def plainly_judged(history: BacktestHistory, now: BacktestPoint, speed_items: float) -> ExpertTrust:
-    """What judge() says of this moment, by forecasts() and without haste."""
+def plain_ratings(history: BacktestHistory, now: BacktestPoint, speed_items: float) -> ExpertTrust:
+    """The result of ``rate_experts``, calculated plainly from the forecasts."""
     losses = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
     weights, error, error_weight = PRIOR_WEIGHT, PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
     for point in history.checkpoints:
@@ -121,8 +121,8 @@ def plainly_judged(history: BacktestHistory, now: BacktestPoint, speed_items: fl
         weight = (math.exp(-u * u / (2 * DISTANCE_SCALE**2)) + FAR_WEIGHT) * (
             OLD_SPEED if point.items < speed_items else 1
         )
-        for index, said in enumerate(expert_forecasts(point.speeds, since)):
-            losses[index] += weight * (min(MOST_LOSS, abs(math.log(said / truth))) if said > 0 else MOST_LOSS)
+        for index, forecast in enumerate(expert_forecasts(point.speeds, since)):
+            losses[index] += weight * (min(MOST_LOSS, abs(math.log(forecast / truth))) if forecast > 0 else MOST_LOSS)
         weights += weight
         if point.eta > 0 and now.elapsed > point.elapsed:
             error += weight * min(
@@ -145,22 +145,22 @@ OUTLOOKS = st.builds(ExpertSpeeds, PACES, PACES, PACES, PACES, PACES, SLOPES, PA
     ),
     st.sampled_from([0.0, 100.0]),
 )
-def test_experts_are_judged_by_their_forecasts(
-    course: list[tuple[int, float, float, ExpertSpeeds]], speed_items: float
+def test_experts_are_rated_by_their_forecasts(
+    steps: list[tuple[int, float, float, ExpertSpeeds]], speed_items: float
 ) -> None:
     history = BacktestHistory()
     items = seconds = 0.0
-    for rise, took, eta, outlook in course:
-        items, seconds = items + rise, seconds + took
+    for rise, step_s, eta, outlook in steps:
+        items, seconds = items + rise, seconds + step_s
         history.add(BacktestPoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
     now = BacktestPoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
     found = history.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items)
-    if course:
-        plain = plainly_judged(history, now, speed_items)
-        assert found.weights == pytest.approx(plain.weights, rel=1e-6)
-        assert found.error == pytest.approx(plain.error)
-    again = BacktestHistory.from_state(history.state())
-    assert again.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items) == found
+    if steps:
+        reference = plain_ratings(history, now, speed_items)
+        assert found.weights == pytest.approx(reference.weights, rel=1e-6)
+        assert found.error == pytest.approx(reference.error)
+    restored = BacktestHistory.from_state(history.state())
+    assert restored.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items) == found
 
 
 def test_checkpoints_take_little_memory() -> None:

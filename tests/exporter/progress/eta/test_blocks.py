@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from exporter.progress.eta.blocks import WARM_UP_BLOCKS, WorkBlock, WorkBlocks, count_warmup_blocks
 
 
-def test_the_first_lines_are_blocks_of_their_own() -> None:
+def test_each_of_the_first_lines_is_a_block() -> None:
     blocks = WorkBlocks()
     assert [blocks.add(2.0, 4.0) for _ in range(12)] == [WorkBlock(2.0, 4.0)] * 12
 
@@ -23,7 +23,7 @@ def test_the_number_of_blocks_grows_with_the_logarithm_of_the_run() -> None:
     assert counts[1] - counts[0] < 1000  # 300 x ln 10
 
 
-def test_lines_of_one_moment_stay_together() -> None:
+def test_simultaneous_lines_stay_in_one_block() -> None:
     blocks = WorkBlocks()
     assert blocks.add(0.0, 5.0) is None
     assert blocks.close() is None
@@ -39,22 +39,22 @@ def test_no_work_is_lost_between_blocks(lines: list[tuple[float, int]]) -> None:
     assert len(blocks.first_blocks) <= WARM_UP_BLOCKS
 
 
-def test_the_slow_blocks_at_the_head_are_the_warm_up() -> None:
+def test_slow_blocks_at_the_start_are_the_warm_up() -> None:
     assert count_warmup_blocks([WorkBlock(s, 1.0) for s in (60.0, 5.0, 1.0, 1.1, 0.9)]) == 2
     assert count_warmup_blocks([WorkBlock(s, 1.0) for s in (1.0, 5.0, 1.0, 1.1, 0.9)]) == 0
 
 
-def test_a_warm_up_is_told_once_with_the_blocks_behind_it() -> None:
+def test_a_warm_up_is_reported_once_with_the_blocks_after_it() -> None:
     blocks = WorkBlocks()
-    told = []
+    warm_ups = []
     for seconds in (60.0, 1.0, 1.0, 1.0, 1.0):
         blocks.add(seconds, 2.0)
-        told.append(blocks.update_warm_up())
-    assert told == [None, None, [WorkBlock(1.0, 2.0)] * 2, None, None]
+        warm_ups.append(blocks.update_warm_up())
+    assert warm_ups == [None, None, [WorkBlock(1.0, 2.0)] * 2, None, None]
     assert blocks.warm_up_work == WorkBlock(60.0, 2.0)
 
 
-def test_work_that_turns_slow_later_is_no_warm_up() -> None:
+def test_work_that_slows_down_later_is_no_warm_up() -> None:
     blocks = WorkBlocks()
     for line in range(40):
         blocks.add(1.0 if line < 20 else 3.0, 1.0)

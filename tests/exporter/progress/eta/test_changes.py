@@ -9,7 +9,7 @@ from exporter.progress.eta.changes import MOST_PAST_SPEEDS, PastSpeed, Speed, Sp
 
 
 def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> SpeedChanges:
-    """Blocks of one item: how many, and their seconds."""
+    """Changes after blocks of one item, given as (number, seconds)."""
     r = random.Random(seed)
     changes = SpeedChanges()
     for count, seconds in phases:
@@ -19,14 +19,14 @@ def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> Sp
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.7, 1.4, 2.0])
-def test_a_step_begins_a_new_speed_near_where_it_was(factor: float) -> None:
+def test_a_step_starts_a_new_speed_close_to_its_position(factor: float) -> None:
     changes = after((100, 1.0), (20, factor))
     assert changes.speed.blocks == pytest.approx(20, abs=2)
     assert changes.speed.seconds_per_item == pytest.approx(factor, rel=0.1)
     assert [past.seconds_per_item for past in changes.past] == [pytest.approx(1.0, rel=0.05)]
 
 
-def test_blocks_that_were_slow_by_chance_before_a_step_are_not_taken_for_it() -> None:
+def test_randomly_slow_blocks_before_a_step_are_not_part_of_it() -> None:
     changes = after((100, 1.0), (8, 1.06), (20, 1.8), spread=0.05)
     assert changes.speed.seconds_per_item == pytest.approx(1.8, rel=0.03)
     assert changes.speed.blocks == pytest.approx(20, abs=1)
@@ -34,15 +34,15 @@ def test_blocks_that_were_slow_by_chance_before_a_step_are_not_taken_for_it() ->
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("spread", [0.02, 0.3])
-def test_work_that_only_varies_keeps_its_speed(spread: float, seed: int) -> None:
+def test_random_variation_is_no_change_of_speed(spread: float, seed: int) -> None:
     assert not after((200, 1.0), spread=spread, seed=seed).past
 
 
-def test_a_slow_block_now_and_then_is_no_change() -> None:
+def test_an_occasional_slow_block_is_no_change() -> None:
     assert not after(*[(15, 1.0), (1, 8.0)] * 6).past
 
 
-def test_slower_by_a_quarter_is_a_slowdown_and_faster_is_none() -> None:
+def test_a_quarter_slower_is_a_slowdown_and_faster_is_not() -> None:
     assert after((60, 1.0), (20, 1.5)).has_slowed_down(80.0)
     assert not after((60, 1.5), (20, 1.0)).has_slowed_down(80.0)
     assert not after((60, 1.0), (20, 1.15)).has_slowed_down(80.0)
@@ -68,7 +68,7 @@ def test_only_the_latest_speeds_are_kept() -> None:
     assert len(after(*[(30, 1.0 + phase % 2) for phase in range(20)]).past) == MOST_PAST_SPEEDS
 
 
-def test_what_is_left_without_a_part_has_the_numbers_of_the_rest() -> None:
+def test_removing_a_part_leaves_the_figures_of_the_rest() -> None:
     whole, part = Speed(), Speed()
     for seconds in (1.0, 2.0):
         whole.add(WorkBlock(seconds, 1.0), seconds)

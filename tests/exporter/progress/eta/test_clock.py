@@ -1,4 +1,4 @@
-"""One clock for stamps and readings."""
+"""One clock for timestamps and readings."""
 
 import math
 
@@ -14,7 +14,7 @@ def times(lines: list[tuple[float, float | None]]) -> list[float]:
     return [clock.read(t, arrival) for t, arrival in lines]
 
 
-def test_stamps_count_when_lines_arrive_late_in_one_flush() -> None:
+def test_timestamps_count_if_lines_arrive_late_in_one_flush() -> None:
     assert times([(100.0, 100.0), (110.0, 160.0), (120.0, 160.0), (150.0, 160.0)]) == [0, 10, 20, 50]
 
 
@@ -25,12 +25,12 @@ def test_lines_that_were_there_before_reading_began_keep_their_times() -> None:
 
 
 @pytest.mark.parametrize("offset", [-25200.0, -3600.0, -120.0, 3600.0, 7200.0])
-def test_a_clock_that_is_set_takes_the_time_between_readings(offset: float) -> None:
+def test_readings_bridge_a_clock_that_is_set(offset: float) -> None:
     assert times([(0.0, 0.0), (10.0, 10.0), (20.0 + offset, 20.0), (30.0 + offset, 30.0)]) == [0, 10, 20, 30]
 
 
 @pytest.mark.parametrize("zone", [-36000.0, 7200.0, 34200.0])
-def test_stamps_of_another_zone_are_moved_to_the_clock_of_the_readings(zone: float) -> None:
+def test_timestamps_of_another_zone_are_shifted_to_the_clock_of_the_readings(zone: float) -> None:
     clock = LineClock()
     for t in (1e6, 1e6 + 10, 1e6 + 20):
         clock.read(t + zone, t)
@@ -38,7 +38,7 @@ def test_stamps_of_another_zone_are_moved_to_the_clock_of_the_readings(zone: flo
     assert clock.elapsed(1e6 + 50) == 50
 
 
-def test_stamps_without_readings_that_jump_back_go_on_from_there() -> None:
+def test_timestamps_that_jump_back_continue_without_readings() -> None:
     clock = LineClock()
     for t in (7200.0, 7210.0, 3610.0, 3620.0):
         clock.read(t, None)
@@ -46,11 +46,11 @@ def test_stamps_without_readings_that_jump_back_go_on_from_there() -> None:
     assert clock.elapsed(3650.0) == 50
 
 
-def test_a_line_slightly_out_of_order_does_not_turn_time_back() -> None:
+def test_a_line_slightly_out_of_order_does_not_set_the_time_back() -> None:
     assert times([(0.0, 0.0), (10.0, 10.0), (7.0, 10.0), (20.0, 20.0)]) == [0, 10, 10, 20]
 
 
-def test_before_the_first_line_there_is_no_now() -> None:
+def test_there_is_no_current_time_before_the_first_line() -> None:
     assert LineClock().elapsed(5.0) == math.inf
 
 
@@ -62,7 +62,7 @@ def test_time_never_goes_back(lines: list[tuple[float, float | None]], now: floa
     assert clock.elapsed(now) >= clock.last
 
 
-def test_silence_is_as_long_as_the_newest_line_usually_gets_old() -> None:
+def test_silence_is_measured_against_the_usual_age_of_the_newest_line() -> None:
     rhythm = LineRhythm()
     for _ in range(50):
         rhythm.add(gap=2.0, step=10.0, wait=60.0)

@@ -1,4 +1,4 @@
-"""Seconds left of one worker: what always holds, and what typical runs need."""
+"""The ETA of one worker: what always holds, and how accurate it is for typical runs."""
 
 import json
 import math
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.progress.eta import EtaEstimate, EtaEstimator, RunPrior
+from exporter.progress.eta.estimator import EtaEstimator
+from exporter.progress.eta.interval import EtaEstimate
+from exporter.progress.eta.prior import RunPrior
 
 Line = tuple[float, float, float | None]
 
@@ -25,7 +27,7 @@ def run(
     change: Callable[[int], float] = lambda item: 1.0,
     seed: int = 1,
 ) -> list[Line]:
-    """Lines of a run: one each ``every`` items, a pause before each ``pause_every``-th but the first."""
+    """Lines of a run: one per ``every`` items, with a pause before each ``pause_every``-th but the first."""
     r = random.Random(seed)
     t = start
     lines: list[Line] = []
@@ -38,7 +40,7 @@ def run(
     return lines
 
 
-def fed(lines: list[Line], estimator: EtaEstimator | None = None) -> EtaEstimator:
+def feed(lines: list[Line], estimator: EtaEstimator | None = None) -> EtaEstimator:
     estimator = estimator or EtaEstimator()
     for t, done, total in lines:
         estimator.update(t, done, total)
@@ -46,7 +48,7 @@ def fed(lines: list[Line], estimator: EtaEstimator | None = None) -> EtaEstimato
 
 
 def errors(lines: list[Line], estimator: EtaEstimator | None = None) -> Iterator[tuple[float, float]]:
-    """Share done and error of the estimate as a share of the time left, at each 1 % of the lines."""
+    """Completed share and relative error of the estimate, at each 1 % of the lines."""
     estimator = estimator or EtaEstimator()
     end = lines[-1][0]
     for index, (t, done, total) in enumerate(lines[:-1]):
@@ -56,7 +58,7 @@ def errors(lines: list[Line], estimator: EtaEstimator | None = None) -> Iterator
             yield done / lines[-1][1], found.seconds / (end - t) - 1
 
 
-def worst(lines: list[Line], after: float, estimator: EtaEstimator | None = None, before: float = 0.95) -> float:
+def worst_error(lines: list[Line], after: float, estimator: EtaEstimator | None = None, before: float = 0.95) -> float:
     return max(abs(error) for share, error in errors(lines, estimator) if after <= share <= before)
 
 
@@ -70,12 +72,12 @@ ODD_LINES = st.lists(
 STEPS = st.lists(st.tuples(st.floats(0, 500), st.integers(-3, 40)), max_size=120)
 
 
-def fed_odd(lines: list[tuple[float, float, float | None, float | None, str | None]]) -> EtaEstimator:
+def feed_odd(lines: list[tuple[float, float, float | None, float | None, str | None]]) -> EtaEstimator:
     estimator = EtaEstimator()
-    for t, done, total, arrival, word in lines:
-        if word == "saving":
-            estimator.pause(word, t, arrival)
-        elif word == "back":
+    for t, done, total, arrival, activity in lines:
+        if activity == "saving":
+            estimator.pause(activity, t, arrival)
+        elif activity == "back":
             estimator.resume(t, arrival)
         estimator.update(t, done, total, arrival)
     return estimator
@@ -95,10 +97,10 @@ def from_steps(steps: list[tuple[float, int]], start: float = 0.0, total: float 
 @example([(0.0, 1, 10, None, None), (0.0, 2, 10, None, None), (0.0, 3, 10, None, None)], 0.0)
 @example([(5.0, 10, 5, None, None), (6.0, 20, 0, None, None)], 7.0)
 @example([(1e12, 1e15, 1e15, 0.0, "saving"), (0.0, 1e15, 1e15, 0.0, "back")], -1.0)
-def test_whatever_comes_in_an_estimate_is_finite_and_lies_in_its_interval(
+def test_an_estimate_is_finite_and_within_its_interval_for_any_input(
     lines: list[tuple[float, float, float | None, float | None, str | None]], now: float
 ) -> None:
-    estimator = fed_odd(lines)
+    estimator = feed_odd(lines)
     estimate = estimator.estimate(now)
     if estimate is not None:
         assert all(math.isfinite(part) for part in estimate)
@@ -110,7 +112,7 @@ def test_whatever_comes_in_an_estimate_is_finite_and_lies_in_its_interval(
 
 
 @given(STEPS)
-def test_zero_seconds_are_left_only_when_all_is_done(steps: list[tuple[float, int]]) -> None:
+def test_the_eta_is_zero_only_when_all_is_done(steps: list[tuple[float, int]]) -> None:
     estimator = EtaEstimator()
     for t, done, total in from_steps([(seconds, max(0, rise)) for seconds, rise in steps], total=60):
         estimator.update(t, done, total)
@@ -123,32 +125,32 @@ def test_zero_seconds_are_left_only_when_all_is_done(steps: list[tuple[float, in
 
 
 @given(STEPS, st.integers(-(2**20), 2**20))
-def test_moving_all_times_changes_nothing(steps: list[tuple[float, int]], shift: int) -> None:
+def test_shifting_all_times_does_not_change_the_estimate(steps: list[tuple[float, int]], shift: int) -> None:
     steps = [(round(seconds * 8) / 8, rise) for seconds, rise in steps]  # exact sums
-    here, there = fed(from_steps(steps)), fed(from_steps(steps, start=float(shift)))
+    here, there = feed(from_steps(steps)), feed(from_steps(steps, start=float(shift)))
     now = sum(seconds for seconds, _ in steps) + 10
     assert here.estimate(now) == there.estimate(now + shift)
     assert here.alarms(now) == there.alarms(now + shift)
 
 
 @given(STEPS, st.data())
-def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataObject) -> None:
+def test_a_restored_estimator_continues_exactly(steps: list[tuple[float, int]], data: st.DataObject) -> None:
     lines = from_steps(steps)
     cut = data.draw(st.integers(0, len(lines)))
-    one = fed(lines[:cut])
-    one.estimate(1e6)
-    other = EtaEstimator.from_state(json.loads(json.dumps(one.state())))
+    estimator_a = feed(lines[:cut])
+    estimator_a.estimate(1e6)
+    estimator_b = EtaEstimator.from_state(json.loads(json.dumps(estimator_a.state())))
     for t, done, total in lines[cut:]:
-        for estimator in (one, other):
+        for estimator in (estimator_a, estimator_b):
             estimator.update(t, done, total)
-        assert one.estimate(t + 5) == other.estimate(t + 5)
-        assert one.alarms(t + 5) == other.alarms(t + 5)
-        assert one.rate(t) == other.rate(t)
-    assert one.state() == other.state()
+        assert estimator_a.estimate(t + 5) == estimator_b.estimate(t + 5)
+        assert estimator_a.alarms(t + 5) == estimator_b.alarms(t + 5)
+        assert estimator_a.rate(t) == estimator_b.rate(t)
+    assert estimator_a.state() == estimator_b.state()
 
 
-def told(estimator: EtaEstimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
-    """All that one look asks for."""
+def results(estimator: EtaEstimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
+    """All results that one poll needs."""
     return [
         estimator.alarms(now, 120.0, busy),
         estimator.estimate(now, peers),
@@ -161,44 +163,44 @@ def told(estimator: EtaEstimator, now: float, peers: float | None, busy: bool | 
 
 
 PEERS = st.sampled_from([None, 0.5, 1.0, 300.0])
-LOOKS = st.lists(st.tuples(st.floats(0, 1e4), PEERS, st.sampled_from([None, True, False])), max_size=3)
-DOINGS = st.sampled_from(["line", "line", "line", "same line", "new total", "saving", "testing", "back", "queue"])
+POLLS = st.lists(st.tuples(st.floats(0, 1e4), PEERS, st.sampled_from([None, True, False])), max_size=3)
+ACTIONS = st.sampled_from(["line", "line", "line", "same line", "new total", "saving", "testing", "back", "queue"])
 
 
-@given(st.lists(st.tuples(DOINGS, st.floats(0, 500), st.integers(-2, 12), LOOKS), max_size=60), st.booleans())
-def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
+@given(st.lists(st.tuples(ACTIONS, st.floats(0, 500), st.integers(-2, 12), POLLS), max_size=60), st.booleans())
+def test_every_result_follows_from_the_saved_state_alone(
     steps: list[tuple[str, float, int, list[tuple[float, float | None, bool | None]]]], with_prior: bool
 ) -> None:
-    estimator = EtaEstimator(fed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
+    estimator = EtaEstimator(feed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
     t, done, total = 0.0, 0, 200
-    for doing, seconds, rise, looks in steps:
+    for action, seconds, rise, polls in steps:
         t += seconds
-        if doing in ("saving", "testing"):
-            estimator.pause(doing, t)
-        elif doing == "back":
+        if action in ("saving", "testing"):
+            estimator.pause(action, t)
+        elif action == "back":
             estimator.resume(t)
-        elif doing == "queue":
+        elif action == "queue":
             estimator.update_requests(abs(rise), max(0.0, 200.0 - done - abs(rise)))
         else:
-            done = max(0, done + rise) if doing == "line" else done
-            total += 20 if doing == "new total" else 0
+            done = max(0, done + rise) if action == "line" else done
+            total += 20 if action == "new total" else 0
             estimator.update(t, done, total)
-        for after, peers, busy in looks:
+        for after, peers, busy in polls:
             fresh = EtaEstimator.from_state(json.loads(json.dumps(estimator.state())))
-            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
-            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
+            assert results(estimator, t + after, peers, busy) == results(fresh, t + after, peers, busy)
+            assert results(estimator, t + after, peers, busy) == results(fresh, t + after, peers, busy)
 
 
-def comes_back(prior: RunPrior | None) -> bool:
-    """Whether the next run can read it; there may be none."""
+def is_readable(prior: RunPrior | None) -> bool:
+    """Whether the next run can read this prior, or there is none."""
     return prior is None or RunPrior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
 
 
 @given(ODD_LINES)
-def test_the_prior_of_odd_lines_can_be_read_again(
+def test_a_prior_of_odd_lines_can_be_read_back(
     lines: list[tuple[float, float, float | None, float | None, str | None]],
 ) -> None:
-    assert comes_back(fed_odd(lines).prior())
+    assert is_readable(feed_odd(lines).prior())
 
 
 @settings(max_examples=200)
@@ -208,7 +210,7 @@ def test_the_prior_of_odd_lines_can_be_read_again(
     st.floats(0, 1e5),
 )
 @example([(7.3, 1.0)] * 40, 40, 0.0)
-def test_the_prior_of_any_run_can_be_read_again(
+def test_a_prior_of_any_run_can_be_read_back(
     steps: list[tuple[float, float]], total: float | None, start: float
 ) -> None:
     estimator = EtaEstimator()
@@ -217,26 +219,26 @@ def test_the_prior_of_any_run_can_be_read_again(
         t, done = t + seconds, done + rise
         estimator.update(t, done, total)
         prior = estimator.prior("items")
-        assert comes_back(prior)
+        assert is_readable(prior)
         assert prior is None or prior.unit == "items"
-    assert comes_back(
-        fed([(t + place * 7.3, place, 50) for place in range(50)], EtaEstimator(estimator.prior())).prior()
+    assert is_readable(
+        feed([(t + place * 7.3, place, 50) for place in range(50)], EtaEstimator(estimator.prior())).prior()
     )
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("items", [12, 40, 150, 3000])
-def test_a_finished_run_leaves_a_prior_that_ends_where_it_ended(items: int, seed: int) -> None:
-    prior = fed(run(items, 9.7, seed=seed)).prior()
+def test_the_prior_of_a_finished_run_ends_where_the_run_ended(items: int, seed: int) -> None:
+    prior = feed(run(items, 9.7, seed=seed)).prior()
     assert prior is not None
-    assert comes_back(prior)
+    assert is_readable(prior)
     assert [done for done, _ in prior.curve].count(items) == 1
     assert prior.curve[-1][1] == pytest.approx(prior.work_between(1, items), rel=1e-6)
 
 
 @pytest.mark.parametrize("rise", [1e-300, 1e-20])
-def test_a_run_with_numbers_of_no_job_leaves_no_prior(rise: float) -> None:
-    assert fed([(10.0 * place, rise * place, 1.0) for place in range(40)]).prior() is None
+def test_a_run_with_absurd_numbers_leaves_no_prior(rise: float) -> None:
+    assert feed([(10.0 * place, rise * place, 1.0) for place in range(40)]).prior() is None
 
 
 @pytest.mark.parametrize(
@@ -248,76 +250,76 @@ def test_a_run_with_numbers_of_no_job_leaves_no_prior(rise: float) -> None:
     ],
     ids=["pauses and a step", "heavy tails", "drift"],
 )
-def test_a_state_of_a_long_run_goes_on_exactly_and_is_small(lines: list[Line]) -> None:
-    one, other = EtaEstimator(), EtaEstimator()
+def test_the_state_of_a_long_run_is_exact_and_small(lines: list[Line]) -> None:
+    estimator_a, estimator_b = EtaEstimator(), EtaEstimator()
     for index, (t, done, total) in enumerate(lines):
-        one.update(t, done, total)
-        other.update(t, done, total)
+        estimator_a.update(t, done, total)
+        estimator_b.update(t, done, total)
         if index % 37 == 0:
-            text = json.dumps(other.state())
+            text = json.dumps(estimator_b.state())
             assert len(text) < 16_384
-            other = EtaEstimator.from_state(json.loads(text))
-            assert one.estimate(t + 1) == other.estimate(t + 1)
+            estimator_b = EtaEstimator.from_state(json.loads(text))
+            assert estimator_a.estimate(t + 1) == estimator_b.estimate(t + 1)
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 99}, {"version": 1}, {**EtaEstimator().state(), "clock": [0] * 20}])
-def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
+def test_an_invalid_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="state"):
         EtaEstimator.from_state(state)
 
 
-# What cannot be told
+# Unknown
 
 
 @pytest.mark.parametrize("total", [None, 0, -5])
 def test_without_a_total_there_is_no_estimate(total: float | None) -> None:
-    estimator = fed([(t, done, total) for t, done, _ in run(100)])
+    estimator = feed([(t, done, total) for t, done, _ in run(100)])
     assert estimator.estimate(2e6) is None
     assert estimator.confidence(2e6) is None
 
 
-def test_before_anything_is_known_there_is_no_estimate() -> None:
+def test_there_is_no_estimate_before_the_first_progress() -> None:
     assert EtaEstimator().estimate(0.0) is None
-    assert fed([(0.0, 5, 100)]).estimate(1.0) is None
-    assert fed([(0.0, 5, 100), (10.0, 5, 100)]).estimate(11.0) is None
+    assert feed([(0.0, 5, 100)]).estimate(1.0) is None
+    assert feed([(0.0, 5, 100), (10.0, 5, 100)]).estimate(11.0) is None
 
 
 # Typical runs
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_steady_work_ends_when_it_should(every: int) -> None:
+def test_steady_work_is_estimated_within_5_percent(every: int) -> None:
     lines = run(every=every)
-    assert worst(lines, after=0.1) < 0.05
-    assert fed(lines[: len(lines) // 2]).confidence(lines[len(lines) // 2][0]) == "high"
+    assert worst_error(lines, after=0.1) < 0.05
+    assert feed(lines[: len(lines) // 2]).confidence(lines[len(lines) // 2][0]) == "high"
 
 
-def test_a_warm_up_is_not_counted_against_the_rest() -> None:
-    assert worst(run(change=lambda item: 60.0 if item == 2 else 4.0 if item < 6 else 1.0), after=0.05) < 0.1
+def test_a_warm_up_does_not_distort_the_estimate() -> None:
+    assert worst_error(run(change=lambda item: 60.0 if item == 2 else 4.0 if item < 6 else 1.0), after=0.05) < 0.1
 
 
-def test_regular_pauses_are_counted() -> None:
-    assert worst(run(pause_every=125, pause_s=90.0), after=0.27) < 0.08
+def test_regular_pauses_are_included() -> None:
+    assert worst_error(run(pause_every=125, pause_s=90.0), after=0.27) < 0.08
 
 
 def test_a_drift_is_followed() -> None:
-    assert worst(run(change=lambda item: 1 + item / 1000), after=0.5) < 0.05
+    assert worst_error(run(change=lambda item: 1 + item / 1000), after=0.5) < 0.05
 
 
 def test_a_step_is_followed_within_a_few_lines() -> None:
     lines = run(change=lambda item: 1.0 if item < 500 else 1.8)
-    assert worst(lines, after=0.56) < 0.08
+    assert worst_error(lines, after=0.56) < 0.08
     at = lines[519][0]
-    estimator = fed(lines[:520])
+    estimator = feed(lines[:520])
     assert estimator.alarms(at)["slowdown"]
     assert estimator.slowdown_ratio() == pytest.approx(1.8, rel=0.1)
-    assert not fed(lines[:499]).alarms(at)["slowdown"]
+    assert not feed(lines[:499]).alarms(at)["slowdown"]
 
 
-def test_after_a_resume_the_time_of_items_done_before_is_not_divided_by() -> None:
+def test_items_before_a_resume_do_not_count_as_speed() -> None:
     first, again = run(), run(start=1e6 + 2000)
     lines = first[:500] + [(t + 300, done, total) for t, done, total in again[449:]]
-    estimator = fed(first[:500])
+    estimator = feed(first[:500])
     end = lines[-1][0]
     for t, done, total in lines[500:-50]:
         estimator.update(t, done, total)
@@ -329,30 +331,30 @@ def test_after_a_resume_the_time_of_items_done_before_is_not_divided_by() -> Non
         assert rate == pytest.approx(0.5, rel=0.1)
 
 
-def test_the_time_that_a_restart_takes_widens_no_interval() -> None:
+def test_the_duration_of_a_restart_does_not_widen_the_interval() -> None:
     first, again = run(), run(start=1e6 + 30_000)
-    estimator = fed(first[:500] + again[449:600])
+    estimator = feed(first[:500] + again[449:600])
     assert estimator.confidence(again[599][0]) == "high"
 
 
-def test_a_growing_total_moves_the_end() -> None:
+def test_a_growing_total_raises_the_eta() -> None:
     lines = run()
-    estimator = fed([(t, done, 700.0) for t, done, _ in lines[:400]])
+    estimator = feed([(t, done, 700.0) for t, done, _ in lines[:400]])
     estimator.update(*lines[400])
     estimate = estimator.estimate(lines[400][0])
     assert estimate is not None
     assert estimate.seconds == pytest.approx(lines[-1][0] - lines[400][0], rel=0.05)
 
 
-def test_lines_of_one_moment_are_read_as_one() -> None:
+def test_simultaneous_lines_count_as_one() -> None:
     lines = run(2000, 1.0)
     merged = [(math.ceil(t / 20) * 20.0, done, total) for t, done, total in lines]
-    assert worst(merged, after=0.1, before=0.9) < 0.1
+    assert worst_error(merged, after=0.1, before=0.9) < 0.1
 
 
-def test_between_lines_the_estimate_counts_down_and_then_waits() -> None:
+def test_the_estimate_counts_down_between_lines_and_then_waits() -> None:
     lines = run(100, 60.0)
-    estimator = fed(lines[:50])
+    estimator = feed(lines[:50])
     at = lines[49][0]
     seconds = [estimate.seconds for wait in (0, 30, 60) if (estimate := estimator.estimate(at + wait)) is not None]
     assert seconds[1] == pytest.approx(seconds[0] - 30)
@@ -362,24 +364,24 @@ def test_between_lines_the_estimate_counts_down_and_then_waits() -> None:
     assert late[1].high - late[0].high > 480
 
 
-def test_lines_of_two_writers_out_of_step_are_one_count() -> None:
+def test_lines_of_two_writers_out_of_step_form_one_count() -> None:
     lines = run()
     mixed = [entry for t, done, total in lines for entry in ((t, done, total), (t + 0.1, done - 1, total))]
-    estimator = fed(mixed[:1000])
+    estimator = feed(mixed[:1000])
     estimate = estimator.estimate(mixed[999][0])
     assert estimate is not None
     assert estimate.seconds == pytest.approx(lines[-1][0] - lines[499][0], rel=0.05)
 
 
-def test_rates_are_those_of_the_work_and_of_the_whole_run() -> None:
+def test_the_current_rate_excludes_pauses_and_the_average_includes_them() -> None:
     lines = run(pause_every=100, pause_s=100.0)
-    estimator = fed(lines[:450])
+    estimator = feed(lines[:450])
     at = lines[449][0]
     assert estimator.rate(at) == pytest.approx(0.5, rel=0.05)
     assert estimator.rate(at + 90) == estimator.rate(at)
     assert estimator.rate(at + 5000) is None
     assert estimator.average_rate(at) == pytest.approx(449 / (at - lines[0][0]))
-    finished = fed(lines)
+    finished = feed(lines)
     assert finished.average_rate(lines[-1][0] + 1e6) == finished.average_rate(lines[-1][0])
     assert EtaEstimator().rate(0.0) is None
     assert EtaEstimator().average_rate(0.0) is None
@@ -388,9 +390,9 @@ def test_rates_are_those_of_the_work_and_of_the_whole_run() -> None:
 # Alarms
 
 
-def test_silence_is_a_stall_after_the_timeout_and_progress_ends_it() -> None:
+def test_silence_beyond_the_timeout_is_a_stall_until_progress() -> None:
     lines = run()
-    estimator = fed(lines[:300])
+    estimator = feed(lines[:300])
     at = lines[299][0]
     assert not estimator.alarms(at + 290)["stalled"]
     assert estimator.alarms(at + 310)["stalled"]
@@ -401,18 +403,18 @@ def test_silence_is_a_stall_after_the_timeout_and_progress_ends_it() -> None:
 
 def test_a_finished_worker_does_not_stall() -> None:
     lines = run(100)
-    assert not fed(lines).alarms(lines[-1][0] + 1e6)["stalled"]
+    assert not feed(lines).alarms(lines[-1][0] + 1e6)["stalled"]
 
 
 def test_sparse_lines_are_no_stall() -> None:
     lines = run(40, 2000.0)
     for count in (1, 3, 20):
-        assert not fed(lines[:count]).alarms(lines[count - 1][0] + 3000)["stalled"]
+        assert not feed(lines[:count]).alarms(lines[count - 1][0] + 3000)["stalled"]
 
 
-def test_busy_gpus_doubt_a_stall_and_idle_ones_confirm_it() -> None:
+def test_busy_gpus_delay_a_stall_and_idle_gpus_hasten_it() -> None:
     lines = run(40, 100.0)
-    estimator = fed(lines[:20])
+    estimator = feed(lines[:20])
     at = lines[19][0]
     assert not estimator.alarms(at + 500)["stalled"]
     assert estimator.alarms(at + 500, busy=False)["stalled"]
@@ -420,9 +422,9 @@ def test_busy_gpus_doubt_a_stall_and_idle_ones_confirm_it() -> None:
     assert not estimator.alarms(at + 1000, busy=True)["stalled"]
 
 
-def test_a_pause_with_a_name_is_no_stall_and_no_slow_work() -> None:
+def test_a_named_pause_is_neither_a_stall_nor_slow_work() -> None:
     lines = run()
-    estimator = fed(lines[:3])  # too early to tell a pause by its length
+    estimator = feed(lines[:3])  # too early to recognize a pause by its length
     at = lines[2][0]
     estimator.pause("evaluating", at + 1)
     assert not estimator.alarms(at + 2000)["stalled"]
@@ -433,7 +435,7 @@ def test_a_pause_with_a_name_is_no_stall_and_no_slow_work() -> None:
     assert estimator.rate(lines[19][0] + 2500) == pytest.approx(0.5, rel=0.05)
 
 
-def test_a_pause_with_a_name_is_expected_from_its_first_time_on() -> None:
+def test_a_named_pause_is_expected_after_its_first_occurrence() -> None:
     lines = run(pause_every=100, pause_s=60.0)
     named, plain = EtaEstimator(), EtaEstimator()
     for t, done, total in lines[:150]:
@@ -449,9 +451,9 @@ def test_a_pause_with_a_name_is_expected_from_its_first_time_on() -> None:
     assert by_name.seconds == pytest.approx(left, rel=0.03)
 
 
-def test_a_named_pause_does_not_make_silence_usual() -> None:
+def test_silence_after_a_named_pause_still_raises_the_eta() -> None:
     lines = run()
-    estimator = fed(lines[:300])
+    estimator = feed(lines[:300])
     estimator.pause("saving", lines[299][0])
     estimator.resume(lines[299][0] + 600)
     estimator.update(lines[300][0] + 600, 301, 1000)
@@ -462,9 +464,9 @@ def test_a_named_pause_does_not_make_silence_usual() -> None:
     assert later.seconds > now.seconds
 
 
-def test_a_stall_beside_a_named_pause_is_no_slow_work() -> None:
+def test_a_stall_next_to_a_named_pause_is_not_slow_work() -> None:
     lines = run()
-    estimator = fed(lines[:300])
+    estimator = feed(lines[:300])
     at = lines[299][0]
     estimator.pause("saving", at)
     estimator.resume(at + 1)
@@ -476,11 +478,11 @@ def test_a_stall_beside_a_named_pause_is_no_slow_work() -> None:
 # Priors
 
 
-def test_the_last_run_helps_the_first_part_of_the_next() -> None:
+def test_the_previous_run_improves_the_first_part_of_the_next() -> None:
     def warm(item: int) -> float:
         return 30.0 if item == 1 else 3.0 - item / 50 if item < 100 else 1.0
 
-    prior = fed(run(change=warm, pause_every=230, pause_s=120.0, seed=2)).prior()
+    prior = feed(run(change=warm, pause_every=230, pause_s=120.0, seed=2)).prior()
     assert prior is not None
     lines = run(change=warm, pause_every=230, pause_s=120.0, seed=3)
     with_prior = [abs(error) for share, error in errors(lines, EtaEstimator(prior)) if share < 0.1]
@@ -489,31 +491,31 @@ def test_the_last_run_helps_the_first_part_of_the_next() -> None:
     assert sum(with_prior) / len(with_prior) < 0.5 * sum(without) / len(without)
 
 
-def test_a_prior_that_is_wrong_is_dropped() -> None:
-    prior = fed(run(seconds_per_item=6.0)).prior()
+def test_a_wrong_prior_is_dropped() -> None:
+    prior = feed(run(seconds_per_item=6.0)).prior()
     lines = run()
-    assert worst(lines, after=0.05, estimator=EtaEstimator(prior)) < 0.1
+    assert worst_error(lines, after=0.05, estimator=EtaEstimator(prior)) < 0.1
 
 
-def test_a_prior_goes_on_after_a_resume() -> None:
+def test_a_prior_still_applies_after_a_resume() -> None:
     def drift(item: int) -> float:
         return 1 + item / 500
 
-    prior = fed(run(change=drift, seed=2)).prior()
+    prior = feed(run(change=drift, seed=2)).prior()
     first, again = run(change=drift, seed=3), run(change=drift, seed=4)
     lines = first[:300] + [(t + 2000, done, total) for t, done, total in again[269:]]
     late = [abs(error) for share, error in errors(lines, EtaEstimator(prior)) if 0.31 < share < 0.5]
     assert max(late) < 0.06
 
 
-def test_a_prior_is_known_before_the_first_line_is_followed_by_another() -> None:
-    prior = fed(run()).prior()
-    estimator = fed([(0.0, 0, 1000)], EtaEstimator(prior))
+def test_a_prior_gives_an_estimate_after_one_line() -> None:
+    prior = feed(run()).prior()
+    estimator = feed([(0.0, 0, 1000)], EtaEstimator(prior))
     estimate = estimator.estimate(0.0)
     assert estimate is not None
     assert estimate.seconds == pytest.approx(2000, rel=0.05)
     assert estimator.confidence(0.0) == "low"
 
 
-def test_a_run_that_was_too_short_tells_nothing() -> None:
-    assert fed(run(5)).prior() is None
+def test_a_run_that_was_too_short_leaves_no_prior() -> None:
+    assert feed(run(5)).prior() is None

@@ -1,4 +1,4 @@
-"""Several ways to see the work ahead."""
+"""Experts: several forecasts of the remaining work."""
 
 import math
 
@@ -22,8 +22,8 @@ def segments(pace_at: list[float]) -> list[WorkSegment]:
 
 
 def test_each_expert_has_its_own_forecast() -> None:
-    outlook = ExpertSpeeds(1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 6.0, 0.0)
-    assert dict(zip(EXPERTS, expert_forecasts(outlook, 10.0), strict=True)) == {
+    speeds = ExpertSpeeds(1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 6.0, 0.0)
+    assert dict(zip(EXPERTS, expert_forecasts(speeds, 10.0), strict=True)) == {
         "whole run": 10.0,
         "present speed": 20.0,
         "last third": 30.0,
@@ -33,7 +33,7 @@ def test_each_expert_has_its_own_forecast() -> None:
     }
 
 
-def test_a_linear_trend_adds_up_the_items() -> None:
+def test_a_linear_trend_sums_over_the_items() -> None:
     assert linear_work(1.0, 0.1, 100.0) == pytest.approx(sum(1 + 0.1 * (k + 0.5) for k in range(100)))
 
 
@@ -41,18 +41,18 @@ def test_a_falling_linear_trend_does_not_reach_zero() -> None:
     assert linear_work(1.0, -0.01, 1000.0) == pytest.approx(85 * (1 + 0.15) / 2 + 0.15 * 915)
 
 
-def test_an_exponential_trend_adds_up_the_items_and_its_growth_is_bounded() -> None:
+def test_an_exponential_trend_sums_over_the_items_with_bounded_growth() -> None:
     assert exponential_work(1.0, 0.01, 100.0) == pytest.approx(math.expm1(1.0) / 0.01)
     assert exponential_work(1.0, 0.01, 1000.0) < 1000 * math.exp(1.5)
 
 
 @given(st.floats(1e-9, 1e9), st.floats(-1e3, 1e3), st.floats(1e-3, 1e9))
-def test_work_ahead_is_never_negative(pace: float, slope: float, items: float) -> None:
+def test_remaining_work_is_never_negative(pace: float, slope: float, items: float) -> None:
     assert linear_work(pace, slope, items) >= 0
     assert exponential_work(pace, slope, items) >= 0
 
 
-def test_a_line_is_found_where_there_is_one() -> None:
+def test_a_trend_is_found_in_trending_data() -> None:
     wobble = [0.99, 1.01, 1.0]
     linear, exponential = fit_trends(segments([(1 + 0.02 * k) * wobble[k % 3] for k in range(30)]), 0.0)
     assert linear is not None

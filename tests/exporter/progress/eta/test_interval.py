@@ -1,4 +1,4 @@
-"""How far off an estimate may be."""
+"""The interval and confidence of an estimate."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ SHARES = st.floats(0, 3)
 
 
 @given(st.floats(0, 1e12), SHARES, st.floats(0, 1e9))
-def test_the_interval_holds_the_estimate(seconds: float, sd: float, overdue: float) -> None:
+def test_the_interval_contains_the_estimate(seconds: float, sd: float, overdue: float) -> None:
     estimate = with_interval(seconds, half_width(sd), overdue)
     assert 0 <= estimate.low <= estimate.seconds <= estimate.high
 
@@ -39,7 +39,7 @@ def test_an_overdue_line_moves_only_the_upper_end() -> None:
     ],
     ids=["past errors", "varying work", "few steps left", "young run", "fewer blocks"],
 )
-def test_doubt_grows_with(less: float, more: float) -> None:
+def test_the_uncertainty_grows_with(less: float, more: float) -> None:
     assert less < more
 
 
@@ -54,5 +54,5 @@ def test_doubt_grows_with(less: float, more: float) -> None:
         (0.1, 50, True, "low"),
     ],
 )
-def test_confidence_is_width_and_evidence(width: float, blocks: int, stalled: bool, expected: str) -> None:
+def test_confidence_depends_on_width_and_evidence(width: float, blocks: int, stalled: bool, expected: str) -> None:
     assert confidence(EtaEstimate(100.0, 100 - 50 * width, 100 + 50 * width), blocks, stalled) == expected

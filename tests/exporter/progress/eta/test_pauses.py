@@ -1,4 +1,4 @@
-"""Pauses: told from slow work, grouped, expected."""
+"""Pauses: distinguished from slow work, grouped and expected."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def test_a_pause_is_much_longer_than_the_work_for_a_line(gap: float, expected: f
     assert is_pause(gap, expected, pause_factor(sd), 1.0) == paused
 
 
-def test_a_gap_of_a_few_usual_ones_is_no_pause_however_little_work_was_done() -> None:
+def test_a_few_times_the_usual_gap_is_no_pause() -> None:
     assert not is_pause(2.0, 0.1, 3.0, 1.0)
 
 
@@ -52,7 +52,7 @@ def test_a_gap_of_a_few_usual_ones_is_no_pause_however_little_work_was_done() ->
     ],
     ids=["even", "nearly even", "two at multiples", "two elsewhere", "uneven", "at every line", "one"],
 )
-def test_what_is_periodic(done: list[float], period: float | None) -> None:
+def test_periodic_positions_are_recognized(done: list[float], period: float | None) -> None:
     assert pause_period(done, 1.0) == (None if period is None else pytest.approx(period))
 
 
@@ -60,77 +60,77 @@ def test_multiples_of_a_small_distance_are_not_periodic() -> None:
     assert pause_period([10, 20, 50, 60, 110, 140, 230], 1.0) is None
 
 
-def test_pauses_of_one_size_are_of_one_kind() -> None:
+def test_pauses_of_one_duration_are_one_kind() -> None:
     found = group_pauses([Pause(d, s, 0.0) for d, s in [(50, 5), (100, 60), (150, 5), (200, 70), (250, 6)]], 1.0)
     assert [(kind.times, kind.period) for kind in found] == [(2, 100.0), (3, 100.0)]
 
 
-def test_pauses_of_one_name_are_of_one_kind_whatever_their_size() -> None:
+def test_pauses_with_one_name_are_one_kind_whatever_their_duration() -> None:
     seen = [Pause(100, 5.0, 0.0, "saving"), Pause(150, 5.0, 0.0, "evaluating"), Pause(200, 50.0, 0.0, "saving")]
     assert [(kind.name, kind.times) for kind in group_pauses(seen, 1.0)] == [("saving", 2), ("evaluating", 1)]
 
 
-def test_periodic_pauses_are_counted_to_the_end_but_not_at_it() -> None:
+def test_periodic_pauses_are_expected_before_the_end_but_not_at_it() -> None:
     assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(350, 600, 1.0) == ExpectedPauses(60.0, 0.0)
 
 
-def test_of_few_pauses_none_is_expected_just_before_the_end() -> None:
+def test_few_pauses_do_not_predict_one_just_before_the_end() -> None:
     assert pauses((330, 30.0), (660, 30.0)).expected(700, 1000, 1.0).seconds == 0.0
     assert pauses((300, 30.0), (600, 30.0)).expected(700, 1000, 1.0).seconds == 30.0
 
 
-def test_a_periodic_pause_is_due_when_its_place_is_reached() -> None:
+def test_a_periodic_pause_is_due_at_its_position() -> None:
     assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(400, 600, 1.0) == ExpectedPauses(60.0, 30.0)
 
 
-def test_pauses_that_stay_away_are_no_longer_expected() -> None:
+def test_pauses_that_fail_to_appear_are_no_longer_expected() -> None:
     assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).expected(520, 1000, 1.0).seconds == 0
 
 
-def test_irregular_pauses_go_on_at_their_rate() -> None:
+def test_irregular_pauses_continue_at_their_rate() -> None:
     ahead = pauses((10, 30.0), (150, 30.0), (180, 30.0), (500, 30.0)).expected(500, 1000, 1.0)
     assert ahead.seconds == pytest.approx(120.0)
     assert ahead.due == 0.0
 
 
 @pytest.mark.parametrize(("place", "expected"), [(100, 0.9 * 0.9 * 8), (97, 0.5 * 0.806 * 9), (600, 0.0)])
-def test_a_pause_seen_once_comes_again_the_likelier_the_earlier_and_evener(place: float, expected: float) -> None:
+def test_an_early_pause_at_a_round_position_is_likely_to_recur(place: float, expected: float) -> None:
     ahead = pauses((place, 30.0)).expected(place + 5, 1000, 1.0)
     assert ahead.seconds == pytest.approx(expected * 30.0, rel=0.02)
 
 
-def test_a_long_pause_seen_once_is_rather_an_accident() -> None:
+def test_a_single_long_pause_is_unlikely_to_recur() -> None:
     short, long = pauses((100, 399.0)), pauses((100, 401.0))
     assert long.expected(105, 1000, 1.0).seconds < 0.3 * short.expected(105, 1000, 1.0).seconds
 
 
-def test_a_named_pause_is_expected_again_after_its_first_time() -> None:
+def test_a_named_pause_is_expected_after_its_first_occurrence() -> None:
     found = pauses((100, 30.0), name="evaluating")
     assert found.expected(150, 1000, 1.0) == ExpectedPauses(8 * 30.0, 0.0)
     assert found.expected(200, 1000, 1.0) == ExpectedPauses(8 * 30.0, 30.0)
     assert found.expected(250, 1000, 1.0).seconds == 0.0
 
 
-def test_pauses_of_earlier_runs_are_expected_until_they_stay_away() -> None:
+def test_pauses_of_earlier_runs_are_expected_until_they_fail_to_appear() -> None:
     usual = Pauses(prior_pauses=(PriorPause(None, 30.0, 100.0),))
     assert usual.expected(50, 1000, 1.0) == ExpectedPauses(9 * 30.0, 0.0)
     assert usual.expected(160, 1000, 1.0).seconds == 0.0
 
 
-def test_earlier_runs_tell_the_period_of_a_pause_seen_once() -> None:
+def test_earlier_runs_give_the_period_of_a_pause_seen_once() -> None:
     found = Pauses(prior_pauses=(PriorPause(None, 30.0, 97.0),))
     found.add(Pause(97, 40.0, 970.0), 1.0)
     assert found.expected(100, 1000, 1.0) == ExpectedPauses(9 * 40.0, 0.0)
 
 
-def test_a_count_that_falls_forgets_places_but_not_the_longest_pause() -> None:
+def test_a_falling_count_drops_positions_but_not_the_longest_pause() -> None:
     found = pauses((100, 30.0), (200, 30.0), (300, 30.0))
     found.restart(50)
     assert found.expected(60, 600, 1.0) == ExpectedPauses(0.0, 0.0)
     assert found.largest == 30.0
 
 
-def test_pauses_are_bounded() -> None:
+def test_the_number_of_kept_pauses_is_bounded() -> None:
     assert len(pauses(*[(float(place), 5.0) for place in range(1000)]).seen) == MOST_OBSERVED
 
 
@@ -142,7 +142,7 @@ def test_announced_pauses_end_with_the_next_one_and_before_the_work_for_the_line
     assert announced.pop_all(150.0, gap=5.0, expected=5.0) == []
 
 
-def test_an_announced_pause_that_is_said_to_have_ended_lasts_until_then() -> None:
+def test_an_announced_pause_lasts_until_its_announced_end() -> None:
     announced = AnnouncedPauses()
     announced.begin("evaluating", 100.0)
     announced.end(120.0)
@@ -155,7 +155,7 @@ def test_an_announced_pause_that_is_said_to_have_ended_lasts_until_then() -> Non
     st.floats(1, 1e6),
     st.floats(0, 1e3),
 )
-def test_what_is_expected_is_never_negative(
+def test_the_expected_pause_time_is_never_negative(
     seen: list[tuple[float, float, str | None]], done: float, left: float, step: float
 ) -> None:
     found = Pauses()

@@ -1,4 +1,4 @@
-"""What earlier runs tell."""
+"""Priors from earlier runs."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta import EtaEstimator
+from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.prior import (
     FIRST_SPREAD,
     MOST_PAUSES,
@@ -30,12 +30,12 @@ PRIOR = RunPrior(
 )
 
 
-def test_a_prior_comes_back_from_json() -> None:
+def test_a_prior_survives_json() -> None:
     for prior in (PRIOR, PRIOR._replace(unit="items", runs=7)):
         assert RunPrior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
 
 
-def test_the_unit_of_a_prior_that_names_none_is_not_known() -> None:
+def test_the_unit_of_a_prior_without_one_is_unknown() -> None:
     data = PRIOR._replace(unit="items").to_json()
     del data["unit"]
     assert RunPrior.from_json(data).unit is None
@@ -46,7 +46,7 @@ NUMBERS = ("pace", "spread", "warm_up_seconds", "gap", "items", "seconds", "runs
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, -1.0, 1e300, 10**400])
 @pytest.mark.parametrize("place", [*NUMBERS, "done", "work", "pause", "period"])
-def test_numbers_that_no_run_can_have_are_refused(place: str, number: float) -> None:
+def test_impossible_numbers_are_refused(place: str, number: float) -> None:
     odd: dict[str, dict[str, object]] = {
         "done": {"curve": [[0.0, 0.0], [number, 500.0]]},
         "work": {"curve": [[0.0, 0.0], [100.0, number]]},
@@ -76,7 +76,7 @@ def test_numbers_that_no_run_can_have_are_refused(place: str, number: float) -> 
         {**PRIOR.to_json(), "unit": 5},
     ],
 )
-def test_what_is_no_prior_is_refused(data: dict[str, object]) -> None:
+def test_invalid_data_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a prior"):
         RunPrior.from_json(data)
 
@@ -104,10 +104,10 @@ PRIORS = st.builds(
 
 
 @given(PRIORS, st.lists(st.tuples(SIZES, st.integers(1, 100)), max_size=20), st.sampled_from([None, 12.0, 1000.0]))
-def test_whatever_is_taken_for_a_prior_breaks_no_estimate(
+def test_no_accepted_prior_breaks_an_estimate(
     prior: RunPrior, steps: list[tuple[float, int]], items: float | None
 ) -> None:
-    prior = prior if items is None else prior._replace(items=items)  # as long as this run, or not
+    prior = prior if items is None else prior._replace(items=items)  # of the length of this run or another one
     estimator = EtaEstimator(RunPrior.from_json(json.loads(json.dumps(prior.to_json()))))
     t = done = 0.0
     for seconds, rise in [(0.0, 0), *steps]:
@@ -119,7 +119,7 @@ def test_whatever_is_taken_for_a_prior_breaks_no_estimate(
     assert following is None or RunPrior.from_json(following.to_json()) == following
 
 
-def test_a_curve_ends_once_where_the_run_ended() -> None:
+def test_a_curve_ends_where_the_run_ended() -> None:
     curve = WorkCurve([(0.0, 0.0)])
     curve.add(40.0, 398.54431009, 100.0)
     assert curve.points_until(40.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443))
@@ -127,14 +127,14 @@ def test_a_curve_ends_once_where_the_run_ended() -> None:
     assert WorkCurve().points_until(40.0, 398.5) == ()
 
 
-def test_work_follows_the_course_of_the_earlier_run() -> None:
+def test_the_work_follows_the_curve_of_the_earlier_run() -> None:
     assert PRIOR.work_between(0.0, 50.0) == 250.0
     assert PRIOR.work_between(50.0, 200.0) == 250.0 + 200.0
     assert PRIOR.work_between(900.0, 1100.0) == 200.0 + 200.0
     assert PRIOR._replace(curve=()).work_between(50.0, 200.0) == 300.0
 
 
-def test_a_run_of_another_length_takes_only_the_pace() -> None:
+def test_a_run_of_another_length_uses_only_the_pace() -> None:
     assert PRIOR.work_left(50.0, 1000.0) == 2050.0
     assert PRIOR.work_left(50.0, 3000.0) == 5900.0
 
@@ -146,7 +146,7 @@ def test_the_prior_counts_less_as_the_runs_own_evidence_grows() -> None:
     assert weights[-1] < 0.01
 
 
-def test_a_prior_that_is_contradicted_counts_for_nothing() -> None:
+def test_a_contradicted_prior_is_ignored() -> None:
     assert prior_weight(PRIOR, 3.0, 0.1, 0.3, blocks=10).weight < 0.01
     assert prior_weight(PRIOR, 0.35, 0.1, 0.3, blocks=10).weight < 0.01
 
@@ -155,14 +155,14 @@ def test_slow_first_lines_do_not_contradict_a_prior() -> None:
     assert prior_weight(PRIOR, 4.0, 0.25, 0.3, blocks=1).weight > 0.9
 
 
-def test_the_prior_is_scaled_by_what_is_known_of_this_run() -> None:
+def test_the_prior_is_scaled_by_the_progress_of_this_run() -> None:
     scales = [prior_weight(PRIOR, 1.2, measured, 0.1, blocks=10).scale for measured in (1.0, 0.1, 0.01)]
     assert scales == sorted(scales)
     assert 1.0 < scales[0] < 1.01
     assert scales[-1] == pytest.approx(1.2, rel=0.01)
 
 
-def test_runs_that_differ_widen_the_spread_and_the_latest_pace_counts() -> None:
+def test_different_runs_widen_the_spread_and_the_latest_pace_counts() -> None:
     alike = PRIOR._replace(spread=FIRST_SPREAD).combined_with(PRIOR)
     apart = PRIOR._replace(pace=4.0, spread=FIRST_SPREAD).combined_with(PRIOR)
     assert alike.spread < PRIOR.spread < apart.spread

@@ -7,51 +7,51 @@ import statistics
 
 import pytest
 
-from exporter.progress.eta import EtaEstimator
+from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.tail import BatchTail
 
 
-def looked(*looks: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
-    """Running, waiting, items left."""
+def tail_after(*readings: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
+    """A tail after these readings (running, waiting, items left)."""
     tail = BatchTail()
-    for running, waiting, left in looks:
+    for running, waiting, left in readings:
         tail.update(running, waiting, left, pace)
     return tail
 
 
-def test_the_tail_begins_when_fewer_are_left_than_ran_at_a_time() -> None:
-    tail = looked((32, 500, 532))
+def test_the_tail_begins_when_fewer_requests_are_left_than_ran_at_once() -> None:
+    tail = tail_after((32, 500, 532))
     assert not tail.has_begun(32)
     assert tail.has_begun(31)
 
 
-def test_before_the_tail_the_rest_is_steady_work_and_the_tail() -> None:
-    work, tail = looked((32, 500, 532)).work(132, 264.0)
+def test_before_the_tail_the_remaining_work_is_steady_work_and_the_tail() -> None:
+    work, tail = tail_after((32, 500, 532)).work(132, 264.0)
     assert tail == pytest.approx(2 * 32 * sum(1 / k for k in range(1, 33)), rel=0.01)
     assert work == pytest.approx(200 + tail)
 
 
-def test_requests_that_are_not_what_is_counted_tell_nothing() -> None:
-    assert looked((32, 500, 20)).work(20, 40.0) == (40.0, 0.0)
-    assert looked((32, 0, 20)).work(20, 40.0) == (40.0, 0.0)
-    assert not looked((32, 0, 20)).has_begun(20)
+def test_requests_that_are_not_the_counted_unit_are_ignored() -> None:
+    assert tail_after((32, 500, 20)).work(20, 40.0) == (40.0, 0.0)
+    assert tail_after((32, 0, 20)).work(20, 40.0) == (40.0, 0.0)
+    assert not tail_after((32, 0, 20)).has_begun(20)
 
 
-def test_clients_that_hold_requests_back_show_the_tail_when_fewer_run() -> None:
-    tail = looked((32, 0, 500), (32, 0, 100))
+def test_with_a_client_side_queue_the_tail_begins_when_fewer_requests_run() -> None:
+    tail = tail_after((32, 0, 500), (32, 0, 100))
     assert not tail.counts_requests
     tail.update(20, 0, 21, 2.0)
     assert tail.has_begun(20)
 
 
-def test_the_pace_is_that_of_the_full_server() -> None:
-    tail = looked((32, 500, 532), pace=2.0)
+def test_the_pace_is_measured_at_full_load() -> None:
+    tail = tail_after((32, 500, 532), pace=2.0)
     tail.update(10, 0, 10, 30.0)
     assert tail.seconds_per_item == 2.0
 
 
 def batch(seed: int, slots: int = 32, requests: int = 600, mean_s: float = 100.0) -> list[tuple[float, int, int, int]]:
-    """Time, done, running and waiting at the end of each request; their lengths differ much."""
+    """Time, done, running and waiting at the end of each request; their lengths vary widely."""
     r = random.Random(seed)
     lengths = [mean_s * r.lognormvariate(0, 0.8) for _ in range(requests)]
     running = lengths[:slots]
@@ -70,11 +70,11 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
     errors: dict[bool, list[float]] = {True: [], False: []}
     for seed in range(12):
         lines = batch(seed)
-        for told, found in errors.items():
+        for with_counts, found in errors.items():
             estimator = EtaEstimator()
             for t, done, running, waiting in lines[: int(share * len(lines))]:
                 estimator.update(t, done, len(lines))
-                if told:
+                if with_counts:
                     estimator.update_requests(running, waiting)
             estimate = estimator.estimate(t)
             assert estimate is not None
@@ -83,26 +83,26 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
 
 
 def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
-    told_slow = slow = 0
+    slowdowns = slow = 0
     for seed in range(4):
         lines = batch(seed, slots=150)
-        told, silent = EtaEstimator(), EtaEstimator()
+        with_counts, without_counts = EtaEstimator(), EtaEstimator()
         for t, done, running, waiting in lines:
-            told.update(t, done, len(lines))
-            told.update_requests(running, waiting)
-            silent.update(t, done, len(lines))
-            told_slow += told.alarms(t)["slowdown"]
-            slow += silent.alarms(t)["slowdown"]
-    assert told_slow == 0 < slow
+            with_counts.update(t, done, len(lines))
+            with_counts.update_requests(running, waiting)
+            without_counts.update(t, done, len(lines))
+            slowdowns += with_counts.alarms(t)["slowdown"]
+            slow += without_counts.alarms(t)["slowdown"]
+    assert slowdowns == 0 < slow
 
 
-def test_the_last_requests_may_take_long() -> None:
-    told, silent = EtaEstimator(), EtaEstimator()
+def test_the_last_requests_of_a_batch_may_take_long() -> None:
+    with_counts, without_counts = EtaEstimator(), EtaEstimator()
     for done in range(1, 599):
-        for estimator in (told, silent):
+        for estimator in (with_counts, without_counts):
             estimator.update(2.0 * done, done, 600)
-        told.update_requests(min(100, 600 - done), max(0, 500 - done))
+        with_counts.update_requests(min(100, 600 - done), max(0, 500 - done))
     at = 2.0 * 598 + 500
-    assert silent.alarms(at)["stalled"]
-    assert not told.alarms(at)["stalled"]
-    assert told.alarms(at + 500)["stalled"]
+    assert without_counts.alarms(at)["stalled"]
+    assert not with_counts.alarms(at)["stalled"]
+    assert with_counts.alarms(at + 500)["stalled"]

@@ -1,4 +1,4 @@
-"""Items per second lately."""
+"""Recent items per second."""
 
 import pytest
 
@@ -20,5 +20,5 @@ def test_the_rate_follows_a_change_within_two_windows() -> None:
     assert after(*[(1.0, 5.0)] * 300, *[(1.0, 1.0)] * 130) == pytest.approx(1.0)
 
 
-def test_sparse_lines_are_gathered_until_there_are_ten() -> None:
+def test_sparse_lines_are_collected_until_there_are_ten() -> None:
     assert after(*[(600.0, 1.0)] * 9, (1800.0, 1.0)) == pytest.approx(10 / 7200)

@@ -1,4 +1,4 @@
-"""What the tests of serving jobs share: job files as text, plans of them, stand-in engines as processes."""
+"""Shared by the tests of serving jobs: job files, plans, and stand-in engines as processes."""
 
 import http.client
 import shlex
@@ -27,7 +27,7 @@ def plan_from(text: str, cluster: dict[str, object] | None = None, *, local: boo
 
 
 def problems_of(text: str) -> list[str]:
-    """What is wrong with a job file beyond its keys and values."""
+    """Problems of a job file beyond its keys and values."""
     try:
         plan_from(text)
     except TopologyError as error:
@@ -40,19 +40,19 @@ def planned(plan: Plan, worker: str, local_rank: int = 0) -> TaskPlan:
     return next(entry for entry in plan.tasks if entry.task.worker == worker and entry.task.local_rank == local_rank)
 
 
-def words_of(plan: Plan, worker: str, local_rank: int = 0) -> list[str]:
-    """The words that start one task as job 4459 on cn00, cn01, ..."""
+def argv_of(plan: Plan, worker: str, local_rank: int = 0) -> list[str]:
+    """The arguments that start one task as job 4459 on cn00, cn01, ..."""
     return task_argv(plan, planned(plan, worker, local_rank), facts_of(plan))
 
 
 def environment_of(plan: Plan, worker: str, local_rank: int = 0) -> dict[str, str]:
-    """Its variables."""
+    """Environment variables of one task."""
     return task_environment(plan, planned(plan, worker, local_rank), facts_of(plan), 0)
 
 
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value behind an option, or None without it."""
-    return words[words.index(name) + 1] if name in words else None
+def option(argv: Sequence[str], name: str) -> str | None:
+    """The value of an option, or None without the option."""
+    return argv[argv.index(name) + 1] if name in argv else None
 
 
 def rule_text(rule: ReadyRule) -> str:
@@ -62,13 +62,13 @@ def rule_text(rule: ReadyRule) -> str:
     return f"{rule.subject or 'model'}: {asked}{f' expects {expected}' if expected else ''}, before {rule.before}"
 
 
-def shown(plan: Plan) -> str:
-    """Everything that a serving job starts, as text for golden files."""
+def plan_text(plan: Plan) -> str:
+    """All tasks of a serving job as text for golden files."""
     facts, lines = facts_of(plan), []
-    plain = _plain_names()
+    common = _common_variables()
     for entry in plan.tasks:
         task = entry.task
-        told = [
+        parts = [
             f"node {task.node_index}; rank {task.rank}; {entry.stage}",
             f"gpus {','.join(map(str, task.gpus))}" if task.gpus else "",
             f"sees {','.join(map(str, entry.visible))}" if entry.visible else "",
@@ -77,12 +77,12 @@ def shown(plan: Plan) -> str:
             f"step {entry.step}" if entry.step else "",
             f"metrics {entry.metrics}" if entry.metrics else "",
         ]
-        lines.append(f"{task.worker} p{task.local_rank}: {'; '.join(part for part in told if part)}")
+        lines.append(f"{task.worker} p{task.local_rank}: {'; '.join(part for part in parts if part)}")
         lines.append(f"  logs {' '.join(task.logs)}")
         lines.append(f"  {shlex.join(task_argv(plan, entry, facts))}")
         environment = task_environment(plan, entry, facts, 0)
         lines += [
-            f"  {name}={environment[name]}" for name in sorted(environment) if name not in plain or name in entry.env
+            f"  {name}={environment[name]}" for name in sorted(environment) if name not in common or name in entry.env
         ]
     lines += ["", "readiness"]
     lines += [f"  {rule_text(rule)}" for rule in (plan.readiness.rules if plan.readiness else ())]
@@ -91,25 +91,25 @@ def shown(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plain_names() -> set[str]:
+def _common_variables() -> set[str]:
     """Variables that every task of every job has."""
     bare = plan_of()
     return set(task_environment(bare, bare.tasks[0], facts_of(bare), 0))
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def running(words: Sequence[str | Path], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program from here to the end of the block; what it says is in ``log``."""
+def running(argv: Sequence[str | Path], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program until the end of the block, with its output in ``log``."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [str(word) for word in words], stdout=output, stderr=output, env=clean_environment(**environment)
+            [str(word) for word in argv], stdout=output, stderr=output, env=clean_environment(**environment)
         )
     try:
         yield process
@@ -119,12 +119,12 @@ def running(words: Sequence[str | Path], log: Path, **environment: str) -> Itera
 
 
 def engine(name: str, *options: object) -> list[str]:
-    """The words that start a stand-in."""
+    """The arguments that start a stand-in."""
     return [sys.executable, str(ENGINES / f"{name}.py"), *map(str, options)]
 
 
 def ask(url: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
-    """Status and body of an answer, or status 0 when nobody answers."""
+    """Status and body of a response, or status 0 without a response."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
@@ -139,5 +139,5 @@ def ask(url: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int,
 
 
 def job(**parts: object) -> str:
-    """A job file of one name with these parts."""
+    """The text of a job file with these parts."""
     return yaml.safe_dump({"name": "serve", **parts}, sort_keys=False)

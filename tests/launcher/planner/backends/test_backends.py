@@ -1,4 +1,4 @@
-"""Backends: what the processes of a worker run, and what does not fit together."""
+"""Backends: commands of the tasks of a worker, and combinations that do not fit."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from launcher.planner.backends.base import BackendWorker, merge_configs, option_
 from launcher.planner.backends.engine import divisors_text
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
+    argv_of,
     environment_of,
     job,
     option,
     plan_from,
+    plan_text,
     planned,
     problems_of,
     rule_text,
-    shown,
-    words_of,
 )
 from tests.support.launcher import ROOT, facts_of
 
@@ -119,20 +119,20 @@ def test_the_example_can_be_planned() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_everything_that_a_job_starts(name: str, golden: Golden) -> None:
+def test_all_tasks_of_a_job_match_the_golden_file(name: str, golden: Golden) -> None:
     plan = plan_from(GOLDEN[name])
-    golden(f"launcher/serving/{name}.txt", shown(plan))
-    assert shown(parse_plan(dump_plan(plan), plan.manifest)) == shown(plan)
+    golden(f"launcher/serving/{name}.txt", plan_text(plan))
+    assert plan_text(parse_plan(dump_plan(plan), plan.manifest)) == plan_text(plan)
 
 
 def engine(kind: str, gpus: int, args: dict[str, Any] | None = None, **over: Any) -> str:
-    """One agg worker of an engine on nodes of 8 GPUs."""
+    """A job with one agg worker of an engine, on nodes with 8 GPUs."""
     backend = {"type": kind, "args": args or {}, **over}
     return job(resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": gpus}, model=MODEL, backend=backend)
 
 
 @pytest.mark.parametrize(
-    ("kind", "gpus", "args", "told"),
+    ("kind", "gpus", "args", "expected"),
     [
         ("sglang", 8, {}, {"--tp-size": "8", "--nnodes": None, "--dp-size": None, "--dist-init-addr": None}),
         ("sglang", 1, {}, {"--tp-size": "1"}),
@@ -147,9 +147,11 @@ def engine(kind: str, gpus: int, args: dict[str, Any] | None = None, **over: Any
         ("trtllm", 8, {"ep_size": 8}, {"--tp_size": "8", "--ep_size": "8"}),
     ],
 )
-def test_the_gpus_of_a_worker_are_divided(kind: str, gpus: int, args: dict[str, Any], told: dict[str, Any]) -> None:
-    words = words_of(plan_from(engine(kind, gpus, args)), "agg_w0")
-    assert {name: option(words, name) for name in told} == told
+def test_parallel_sizes_use_the_gpus_of_a_worker(
+    kind: str, gpus: int, args: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    argv = argv_of(plan_from(engine(kind, gpus, args)), "agg_w0")
+    assert {name: option(argv, name) for name in expected} == expected
 
 
 @given(
@@ -158,7 +160,7 @@ def test_the_gpus_of_a_worker_are_divided(kind: str, gpus: int, args: dict[str, 
     st.sampled_from([None, 1, 2, 3, 4, 8]),
     st.sampled_from([None, 1, 2, 3]),
 )
-def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
+def test_a_plan_uses_each_gpu_of_a_worker_or_has_a_problem(
     kind: str, gpus: int, data: int | None, pipeline: int | None
 ) -> None:
     args = {name: value for name, value in (("dp-size", data), ("pp-size", pipeline)) if value}
@@ -168,15 +170,15 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
     if problems := problems_of(text):
         assert all(problem.startswith("backend.args: ") for problem in problems)
         return
-    words = words_of(plan_from(text), "agg_w0")
+    argv = argv_of(plan_from(text), "agg_w0")
     product = 1
     for name in own:
-        product *= int(option(words, name) or 1)
+        product *= int(option(argv, name) or 1)
     assert product == gpus
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             engine("sglang", 8, {"tp-size": 4}),
@@ -185,9 +187,9 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
         (engine("sglang", 8, {"dp-size": 3}), "use sizes that multiply to it"),
         (engine("sglang", 8, {"dp-size": 3, "enable-dp-attention": True}), "use 1, 2, 4 or 8"),
         (engine("sglang", 8, {"ep-size": 3}), "expert parallel 3 does not divide 8 GPUs"),
-        (engine("sglang", 8, {"tp-size": "all"}), "backend.args: 'all' is no size"),
-        (engine("sglang", 8, {"tp-size": 0}), "backend.args: 0 is no size"),
-        (engine("sglang", 8, {"tp-size": True}), "backend.args: True is no size"),
+        (engine("sglang", 8, {"tp-size": "all"}), "backend.args: 'all' is not a size"),
+        (engine("sglang", 8, {"tp-size": 0}), "backend.args: 0 is not a size"),
+        (engine("sglang", 8, {"tp-size": True}), "backend.args: True is not a size"),
         (engine("sglang", 8, agg={"args": {"tp": 2}}), "backend.agg.args: tensor parallel 2 is 2 GPUs"),
         (engine("sglang", 8, {"port": 30000}), "backend.args.port: the launcher sets it from the plan; leave it out"),
         (engine("sglang", 8, agg={"args": {"dist_init_addr": "a:1"}}), "backend.agg.args.dist_init_addr: the launcher"),
@@ -204,11 +206,11 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
         ),
         (
             job(resources={"gpus_per_node": 8, "agg_workers": 1}, backend={"type": "torchrun"}),
-            "backend.type: torchrun runs the processes of one program, and agg is a role of serving",
+            "backend.type: torchrun runs the processes of one program, and agg is a serving role",
         ),
         (
             job(workers=[{"command": "true"}], backend={"args": {"x": 1}}),
-            "backend.args: type command has no program of its own that takes them; put them into the command",
+            "backend.args: type command starts no program of its own that accepts options; put them into the command",
         ),
         (
             job(
@@ -234,17 +236,17 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
                 backend={"type": "sglang"},
                 frontend={"type": "sglang-router", "count": 2},
             ),
-            "workers[0].role: the job has a service called nginx already; choose another name for the role",
+            "workers[0].role: the job already has a service called nginx; choose another name for the role",
         ),
     ],
 )
-def test_what_does_not_fit_is_told_with_place_and_cure(text: str, told: str) -> None:
+def test_a_problem_has_its_key_and_a_fix(text: str, expected: str) -> None:
     problems = problems_of(text)
     assert len(problems) == 1
-    assert told in problems[0]
+    assert expected in problems[0]
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     text = job(
         resources={**PD, "process_granularity": "gpu"},
         backend={"type": "sglang", "args": {"port": 1}, "agg": {"args": {"x": 1}}, "decode": {"args": {"tp-size": 3}}},
@@ -261,7 +263,7 @@ def test_every_problem_is_told_at_once() -> None:
     ]
 
 
-def test_the_command_of_the_user_wins_and_ports_and_readiness_stay() -> None:
+def test_an_own_command_keeps_ports_and_readiness_of_the_backend() -> None:
     text = job(
         resources={"gpus_per_node": 0, "prefill_workers": 1, "decode_workers": 2, "nodes": 1},
         workers=[
@@ -272,8 +274,8 @@ def test_the_command_of_the_user_wins_and_ports_and_readiness_stay() -> None:
         frontend=ROUTER,
     )
     plan = plan_from(text)
-    assert words_of(plan, "prefill_w0") == ["mine", "--port", "6100", "--boot", "7200"]
-    assert words_of(plan, "decode_w1") == ["bash", "-c", "mine --port=6164"]
+    assert argv_of(plan, "prefill_w0") == ["mine", "--port", "6100", "--boot", "7200"]
+    assert argv_of(plan, "decode_w1") == ["bash", "-c", "mine --port=6164"]
     assert (environment_of(plan, "prefill_w0")["A"], environment_of(plan, "decode_w0")["A"]) == ("1", "6132")
     assert [entry.service for entry in plan.tasks] == [True] * 4
     assert [task.service for task in plan.manifest.tasks] == [True] * 4
@@ -286,15 +288,15 @@ def test_the_command_of_the_user_wins_and_ports_and_readiness_stay() -> None:
     ]
 
 
-def test_a_further_process_of_a_worker_knows_the_ports_of_the_first() -> None:
+def test_every_task_of_a_worker_knows_the_ports_of_the_first() -> None:
     text = job(
         resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": 16},
         workers=[{"role": "agg", "command": "mine {leader}:{dist_init_port} {http_port} {worker_nodes} {{nats_port}}"}],
         backend={"type": "sglang"},
     )
     plan = plan_from(text)
-    assert words_of(plan, "agg_w0", 0) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
-    assert words_of(plan, "agg_w0", 1) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
+    assert argv_of(plan, "agg_w0", 0) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
+    assert argv_of(plan, "agg_w0", 1) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
     assert [dict(entry.ports) for entry in plan.tasks] == [{"http": 6100, "dist_init": 8300}, {"http": 6100}]
 
 
@@ -308,7 +310,7 @@ def test_a_plain_job_has_no_ports_no_rules_and_no_files() -> None:
 def test_a_command_that_names_a_port_gets_one() -> None:
     text = job(resources={"nodes": 1}, workers=[{"command": "serve {http_port} {kv_events_port}", "count": 2}])
     plan = plan_from(text)
-    assert [words_of(plan, f"worker_w{index}") for index in (0, 1)] == [
+    assert [argv_of(plan, f"worker_w{index}") for index in (0, 1)] == [
         ["serve", "6100", "5200"],
         ["serve", "6132", "5201"],
     ]
@@ -318,24 +320,24 @@ def test_a_command_that_names_a_port_gets_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("readiness", "told"),
+    ("readiness", "expected"),
     [
         ({"kind": "none"}, []),
         ({"kind": "tcp"}, ["worker_w0: tcp node 0 port 6100, before benchmark"]),
         ({"path": "/up"}, ["worker_w0: http node 0 port 6100 /up, before benchmark"]),
     ],
 )
-def test_readiness_is_asked_for_as_the_file_says(readiness: dict[str, Any], told: list[str]) -> None:
+def test_readiness_rules_follow_the_job_file(readiness: dict[str, Any], expected: list[str]) -> None:
     plan = plan_from(job(workers=[{"command": "serve {http_port}"}], readiness=readiness))
-    assert [rule_text(rule) for rule in (plan.readiness.rules if plan.readiness else ())] == told
+    assert [rule_text(rule) for rule in (plan.readiness.rules if plan.readiness else ())] == expected
 
 
-@pytest.mark.parametrize(("kind", "told"), [("sglang", "the job has none"), ("http", "no command listens")])
-def test_readiness_that_cannot_be_asked_for_is_told(kind: str, told: str) -> None:
-    assert told in problems_of(job(workers=[{"command": "true"}], readiness={"kind": kind}))[0]
+@pytest.mark.parametrize(("kind", "expected"), [("sglang", "the job has none"), ("http", "needs a port")])
+def test_an_impossible_readiness_kind_is_a_problem(kind: str, expected: str) -> None:
+    assert expected in problems_of(job(workers=[{"command": "true"}], readiness={"kind": kind}))[0]
 
 
-def test_ports_of_one_machine_are_unique_over_the_job() -> None:
+def test_ports_on_one_machine_are_unique() -> None:
     text = job(
         resources={**PD, "gpus_per_decode": 8},
         model=MODEL,
@@ -351,7 +353,7 @@ def test_ports_of_one_machine_are_unique_over_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "argv"),
     [
         ("train.py --x 1", ["train.py", "--x", "1"]),
         ("python3 train.py", ["train.py"]),
@@ -361,19 +363,19 @@ def test_ports_of_one_machine_are_unique_over_the_job() -> None:
         ("python", ["--no-python", "python"]),
     ],
 )
-def test_torchrun_gets_a_script_a_module_or_a_program(command: str, words: list[str]) -> None:
+def test_torchrun_gets_a_script_a_module_or_a_program(command: str, argv: list[str]) -> None:
     workers = [{"role": "train", "gpus": 4, "command": command}]
     plan = plan_from(job(resources={"gpus_per_node": 4}, workers=workers, backend={"type": "torchrun"}))
-    assert words_of(plan, "train_w0")[6:] == words
+    assert argv_of(plan, "train_w0")[6:] == argv
 
 
-def test_torchrun_meets_at_a_rendezvous_when_that_is_asked_for() -> None:
+def test_torchrun_uses_a_requested_rendezvous() -> None:
     text = job(
         resources={"gpus_per_node": 4},
         workers=[{"role": "train", "gpus": 8, "command": "train.py"}],
         backend={"type": "torchrun", "args": {"rdzv_backend": "c10d", "nproc-per-node": 2}},
     )
-    assert words_of(plan_from(text), "train_w0", 1) == [
+    assert argv_of(plan_from(text), "train_w0", 1) == [
         "torchrun",
         "--nnodes=2",
         "--nproc-per-node=2",
@@ -385,20 +387,20 @@ def test_torchrun_meets_at_a_rendezvous_when_that_is_asked_for() -> None:
     ]
 
 
-def test_a_shell_text_under_torchrun_stays_one() -> None:
+def test_torchrun_runs_a_shell_command_in_a_shell() -> None:
     workers = [{"role": "train", "gpus": 1, "command": "train {rank} | tee {log_dir}/x", "shell": True}]
     plan = plan_from(job(resources={"gpus_per_node": 4}, workers=workers, backend={"type": "torchrun"}))
-    assert words_of(plan, "train_w0")[-3:] == ["bash", "-c", 'train "${GPUJOB_RANK}" | tee "${GPUJOB_LOG_DIR}"/x']
+    assert argv_of(plan, "train_w0")[-3:] == ["bash", "-c", 'train "${GPUJOB_RANK}" | tee "${GPUJOB_LOG_DIR}"/x']
 
 
-def test_accelerate_counts_all_processes_and_takes_a_configuration() -> None:
+def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
     text = job(
         resources={"gpus_per_node": 4},
         workers=[{"role": "train", "gpus": 8, "command": "python -m my.train"}],
         backend={"type": "accelerate", "args": {"mixed-precision": "bf16"}},
     )
-    words = words_of(plan_from(text), "train_w0", 1)
-    assert words == [
+    argv = argv_of(plan_from(text), "train_w0", 1)
+    assert argv == [
         *("accelerate", "launch", "--num_machines=2", "--machine_rank=1", "--main_process_ip=cn00"),
         *("--main_process_port=8300", "--num_processes=8", "--multi_gpu", "--mixed_precision", "bf16"),
         *("--module", "my.train"),
@@ -406,13 +408,13 @@ def test_accelerate_counts_all_processes_and_takes_a_configuration() -> None:
     body = yaml.safe_load(text)
     body["backend"]["config"] = {"distributed_type": "FSDP"}
     plan = plan_from(yaml.safe_dump(body))
-    words = words_of(plan, "train_w0")
-    assert "--multi_gpu" not in words
-    assert str(option(words, "--config_file")).endswith("/accelerate_config_train.yaml")
+    argv = argv_of(plan, "train_w0")
+    assert "--multi_gpu" not in argv
+    assert str(option(argv, "--config_file")).endswith("/accelerate_config_train.yaml")
     assert plan.templates["accelerate_config_train.yaml"] == "distributed_type: FSDP\n"
 
 
-def test_deepspeed_is_one_process_for_each_gpu_with_the_variables_of_torch() -> None:
+def test_deepspeed_has_one_task_per_gpu_with_torch_variables() -> None:
     text = job(
         resources={"gpus_per_node": 4},
         workers=[{"role": "train", "count": 2, "gpus": 8, "command": "train.py --deepspeed ds.json"}],
@@ -441,7 +443,7 @@ def test_the_ranks_of_an_mpi_worker_are_one_step_and_see_its_gpus() -> None:
 
 
 class Counted(tuple[Task, ...]):
-    """Tasks that count how often somebody goes through them."""
+    """Tasks that count their iterations."""
 
     rounds = 0
 
@@ -450,44 +452,44 @@ class Counted(tuple[Task, ...]):
         return super().__iter__()
 
 
-def test_the_tasks_of_a_worker_are_gone_through_once_however_many_there_are() -> None:
+def test_the_tasks_of_a_worker_are_iterated_once() -> None:
     tasks = Counted(Task("w", "w", 0, rank, rank, rank // 4, (rank % 4,), ()) for rank in range(64))
     worker = BackendWorker(Mock(), "w", tasks, {"dist_init": 8300})
-    told = [torch_environment(worker, tasks[rank])["LOCAL_RANK"] for rank in range(64)]
-    assert told == [str(rank % 4) for rank in range(64)]
+    local_ranks = [torch_environment(worker, tasks[rank])["LOCAL_RANK"] for rank in range(64)]
+    assert local_ranks == [str(rank % 4) for rank in range(64)]
     assert worker.nodes == tuple(range(16))
     assert tasks.rounds == 1
 
 
-def test_each_server_of_trtllm_on_a_node_has_a_port_of_its_own() -> None:
+def test_each_trtllm_server_on_a_node_has_its_own_port() -> None:
     resources = {"gpus_per_node": 8, "agg_workers": 4, "gpus_per_agg": 4}
     plan = plan_from(job(resources=resources, model=MODEL, backend={"type": "trtllm"}))
-    told = {worker: option(words_of(plan, worker, 3), "--port") for worker in ("agg_w0", "agg_w1", "agg_w2", "agg_w3")}
-    assert told == {"agg_w0": "6100", "agg_w1": "6132", "agg_w2": "6100", "agg_w3": "6132"}
+    ports = {worker: option(argv_of(plan, worker, 3), "--port") for worker in ("agg_w0", "agg_w1", "agg_w2", "agg_w3")}
+    assert ports == {"agg_w0": "6100", "agg_w1": "6132", "agg_w2": "6100", "agg_w3": "6132"}
 
 
-def test_all_ranks_of_a_step_of_trtllm_get_the_same_words() -> None:
+def test_all_ranks_of_a_trtllm_step_get_the_same_arguments() -> None:
     plan = plan_from(engine("trtllm", 16))
-    words = {tuple(words_of(plan, "agg_w0", rank)) for rank in range(16)}
-    assert len(words) == 1
-    assert words.pop()[:3] == ("trtllm-llmapi-launch", "trtllm-serve", "/models/r1")
-    assert words_of(plan_from(engine("trtllm", 1)), "agg_w0")[0] == "trtllm-serve"
+    argv = {tuple(argv_of(plan, "agg_w0", rank)) for rank in range(16)}
+    assert len(argv) == 1
+    assert argv.pop()[:3] == ("trtllm-llmapi-launch", "trtllm-serve", "/models/r1")
+    assert argv_of(plan_from(engine("trtllm", 1)), "agg_w0")[0] == "trtllm-serve"
 
 
-@pytest.mark.parametrize(("kind", "sees"), [("trtllm", (0, 1, 2, 3)), ("command", ())])
-def test_who_chooses_a_gpu_by_rank_sees_those_of_the_worker(kind: str, sees: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("kind", "visible"), [("trtllm", (0, 1, 2, 3)), ("command", ())])
+def test_a_task_that_selects_its_gpu_by_rank_sees_all_gpus_of_the_worker(kind: str, visible: tuple[int, ...]) -> None:
     text = job(
         resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": 4, "process_granularity": "gpu"},
         workers=[{"role": "agg", "command": "mine"}],
         backend={"type": kind},
     )
     assert [(entry.task.gpus, entry.visible, entry.narrowed) for entry in plan_from(text).tasks] == [
-        ((gpu,), sees, True) for gpu in range(4)
+        ((gpu,), visible, True) for gpu in range(4)
     ]
 
 
-def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
-    """Each has one GPU; the first serves; to the port of a side channel vLLM adds the rank."""
+def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
+    """Each task has one GPU and the first one serves. vLLM adds the rank to the side channel port."""
     resources = {**PD, "gpus_per_prefill": 2, "process_granularity": "gpu"}
     ranks = {"prefill": {"args": {"data-parallel-size": 2}}, "decode": {"args": {"data-parallel-size": 16}}}
     plan = plan_from(
@@ -498,19 +500,19 @@ def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
         (1 + rank // 8, (rank % 8,), True) for rank in range(16)
     ]
     for rank in (0, 1, 9):
-        words = words_of(plan, "decode_w0", rank)
-        assert option(words, "--tensor-parallel-size") == option(words, "--data-parallel-size-local") == "1"
-        assert option(words, "--data-parallel-size") == "16"
-        assert option(words, "--data-parallel-start-rank") == (str(rank) if rank else None)
-        assert ("--headless" in words) == (rank > 0)
-        told = environment_of(plan, "decode_w0", rank)
-        assert told["VLLM_NIXL_SIDE_CHANNEL_HOST"] == facts_of(plan).hosts[1 + rank // 8]
-        assert int(told["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank == workers[rank].ports["nixl"]
+        argv = argv_of(plan, "decode_w0", rank)
+        assert option(argv, "--tensor-parallel-size") == option(argv, "--data-parallel-size-local") == "1"
+        assert option(argv, "--data-parallel-size") == "16"
+        assert option(argv, "--data-parallel-start-rank") == (str(rank) if rank else None)
+        assert ("--headless" in argv) == (rank > 0)
+        variables = environment_of(plan, "decode_w0", rank)
+        assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == facts_of(plan).hosts[1 + rank // 8]
+        assert int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank == workers[rank].ports["nixl"]
     used = [port for entry in workers if entry.task.node_index == 1 for port in entry.ports.values()]
     assert len(used) == len(set(used))
 
 
-def test_a_helper_beside_an_engine_is_no_part_of_it() -> None:
+def test_a_helper_next_to_an_engine_gets_no_engine_options() -> None:
     text = job(
         resources={"gpus_per_node": 8, "agg_workers": 1},
         workers=[{"role": "watcher", "command": "watch", "critical": False}],
@@ -536,7 +538,7 @@ def test_configurations_are_merged_key_by_key() -> None:
     assert first == {"a": {"x": 1, "y": {"z": 1}}, "b": [1], "c": 1}
 
 
-def test_options_as_words() -> None:
+def test_options_become_arguments() -> None:
     args: Arguments = {
         "flag": True,
         "off": False,
@@ -549,12 +551,12 @@ def test_options_as_words() -> None:
     assert option_argv(args) == ["--flag", "--list", "1", "a b", "--float", "0.5", "--zero", "0", "--text", ""]
 
 
-def test_divisors_for_people() -> None:
+def test_divisors_are_listed_as_text() -> None:
     assert [divisors_text(number) for number in (1, 2, 12)] == ["1", "1 or 2", "1, 2, 3, 4, 6 or 12"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "expected"),
     [
         ({"args": {"--tp-size": 4}}, "backend.args: '--tp-size' is not the name of an option"),
         ({"args": {"tp size": 4}}, "write tp"),
@@ -563,10 +565,10 @@ def test_divisors_for_people() -> None:
         ({"type": "sglangg"}, 'did you mean "sglang"?'),
     ],
 )
-def test_wrong_keys_of_a_backend(backend: dict[str, Any], told: str) -> None:
+def test_invalid_keys_of_a_backend_are_reported(backend: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_job(job(workers=[{"command": "true"}], backend=backend), "job.yaml")
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_each_type_of_the_file_is_a_backend() -> None:

@@ -1,4 +1,4 @@
-"""A serving job on this machine with engines that answer and log as the real ones: virtual nodes, real nginx."""
+"""A local serving job with stand-in engines, virtual nodes and a real nginx."""
 
 import json
 import re
@@ -27,13 +27,13 @@ WAIT_S = 120.0
 
 
 def serve(folder: Path, **parts: Any) -> LocalJob:
-    """A serving job, started in this folder."""
+    """Start a serving job in this folder."""
     place_stand_ins(folder)
     return LocalJob(folder, serving_job(folder, **parts))
 
 
 def targets(job: LocalJob, role: str) -> dict[str, tuple[str, str]]:
-    """Address and path of the metrics of the programs of a role, by worker, as Prometheus finds them."""
+    """Metrics address and path of each worker of a role, from the target file."""
     groups = json.loads((job.run_dir / "targets.json").read_text())
     engines = [group for group in groups if group["labels"]["job"] == "gpujob-engine"]
     return {
@@ -44,7 +44,7 @@ def targets(job: LocalJob, role: str) -> dict[str, tuple[str, str]]:
 
 
 def first_page(job: LocalJob) -> str:
-    """The metrics of the first node's sidecar."""
+    """Metrics page of the sidecar on the first node."""
     host = job.json("orchestrator.json")["hosts"][0]
     return fetch(job.json(f"sidecars/{host}.json")["address"], "/metrics")[1]
 
@@ -54,17 +54,17 @@ def ready_series(job: LocalJob) -> dict[tuple[str, str], float]:
     return {key: value for key, value in found.items() if "seconds" not in key[0]}
 
 
-def test_requests_go_through_nginx_routers_prefill_and_decode_until_the_benchmark_is_done(tmp_path: Path) -> None:
+def test_a_benchmark_runs_through_nginx_routers_prefill_and_decode(tmp_path: Path) -> None:
     with serve(tmp_path, prefill=2, decode=1) as job:
         assert job.wait(WAIT_S) == 0, job.output + job.log()
         report, run_dir = job.report(), job.run_dir
     assert (report["state"], report["stopped"]["cause"]) == ("COMPLETED", "the benchmark has completed")
     assert run_dir.name.partition("_")[2].startswith("2P_1D_")
     port = 8000 + job.json("orchestrator.json")["port_offset"]
-    polling, *said, last = readiness_lines(run_dir)
+    polling, *lines, last = readiness_lines(run_dir)
     assert polling.startswith("Polling http://127.0.0.1:")
     waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [01] decodes(?: and \w+)* to spin up\.")
-    assert all(waiting.fullmatch(line) for line in said), said
+    assert all(waiting.fullmatch(line) for line in lines), lines
     assert last == "Model is ready. Have 2 prefills and 1 decodes."
     benchmark = (run_dir / "benchmark.out").read_text()
     assert f"endpoint=http://127.0.0.1:{port};" in benchmark
@@ -76,30 +76,30 @@ def test_requests_go_through_nginx_routers_prefill_and_decode_until_the_benchmar
     assert [event["stage"] for event in events(run_dir, "stage started")] == [
         *("workers", "frontends", "balancer", "benchmark"),
     ]
-    for worker, words in (("prefill_w0", "Prefill batch"), ("prefill_w1", "Prefill batch"), ("decode_w0", "Decode b")):
+    for worker, text in (("prefill_w0", "Prefill batch"), ("prefill_w1", "Prefill batch"), ("decode_w0", "Decode b")):
         (log,) = run_dir.glob(f"*_{worker}.err")
-        assert words in log.read_text(), log
+        assert text in log.read_text(), log
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {"completed"}
     assert job.left_over() == {}
 
 
-def test_a_job_tells_who_is_ready_and_where_engines_are_measured_and_leaves_its_ports_to_itself(tmp_path: Path) -> None:
+def test_two_serving_jobs_have_readiness_series_targets_and_their_own_ports(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    with serve(folders[0], prefill=2, decode=1, until_told=True) as first:
+    with serve(folders[0], prefill=2, decode=1, repeat=True) as first:
         poll(lambda: first.json("state.json").get("phase") == "running", f"running: {first.run_dir}", WAIT_S)
-        wanted = {("gpujob_ready", ""): 1.0}
+        expected = {("gpujob_ready", ""): 1.0}
         for role, count in (("prefill", 2.0), ("decode", 1.0)):
-            wanted |= {(f"gpujob_ready_workers{kind}", role): count for kind in ("", "_expected")}
-        poll(lambda: ready_series(first) == wanted, f"series of {first.run_dir}", WAIT_S)
+            expected |= {(f"gpujob_ready_workers{kind}", role): count for kind in ("", "_expected")}
+        poll(lambda: ready_series(first) == expected, f"series of {first.run_dir}", WAIT_S)
 
         def engines() -> dict[str, tuple[str, str]]:
             return targets(first, "prefill") | targets(first, "decode")
 
         poll(lambda: sorted(engines()) == ["decode_w0", "prefill_w0", "prefill_w1"], "targets", WAIT_S)
         found = engines()
-        assert len({address for address, _ in found.values()}) == 3, "each has a port of its own on this machine"
+        assert len({address for address, _ in found.values()}) == 3, "each has its own port on this machine"
         for address, path in found.values():
             status, text = fetch(address, path)
             assert (status, "sglang:num_running_reqs" in text) == (200, True)
@@ -112,6 +112,6 @@ def test_a_job_tells_who_is_ready_and_where_engines_are_measured_and_leaves_its_
 
 
 def ports_of(job: LocalJob) -> set[int]:
-    """Those of all processes of a job."""
+    """Ports of all tasks of a job."""
     offset = job.json("orchestrator.json")["port_offset"]
     return {port + offset for entry in job.json("plan.json")["tasks"] for port in entry["ports"].values()}

@@ -1,4 +1,4 @@
-"""Benchmarks: what uses the workers, and where its results go."""
+"""Benchmarks: their commands, variables and result directories."""
 
 import subprocess
 from pathlib import Path
@@ -12,13 +12,13 @@ from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import BenchmarkSpec, concurrency_list
 from tests.launcher.planner.backends.serving_jobs import (
+    argv_of,
     environment_of,
     job,
     option,
     plan_from,
     planned,
     problems_of,
-    words_of,
 )
 
 SIZES = {"isl": 1024, "osl": 128, "concurrencies": "4x8x16"}
@@ -29,21 +29,21 @@ def bench(benchmark: dict[str, Any], **over: Any) -> str:
     return job(**{"workers": WORKERS, "benchmark": benchmark, "model": {"path": "/models/r1"}, **over})
 
 
-def test_sa_bench_gets_its_options_and_a_folder(tmp_path: Path) -> None:
+def test_sa_bench_gets_its_options_and_a_result_directory(tmp_path: Path) -> None:
     plan = plan_from(bench({"type": "sa-bench", "command": "python3 /opt/bench.py -v", **SIZES, "args": {"seed": 1}}))
-    words = words_of(plan, "benchmark")
+    argv = argv_of(plan, "benchmark")
     folder = f"{plan.run_dir('4459')}/sa-bench_isl_1024_osl_128"
-    assert words[3:] == [
+    assert argv[3:] == [
         *(folder, "python3", "/opt/bench.py", "-v", "--host", "cn00", "--port", "6100", "--model", "r1"),
         *("--isl", "1024", "--osl", "128", "--concurrencies", "4x8x16", "--req-rate", "inf"),
         *("--result-dir", folder, "--seed", "1"),
     ]
     place = str(tmp_path / "a b; $x")
-    done = subprocess.run([*words[:3], place, "sh", "-c", 'test -d "$1" && exit 7', "-", place], check=False)
+    done = subprocess.run([*argv[:3], place, "sh", "-c", 'test -d "$1" && exit 7', "-", place], check=False)
     assert done.returncode == 7
 
 
-def test_its_logs_are_those_that_everybody_looks_for() -> None:
+def test_the_logs_of_a_benchmark_have_fixed_names() -> None:
     plan = plan_from(bench({"type": "custom", "command": "load"}))
     entry = planned(plan, "benchmark")
     assert entry.task.logs == ("benchmark{run}.out", "benchmark{run}.err")
@@ -51,11 +51,11 @@ def test_its_logs_are_those_that_everybody_looks_for() -> None:
     assert plan.world_size == 1
 
 
-def test_a_custom_benchmark_finds_in_its_variables_what_it_is_about() -> None:
+def test_a_custom_benchmark_gets_its_parameters_in_variables() -> None:
     benchmark = {"type": "custom", "command": "load --to {job_id}", **SIZES, "req_rate": 2.5, "env": {"A": "{nodes}"}}
     plan = plan_from(bench({**benchmark, "config": {"b": [1]}, "args": {"quiet": True}}))
-    assert words_of(plan, "benchmark") == ["load", "--to", "4459", "--quiet"]
-    told = environment_of(plan, "benchmark")
+    assert argv_of(plan, "benchmark") == ["load", "--to", "4459", "--quiet"]
+    variables = environment_of(plan, "benchmark")
     expected = {
         "GPUJOB_ENDPOINT": "http://cn00:6100",
         "GPUJOB_MODEL": "r1",
@@ -68,47 +68,47 @@ def test_a_custom_benchmark_finds_in_its_variables_what_it_is_about() -> None:
         "GPUJOB_CONFIG_FILE": f"{plan.run_dir('4459')}/benchmark_config.yaml",
         "A": "1",
     }
-    assert {name: told.get(name) for name in expected} == expected
+    assert {name: variables.get(name) for name in expected} == expected
     assert plan.templates["benchmark_config.yaml"] == "b:\n- 1\n"
 
 
-@pytest.mark.parametrize("words", [["load", "a b", "it's", "{job_id}", ""], ["x\ny"]])
-def test_a_command_may_be_a_list_of_words(words: list[str]) -> None:
-    plan = plan_from(bench({"type": "custom", "command": words}, frontend={"type": "custom", "command": words}))
-    expected = [word.replace("{job_id}", "4459") for word in words]
-    assert words_of(plan, "benchmark") == expected
-    assert words_of(plan, "frontend_0") == expected
-    router = plan_from(bench({"type": "router", "command": words, **SIZES}))
-    assert words_of(router, "benchmark")[4 : 4 + len(words)] == expected
+@pytest.mark.parametrize("command", [["load", "a b", "it's", "{job_id}", ""], ["x\ny"]])
+def test_a_command_may_be_a_list_of_arguments(command: list[str]) -> None:
+    plan = plan_from(bench({"type": "custom", "command": command}, frontend={"type": "custom", "command": command}))
+    expected = [word.replace("{job_id}", "4459") for word in command]
+    assert argv_of(plan, "benchmark") == expected
+    assert argv_of(plan, "frontend_0") == expected
+    router = plan_from(bench({"type": "router", "command": command, **SIZES}))
+    assert argv_of(router, "benchmark")[4 : 4 + len(command)] == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("command", "expected"),
     [
         (["x", 3, ["a"]], ['command[1]: 3 is not a text; write it in quotes: "3"', "command[2]: ['a'] is not a text"]),
         ([], ["command: the command is empty"]),
         ([""], ["command: the command is empty"]),
     ],
 )
-def test_a_list_that_is_no_command_is_told_with_its_words(words: list[Any], told: list[str]) -> None:
+def test_problems_of_a_command_list_name_its_entries(command: list[Any], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_job(bench({"type": "custom", "command": words}), "job.yaml")
-    assert list(raised.value.problems) == [f"benchmark.{problem}" for problem in told]
+        parse_job(bench({"type": "custom", "command": command}), "job.yaml")
+    assert list(raised.value.problems) == [f"benchmark.{problem}" for problem in expected]
 
 
-def test_the_schema_takes_both_ways_to_write_a_command() -> None:
+def test_the_schema_accepts_a_command_as_text_and_as_list() -> None:
     kinds = BenchmarkSpec.model_json_schema()["properties"]["command"]["anyOf"]
     assert [kind["type"] for kind in kinds] == ["string", "array", "null"]
 
 
-def test_the_router_benchmark_is_one_profile_for_each_concurrency(tmp_path: Path) -> None:
+def test_the_router_benchmark_runs_one_profile_per_concurrency(tmp_path: Path) -> None:
     plan = plan_from(bench({"type": "router", **SIZES, "req_rate": 3, "args": {"request-count": 100}}))
-    words = words_of(plan, "benchmark")
-    assert words[4:6] == ["aiperf", "profile"]
-    assert (option(words, "--url"), option(words, "--request-rate")) == ("http://cn00:6100", "3")
+    argv = argv_of(plan, "benchmark")
+    assert argv[4:6] == ["aiperf", "profile"]
+    assert (option(argv, "--url"), option(argv, "--request-rate")) == ("http://cn00:6100", "3")
     program = ["sh", "-c", 'echo "$@" >> out; test "$2" != 8', "-"]
     environment = {"PATH": "/usr/bin:/bin", "GPUJOB_RESULT_DIR": "/run/a b"}
-    done = subprocess.run([*words[:4], *program], cwd=tmp_path, env=environment, check=False)
+    done = subprocess.run([*argv[:4], *program], cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 1
     assert (tmp_path / "out").read_text().splitlines() == [
         f"--concurrency {each} --artifact-dir /run/a b/concurrency_{each}" for each in (4, 8)
@@ -123,15 +123,15 @@ def test_a_job_without_a_benchmark_serves_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             bench({"type": "sa-bench", "command": "b", **SIZES}, workers=[{"command": "true"}]),
-            "benchmark.type: sa-bench sends requests and nothing takes them; say a frontend, or have the workers'",
+            "benchmark.type: sa-bench sends requests and nothing receives them; add a frontend, or let the workers'",
         ),
         (
             job(workers=WORKERS, benchmark={"type": "router", **SIZES}),
-            "model: is missing; the router benchmark has to name it in its requests",
+            "model: is missing; the router benchmark names it in its requests",
         ),
         (
             bench(
@@ -139,44 +139,44 @@ def test_a_job_without_a_benchmark_serves_until_it_is_stopped() -> None:
                 workers=[{"role": "t", "command": "t.py"}],
                 backend={"type": "torchrun"},
             ),
-            "benchmark: it uses workers that serve, and torchrun runs a program to its end; leave it out",
+            "benchmark: it needs workers that serve, and torchrun runs a program to its end; leave it out",
         ),
     ],
 )
-def test_a_benchmark_that_has_nothing_to_do_is_told(text: str, told: str) -> None:
+def test_a_benchmark_without_anything_to_measure_is_a_problem(text: str, expected: str) -> None:
     assert len(problems_of(text)) == 1
-    assert told in problems_of(text)[0]
+    assert expected in problems_of(text)[0]
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "told"),
+    ("benchmark", "expected"),
     [
-        ({"type": "custom"}, "benchmark: type custom needs command, which it does not say"),
+        ({"type": "custom"}, "benchmark: type custom needs command; set it"),
         ({"type": "sa-bench", "isl": 1}, "type sa-bench needs command, osl, concurrencies"),
-        ({"type": "router", **SIZES, "concurrencies": "4xx8"}, "benchmark.concurrencies: '4xx8' is no list of numbers"),
-        ({"concurrencies": [0]}, "benchmark.concurrencies: [0] is no list of numbers above 0"),
+        ({"type": "router", **SIZES, "concurrencies": "4xx8"}, "benchmark.concurrencies: '4xx8' is not a list"),
+        ({"concurrencies": [0]}, "benchmark.concurrencies: [0] is not a list of numbers above 0"),
         (
             {"concurrencies": 0},
-            "benchmark.concurrencies: 0 is no list of numbers above 0; write for example [4, 8, 16]",
+            "benchmark.concurrencies: 0 is not a list of numbers above 0; write for example [4, 8, 16]",
         ),
-        ({"concurrencies": []}, "benchmark.concurrencies: [] is no list"),
-        ({"concurrencies": [True]}, "benchmark.concurrencies: [True] is no list"),
-        ({"concurrencies": "4,8"}, "benchmark.concurrencies: '4,8' is no list"),
+        ({"concurrencies": []}, "benchmark.concurrencies: [] is not a list"),
+        ({"concurrencies": [True]}, "benchmark.concurrencies: [True] is not a list"),
+        ({"concurrencies": "4,8"}, "benchmark.concurrencies: '4,8' is not a list"),
         ({"concurrencies": 4}, "benchmark.concurrencies: 4 is a number; write [4]"),
-        ({"concurrencies": [9999999]}, "is no list of numbers"),
-        ({"req_rate": "fast"}, "benchmark.req_rate: 'fast' is no rate"),
-        ({"req_rate": 0}, "benchmark.req_rate: 0 is no rate"),
+        ({"concurrencies": [9999999]}, "is not a list of numbers"),
+        ({"req_rate": "fast"}, "benchmark.req_rate: 'fast' is not a rate"),
+        ({"req_rate": 0}, "benchmark.req_rate: 0 is not a rate"),
         ({"type": "sa_bench"}, 'unknown benchmark "sa_bench"; did you mean "sa-bench"?'),
     ],
 )
-def test_wrong_keys_of_a_benchmark(benchmark: dict[str, Any], told: str) -> None:
+def test_invalid_keys_of_a_benchmark_are_reported(benchmark: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_job(bench(benchmark), "job.yaml")
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=8))
-def test_both_ways_to_write_concurrencies_are_the_same(numbers: list[int]) -> None:
+def test_concurrencies_as_list_and_as_text_are_equal(numbers: list[int]) -> None:
     written = (numbers, "x".join(map(str, numbers)))
     found = [parse_job(bench({"concurrencies": value}), "job.yaml").benchmark for value in written]
     assert all(entry and concurrency_list(entry.concurrencies) == tuple(numbers) for entry in found)

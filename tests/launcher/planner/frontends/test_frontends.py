@@ -1,4 +1,4 @@
-"""Front ends: what stands before the workers, and a real nginx over several."""
+"""Front ends before the workers, and a real nginx before several front ends."""
 
 import http.server
 import os
@@ -19,6 +19,7 @@ from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import parse_job
 from launcher.planner.frontends import nginx
 from tests.launcher.planner.backends.serving_jobs import (
+    argv_of,
     ask,
     free_port,
     job,
@@ -27,7 +28,6 @@ from tests.launcher.planner.backends.serving_jobs import (
     planned,
     problems_of,
     rule_text,
-    words_of,
 )
 from tests.support.launcher import poll
 
@@ -44,8 +44,8 @@ def served(frontend: dict[str, Any] | None, kind: str = "sglang", **over: Any) -
 
 def test_one_front_end_listens_at_the_public_port() -> None:
     plan = plan_from(served({"type": "sglang-router", "args": {"policy": "round_robin"}}))
-    words = words_of(plan, "frontend_0")
-    assert words == [
+    argv = argv_of(plan, "frontend_0")
+    assert argv == [
         *("python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"),
         *("--prefill", "http://cn00:6100", "7200", "--prefill", "http://cn01:6100", "7200"),
         *("--decode", "http://cn02:6100", "--host", "0.0.0.0", "--port", "8000", "--prometheus-port", "7500"),
@@ -54,20 +54,20 @@ def test_one_front_end_listens_at_the_public_port() -> None:
     assert nginx.FILE not in plan.templates
 
 
-def test_workers_that_do_both_are_named_to_the_router_at_once() -> None:
+def test_the_router_gets_the_urls_of_agg_workers() -> None:
     resources = {"gpus_per_node": 8, "agg_workers": 2, "gpus_per_agg": 4}
-    words = words_of(plan_from(served({"type": "sglang-router"}, resources=resources)), "frontend_0")
-    assert words[3:6] == ["--worker-urls", "http://cn00:6100", "http://cn00:6132"]
+    argv = argv_of(plan_from(served({"type": "sglang-router"}, resources=resources)), "frontend_0")
+    assert argv[3:6] == ["--worker-urls", "http://cn00:6100", "http://cn00:6132"]
 
 
-def test_several_front_ends_stand_behind_nginx_on_the_nodes_in_turn() -> None:
+def test_several_front_ends_are_spread_over_nodes_behind_nginx() -> None:
     plan = plan_from(served({"type": "sglang-router", "count": 5}))
-    fronts = [entry for entry in plan.tasks if entry.stage == "frontends"]
-    assert [(entry.task.node_index, entry.ports["http"]) for entry in fronts] == [
+    frontends = [entry for entry in plan.tasks if entry.stage == "frontends"]
+    assert [(entry.task.node_index, entry.ports["http"]) for entry in frontends] == [
         *((0, 8180), (1, 8180), (2, 8180), (0, 8181), (1, 8181)),
     ]
     assert (planned(plan, "nginx").task.node_index, planned(plan, "nginx").ports) == (0, {"http": 8000})
-    for entry in fronts:
+    for entry in frontends:
         assert f"server {{host_{entry.task.node_index}}}:{{port_{entry.ports['http']}}} " in plan.templates[nginx.FILE]
     assert plan.readiness is not None
     models = [rule for rule in plan.readiness.rules if rule.kind == "sglang"]
@@ -75,12 +75,12 @@ def test_several_front_ends_stand_behind_nginx_on_the_nodes_in_turn() -> None:
     assert rule_text(models[-1]) == "model: sglang node 0 port 8000 expects 2 prefill 1 decode, before benchmark"
 
 
-def test_nginx_stands_before_one_front_end_when_asked() -> None:
+def test_nginx_can_be_used_for_one_front_end() -> None:
     plan = plan_from(served({"type": "sglang-router", "nginx": True}))
-    assert option(words_of(plan, "frontend_0"), "--port") == "8180"
+    assert option(argv_of(plan, "frontend_0"), "--port") == "8180"
 
 
-def test_front_ends_and_infrastructure_have_nodes_of_their_own() -> None:
+def test_front_ends_and_infrastructure_may_have_their_own_nodes() -> None:
     resources = {**PD, "infra_node": True, "frontend_node": True, "client_node": True}
     text = served(
         {"type": "dynamo", "count": 2}, resources=resources, benchmark={"type": "custom", "command": "python3 load.py"}
@@ -93,28 +93,28 @@ def test_front_ends_and_infrastructure_have_nodes_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("kind", "program"), [("sglang", "dynamo.sglang"), ("vllm", "dynamo.vllm"), ("trtllm", "dynamo.trtllm")]
 )
-def test_behind_dynamo_the_workers_are_its_own_programs(kind: str, program: str) -> None:
+def test_dynamo_workers_run_the_programs_of_dynamo(kind: str, program: str) -> None:
     plan = plan_from(served({"type": "dynamo"}, kind))
-    words = words_of(plan, "decode_w0")
-    assert words[words.index("-m") + 1] == program
-    assert option(words, "--disaggregation-mode") == "decode"
-    every = [dict(entry.env) for entry in plan.tasks if entry.stage in ("workers", "frontends")]
-    assert all("ETCD_ENDPOINTS" in env and "NATS_SERVER" in env for env in every)
+    argv = argv_of(plan, "decode_w0")
+    assert argv[argv.index("-m") + 1] == program
+    assert option(argv, "--disaggregation-mode") == "decode"
+    environments = [dict(entry.env) for entry in plan.tasks if entry.stage in ("workers", "frontends")]
+    assert all("ETCD_ENDPOINTS" in env and "NATS_SERVER" in env for env in environments)
     assert plan.readiness is not None
     assert [rule.subject for rule in plan.readiness.rules if rule.before == "workers"] == ["etcd", "nats"]
 
 
-def test_infrastructure_is_waited_for_even_when_the_model_is_not() -> None:
+def test_infrastructure_has_readiness_rules_without_model_rules() -> None:
     plan = plan_from(served({"type": "dynamo"}, readiness={"kind": "none"}))
     assert plan.readiness is not None
     assert [rule.subject for rule in plan.readiness.rules] == ["etcd", "nats"]
 
 
-def test_a_front_end_of_the_user_is_told_where_the_workers_are() -> None:
+def test_a_custom_front_end_gets_the_urls_of_the_workers() -> None:
     frontend = {"type": "custom", "command": "front --port {http_port} --side {nixl_port}", "args": {"x": 1}}
     plan = plan_from(served({**frontend, "config": {"a": 1}, "env": {"B": "2"}}, "vllm"))
     entry = planned(plan, "frontend_0")
-    assert words_of(plan, "frontend_0") == ["front", "--port", "8000", "--side", "5408", "--x", "1"]
+    assert argv_of(plan, "frontend_0") == ["front", "--port", "8000", "--side", "5408", "--x", "1"]
     assert entry.env["GPUJOB_PREFILL_URLS"] == "http://{host_0}:{port_6100},http://{host_1}:{port_6100}"
     assert entry.env["GPUJOB_DECODE_URLS"] == "http://{host_2}:{port_6100}"
     assert (entry.env["B"], entry.env["GPUJOB_CONFIG_FILE"]) == ("2", "{run_dir}/frontend_config.yaml")
@@ -131,12 +131,12 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (served(None), "frontend: is missing; decode and prefill workers of sglang need one: sglang-router or dynamo"),
         (
             served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1, "agg_workers": 1}),
-            "agg_workers: 1 agg beside 1 prefill; an agg worker does the work of both: leave agg out, or prefill",
+            "1 agg in addition to 1 prefill; an agg worker does the work of both; leave agg out, or prefill",
         ),
         (
             served({"type": "sglang-router"}, "vllm"),
@@ -148,7 +148,7 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
         ),
         (
             served({"type": "vllm"}, "vllm"),
-            "is one agg worker that serves by itself, and there are 2 prefill, 1 decode",
+            "vllm needs exactly one agg worker, and the job has 2 prefill, 1 decode",
         ),
         (
             served({"type": "vllm", "count": 2}, "vllm", resources={"gpus_per_node": 8, "agg_workers": 1}),
@@ -164,34 +164,34 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
         ),
         (
             job(workers=[{"role": "agg", "command": "serve"}], frontend={"type": "sglang-router"}),
-            "workers[0].command: the router asks the agg workers over HTTP; have the command listen on {http_port}",
+            "workers[0].command: the router sends requests to the agg workers over HTTP; let the command listen",
         ),
     ],
 )
-def test_a_front_end_that_does_not_fit_is_told(text: str, told: str) -> None:
+def test_a_front_end_that_does_not_fit_is_a_problem(text: str, expected: str) -> None:
     problems = problems_of(text)
     assert len(problems) == 1
-    assert told in problems[0]
+    assert expected in problems[0]
 
 
 @pytest.mark.parametrize(
-    ("frontend", "told"),
+    ("frontend", "expected"),
     [
         ({"type": "custom"}, "frontend.command: is missing"),
-        ({"type": "dynamo", "count": 2, "nginx": False}, "2 front ends need it"),
+        ({"type": "dynamo", "count": 2, "nginx": False}, "2 front ends need nginx"),
         ({"type": "dynamo", "command": "a 'b"}, "cannot be split into words"),
         ({"type": "dynamo", "command": " "}, "the command is empty"),
         ({"type": "dynamoo"}, 'unknown front end "dynamoo"; did you mean "dynamo"?'),
     ],
 )
-def test_wrong_keys_of_a_front_end(frontend: dict[str, Any], told: str) -> None:
+def test_invalid_keys_of_a_front_end_are_reported(frontend: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_job(served(frontend), "job.yaml")
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A front end that says its name and how much it was sent."""
+    """A front end that answers with its name and the size of the request."""
 
     daemon_threads = True
 
@@ -222,7 +222,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def front(name: str) -> Iterator[int]:
-    """A front end that runs; its port."""
+    """Run a front end and yield its port."""
     server = Server(name)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
@@ -234,16 +234,16 @@ def front(name: str) -> Iterator[int]:
 
 @contextmanager
 def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A real nginx of an ordinary user, with the words and the file that a plan has."""
+    """Run a real nginx as an ordinary user, with the arguments and the file of a plan."""
     assert NGINX is not None
     port = free_port()
     (run_dir / nginx.FILE).write_text(
         nginx.render_nginx_config(str(port), [f"127.0.0.1:{upstream}" for upstream in upstreams])
     )
-    words = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_argv()]
+    argv = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_argv()]
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with (run_dir / "nginx.err").open("wb") as log:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]
     url = f"http://127.0.0.1:{port}"
     try:
         poll(lambda: ask(url)[0] or process.poll() is not None, "nginx")
@@ -256,7 +256,7 @@ def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subproc
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A run directory of an ordinary user, with a name that breaks careless configurations."""
+    """A run directory of an ordinary user, with a name that needs quoting."""
     with tempfile.TemporaryDirectory(prefix="a run; {dir} $x ") as folder:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
@@ -265,7 +265,7 @@ def run_dir() -> Iterator[Path]:
 
 @pytest.mark.skipif(NGINX is None, reason="no nginx here")
 class TestRealNginx:
-    """What the configuration that we write does."""
+    """Behaviour of the configuration that we write."""
 
     def test_both_front_ends_answer_and_long_requests_reach_them(self, run_dir: Path) -> None:
         with ExitStack() as stack:
@@ -281,12 +281,12 @@ class TestRealNginx:
         assert list((run_dir / "nginx_temp").iterdir()) == []
         assert (run_dir / "nginx.pid").exists()
 
-    def test_a_front_end_that_is_dead_is_passed_over(self, run_dir: Path) -> None:
+    def test_a_dead_front_end_is_skipped(self, run_dir: Path) -> None:
         with front("one") as port, balancer(run_dir, [free_port(), port, free_port()]) as (url, _):
             answers = [ask(f"{url}/v1/models") for _ in range(20)] + [ask(url, b"x" * 100_000) for _ in range(20)]
         assert {(status, body.split()[0]) for status, body in answers} == {(200, b"one")}
 
-    def test_it_ends_in_order(self, run_dir: Path) -> None:
+    def test_nginx_ends_with_status_0(self, run_dir: Path) -> None:
         with front("one") as port, balancer(run_dir, [port]) as (_, process):
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0

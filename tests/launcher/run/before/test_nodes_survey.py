@@ -1,4 +1,4 @@
-"""What the orchestrator makes of what the nodes have found, of nodes that are played by this machine."""
+"""The node survey of the orchestrator, with real survey processes on this machine."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ from tests.support.launcher import ROOT, clean_environment, job_spec, plan_of
 
 
 def plan_with(*ports: int) -> Plan:
-    """One process on each node, with a port each."""
+    """A plan with one process and one port on each node."""
     count = len(ports)
     plan = plan_of(job_spec(resources={"nodes": count}, workers=[{"command": "x", "count": count}]), local=True)
     tasks = tuple(
@@ -47,7 +47,7 @@ def plan_with(*ports: int) -> Plan:
 
 
 class Job:
-    """A job that looks for its ports with real processes."""
+    """A job that reserves its ports with real processes."""
 
     def __init__(self, folder: Path, plan: Plan, job_id: str = "0") -> None:
         folder.mkdir()
@@ -59,115 +59,115 @@ class Job:
         python = dataclasses.replace(plan, python=sys.executable)
         self.steps = LocalSteps(python, self.facts)
 
-    def look(self) -> RunFacts:
+    def survey(self) -> RunFacts:
         self.facts, self.reservation = run_node_survey(self.plan, self.facts, self.steps, OrchestratorSignals())
         return self.facts
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that are slow have the time that they need; a job that waits for nothing is seen to have waited."""
+def long_survey_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give slow nodes enough time, so that an unnecessary wait becomes visible."""
     monkeypatch.setattr("launcher.run.before.nodes_survey.SURVEY_S", 120.0)
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Any]:
-    made: list[Job] = []
+    started: list[Job] = []
 
-    def make(plan: Plan, job_id: str = "0") -> Job:
-        made.append(Job(tmp_path / f"job{len(made)}", plan, job_id))
-        return made[-1]
+    def make_job(plan: Plan, job_id: str = "0") -> Job:
+        started.append(Job(tmp_path / f"job{len(started)}", plan, job_id))
+        return started[-1]
 
-    yield make
-    for job in made:
+    yield make_job
+    for job in started:
         job.reservation.terminate()
         job.reservation.release(30.0)
 
 
-def test_two_jobs_of_one_seed_have_no_port_in_common(jobs: Any) -> None:
+def test_two_jobs_with_the_same_seed_have_no_common_port(jobs: Any) -> None:
     port = free_port()
     plan = plan_with(port, port + 1)
-    first, second = jobs(plan).look(), jobs(plan).look()
+    first, second = jobs(plan).survey(), jobs(plan).survey()
     assert {first.port_offset, second.port_offset} == {0, OFFSETS[1]}
     wanted = {port + first.port_offset + node for node in (0, 1)} | {port + OFFSETS[1] + node for node in (0, 1)}
     assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
 
 
-def test_ports_are_let_go_at_the_end(jobs: Any) -> None:
+def test_ports_are_released_at_the_end(jobs: Any) -> None:
     port = free_port()
     job = jobs(plan_with(port))
-    job.look()
+    job.survey()
     assert port in read_claimed_ports((RESERVATION_PREFIX,))
     job.reservation.release(30.0)
     job.reservation.release(30.0)
     assert port not in read_claimed_ports()
 
 
-def test_nodes_on_which_others_are_look_again_for_what_is_free_everywhere(jobs: Any) -> None:
+def test_a_second_round_finds_an_offset_that_is_free_on_all_nodes(jobs: Any) -> None:
     port = free_port()
     held = try_reserve_ports([port + OFFSETS[0]]), try_reserve_ports([port + 1 + OFFSETS[1]])
     job = jobs(plan_with(port, port + 1))
-    assert job.look().port_offset == OFFSETS[2]  # the nodes begin with the second, and with the first
-    assert {told["round"] for told in read_node_answers(job.plan, job.facts, 1).values()} == {1}
+    assert job.survey().port_offset == OFFSETS[2]  # the nodes first choose the second and the first offset
+    assert {answer["round"] for answer in read_node_answers(job.plan, job.facts, 1).values()} == {1}
     assert port + OFFSETS[1] not in read_claimed_ports()
     assert all(held)
 
 
-def test_ports_json_tells_the_real_ports(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ports_json_has_the_real_ports(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     held = try_reserve_ports([port])
     job = jobs(plan_with(port))
-    job.look()
-    told = json.loads((job.facts.run_dir / "ports.json").read_text())
+    job.survey()
+    ports_file = json.loads((job.facts.run_dir / "ports.json").read_text())
     assert held
-    assert (told["port_offset"], told["processes"][0]["ports"]) == (17, {"http": port + 17})
+    assert (ports_file["port_offset"], ports_file["processes"][0]["ports"]) == (17, {"http": port + 17})
     assert capfd.readouterr().out.endswith("Ports of the job: those of the plan + 17\n")
 
 
-def test_without_a_free_offset_the_job_says_so_and_goes_on(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_a_free_offset_continues_with_a_message(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     held = [try_reserve_ports([port + offset]) for offset in OFFSETS]
-    begun = time.monotonic()
-    assert jobs(plan_with(port)).look().port_offset == 0
-    assert "No offset leaves all ports of the job free on their nodes" in capfd.readouterr().out
+    start = time.monotonic()
+    assert jobs(plan_with(port)).survey().port_offset == 0
+    assert "No port offset leaves all ports of the job free on its nodes" in capfd.readouterr().out
     assert all(held)
-    assert time.monotonic() - begun < 60.0  # it has not waited for what cannot come
+    assert time.monotonic() - start < 60.0  # it has not waited for an impossible answer
 
 
-def test_a_node_that_cannot_look_costs_the_others_no_time(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_cannot_answer_does_not_delay_the_others(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     held = try_reserve_ports([port])
     job = jobs(plan_with(port, port + 1))
     (job.facts.run_dir / run_files.NODES_DIR / "job0-n1.json").mkdir(parents=True)
-    begun = time.monotonic()
-    assert job.look().port_offset == 17
-    assert time.monotonic() - begun < 60.0
+    start = time.monotonic()
+    assert job.survey().port_offset == 17
+    assert time.monotonic() - start < 60.0
     assert held
     assert [line.split(" ", 2)[2] for line in capfd.readouterr().out.splitlines()] == [
-        "Nothing is known of job0-n1: the ports of the job are untested there",
+        "No answer to the node survey from job0-n1: the ports of the job were not checked there",
         "Ports of the job: those of the plan + 17",
     ]
 
 
-LOOKING = """
+SURVEY_PROGRAM = """
 import sys
 from pathlib import Path
 import launcher.run.before.nodes_survey
 from tests.launcher.run.before.test_nodes_survey import Job, plan_with
 launcher.run.before.nodes_survey.SURVEY_S = 300.0
 job = Job(Path(sys.argv[1]), plan_with(*map(int, sys.argv[2:])))
-print(job.look().port_offset, flush=True)
+print(job.survey().port_offset, flush=True)
 sys.stdin.read()
 """
 
 
-def test_jobs_of_several_nodes_that_look_at_once_come_to_ports_of_their_own(tmp_path: Path) -> None:
-    """One seed, one machine, the same ports: the nodes of each get in the way of those of the others."""
+def test_concurrent_jobs_on_several_nodes_get_different_ports(tmp_path: Path) -> None:
+    """The jobs have the same seed, machine and ports, so their nodes compete."""
     port = free_port()
     ports = [str(port + index) for index in range(3)]
-    looking = [
+    processes = [
         subprocess.Popen(
-            [sys.executable, "-c", LOOKING, str(tmp_path / f"job{index}"), *ports],
+            [sys.executable, "-c", SURVEY_PROGRAM, str(tmp_path / f"job{index}"), *ports],
             cwd=ROOT,
             env=clean_environment(),
             stdin=subprocess.PIPE,
@@ -177,32 +177,30 @@ def test_jobs_of_several_nodes_that_look_at_once_come_to_ports_of_their_own(tmp_
         for index in range(3)
     ]
     try:
-        offsets = [offset_of(process) for process in looking]
-        assert len(set(offsets)) == len(looking)
+        offsets = [offset_of(process) for process in processes]
+        assert len(set(offsets)) == len(processes)
         wanted = {int(port) + offset for port in ports for offset in offsets}
         assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
     finally:
-        for process in looking:
+        for process in processes:
             process.kill()
             process.communicate(timeout=30)
 
 
 def offset_of(process: "subprocess.Popen[str]") -> int:
-    """What a job says last before it waits."""
+    """The offset that a job prints before it waits."""
     assert process.stdout is not None
     watchdog = threading.Timer(400.0, process.kill)
     watchdog.start()
     try:
-        told = next((line for line in process.stdout if line.strip().isdigit()), None)
+        line = next((line for line in process.stdout if line.strip().isdigit()), None)
     finally:
         watchdog.cancel()
-    assert told is not None, "it has ended"
-    return int(told)
+    assert line is not None, "the job has ended"
+    return int(line)
 
 
-def test_nodes_of_slurm_are_asked_by_one_step(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_step_surveys_all_slurm_nodes(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
         monkeypatch.setenv(name, value)
     port = free_port()
@@ -210,27 +208,29 @@ def test_nodes_of_slurm_are_asked_by_one_step(
     for name, text in plan_files(plan, "").items():
         (tmp_path / name).write_text(text)
     facts = RunFacts("4459", tmp_path, ("cn00", "cn01"))
-    found, reservation = run_node_survey(plan, facts, SlurmSteps(plan, facts), OrchestratorSignals())
+    new_facts, reservation = run_node_survey(plan, facts, SlurmSteps(plan, facts), OrchestratorSignals())
     try:
-        assert {port + found.port_offset, port + 1 + found.port_offset} <= read_claimed_ports((RESERVATION_PREFIX,))
+        assert {port + new_facts.port_offset, port + 1 + new_facts.port_offset} <= read_claimed_ports(
+            (RESERVATION_PREFIX,)
+        )
         (call,) = slurm.calls("srun")
         assert (call["options"]["nodelist"], call["options"]["job-name"]) == ("cn00,cn01", "nodes")
     finally:
         reservation.release(30.0)
-    assert {port + found.port_offset, port + 1 + found.port_offset}.isdisjoint(
+    assert {port + new_facts.port_offset, port + 1 + new_facts.port_offset}.isdisjoint(
         read_claimed_ports((RESERVATION_PREFIX,))
     )
     assert (tmp_path / "log.err").read_text() == ""
 
 
-# -- of what nodes have told ---------------------------------------------------------------------
+# -- answers of the nodes ------------------------------------------------------------------------
 
 
 def facts_in(folder: Path) -> RunFacts:
     return RunFacts("4459", folder, ("cn00", "cn01"))
 
 
-def test_ports_that_are_taken_move_those_of_the_job(tmp_path: Path) -> None:
+def test_busy_ports_exclude_their_offset(tmp_path: Path) -> None:
     plan, facts = plan_with(6100, 6100), facts_in(tmp_path)
     assert needs_survey(plan)
     first = possible_offsets(plan, facts, {})
@@ -240,7 +240,7 @@ def test_ports_that_are_taken_move_those_of_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "offset"),
+    ("answers", "offset"),
     [
         ({"cn00": {"offset": 17}, "cn01": {"offset": 17}}, 17),
         ({"cn00": {"offset": 0}, "cn01": {"offset": 0}}, 0),
@@ -250,23 +250,23 @@ def test_ports_that_are_taken_move_those_of_the_job(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_an_offset_is_that_of_the_job_when_all_nodes_hold_it(
-    told: Mapping[str, Mapping[str, object]], offset: int | None, tmp_path: Path
+def test_an_offset_is_agreed_if_all_nodes_hold_it(
+    answers: Mapping[str, Mapping[str, object]], offset: int | None, tmp_path: Path
 ) -> None:
-    assert agreed_offset(facts_in(tmp_path), (0, 1), told) == offset
+    assert agreed_offset(facts_in(tmp_path), (0, 1), answers) == offset
 
 
-def test_a_node_that_has_told_nothing_keeps_its_name(tmp_path: Path) -> None:
+def test_a_node_without_an_answer_keeps_its_host_name(tmp_path: Path) -> None:
     facts = RunFacts("4459", tmp_path, tuple(f"cn0{index}" for index in range(5)))
     plan = dataclasses.replace(plan_with(*[6100] * 5), network_interface="ib0")
     (tmp_path / run_files.NODES_DIR).mkdir()
-    told = {
+    answers = {
         "cn01": {"attempt": 0, "round": 1, "address": "10.0.0.1", "busy": []},
         "cn02": {"attempt": 1, "round": 1, "address": "10.0.0.2", "busy": []},
         "cn03": {"attempt": 0, "round": 1, "problem": "cn03: no ib0"},
         "cn04": {"attempt": 0, "round": 0, "address": "10.0.0.4"},
     }
-    for name, entry in told.items():
+    for name, entry in answers.items():
         run_files.write_json(tmp_path / run_files.NODES_DIR / f"{name}.json", entry)
-    found = read_node_answers(plan, facts, 1)
-    assert node_addresses(plan, facts, found) == ("cn00", "10.0.0.1", "cn02", "cn03", "cn04")
+    read_answers = read_node_answers(plan, facts, 1)
+    assert node_addresses(plan, facts, read_answers) == ("cn00", "10.0.0.1", "cn02", "cn03", "cn04")

@@ -1,4 +1,4 @@
-"""The poller against real servers, among them those that hang, lie or go away."""
+"""The readiness poller against real servers, some of which hang, give bad answers or disappear."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ from tests.support.launcher import clean_environment, poll
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
-Talk = Callable[[socket.socket], None]
+Respond = Callable[[socket.socket], None]
 
 
 def answer(body: object, status: str = "200 OK") -> bytes:
@@ -42,10 +42,10 @@ def answer(body: object, status: str = "200 OK") -> bytes:
 
 
 class Server:
-    """Listens on this machine; ``talk`` does with each connection what a test wants, once the request is there."""
+    """A server on this machine that runs ``respond`` on each connection after the request has arrived."""
 
-    def __init__(self, talk: Talk | bytes) -> None:
-        self.talk = talk
+    def __init__(self, respond: Respond | bytes) -> None:
+        self.respond = respond
         self.requests: list[bytes] = []
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listening.getsockname()[1]
@@ -59,19 +59,19 @@ class Server:
             except OSError:
                 return
             self._connections.append(connection)
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._respond, args=(connection,), daemon=True).start()
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _respond(self, connection: socket.socket) -> None:
         try:
             request = b""
             while b"\r\n\r\n" not in request and (part := connection.recv(4096)):
                 request += part
             self.requests.append(request)
-            if isinstance(self.talk, bytes):
-                connection.sendall(self.talk)
+            if isinstance(self.respond, bytes):
+                connection.sendall(self.respond)
                 connection.close()
             else:
-                self.talk(connection)
+                self.respond(connection)
         except OSError:
             pass
 
@@ -83,8 +83,8 @@ class Server:
 
 
 @contextmanager
-def serving(talk: Talk | bytes) -> Iterator[Server]:
-    server = Server(talk)
+def serving(respond: Respond | bytes) -> Iterator[Server]:
+    server = Server(respond)
     try:
         yield server
     finally:
@@ -92,12 +92,12 @@ def serving(talk: Talk | bytes) -> Iterator[Server]:
 
 
 def hang(connection: socket.socket) -> None:
-    """Keep a client waiting until it goes."""
+    """Keep a client waiting until it disconnects."""
     connection.recv(1)
 
 
 def drip(connection: socket.socket) -> None:
-    """A byte of a header now and then: no single read takes long."""
+    """Send a header byte by byte, so that no single read takes long."""
     while True:
         connection.sendall(b"X")
         time.sleep(0.02)
@@ -108,8 +108,8 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-def silent_place() -> tuple[socket.socket, int]:
-    """A port whose queue of connections is full: a further one is neither taken nor refused."""
+def port_with_full_queue() -> tuple[socket.socket, int]:
+    """A port with a full connection queue: further connections are neither accepted nor refused."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(0)
@@ -118,11 +118,11 @@ def silent_place() -> tuple[socket.socket, int]:
         filling = socket.socket()
         filling.setblocking(False)
         assert filling.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
-        KEPT.append(filling)
+        OPEN_SOCKETS.append(filling)
     return listening, port
 
 
-KEPT: list[socket.socket] = []
+OPEN_SOCKETS: list[socket.socket] = []
 
 
 def rule(kind: str = "http", port: int = 0, **over: Any) -> ReadyRule:
@@ -130,62 +130,62 @@ def rule(kind: str = "http", port: int = 0, **over: Any) -> ReadyRule:
 
 
 def step_until(poller: ReadinessPoller, condition: Callable[[], bool], what: str) -> None:
-    """Let the poller go on until something holds."""
+    """Step the poller until the condition is true."""
 
-    def holds() -> bool:
+    def is_true_after_step() -> bool:
         poller.step()
         return condition()
 
-    poll(holds, what)
+    poll(is_true_after_step, what)
 
 
-def ask(kind: str, port: int, **over: Any) -> tuple[RuleStatus, bool]:
-    standing, late = ReadinessRequest(ReadinessTarget(rule(kind, port, **over), "127.0.0.1", port)).poll()
-    return standing, late
+def poll_once(kind: str, port: int, **over: Any) -> tuple[RuleStatus, bool]:
+    status, late = ReadinessRequest(ReadinessTarget(rule(kind, port, **over), "127.0.0.1", port)).poll()
+    return status, late
 
 
-# -- one question --------------------------------------------------------------------------------
+# -- one request ---------------------------------------------------------------------------------
 
 
-def test_a_service_is_asked_for_its_path_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_polled_at_its_path_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     with serving(OK) as server:
-        assert ask("http", server.port, path="/v1/health?full=1") == (RuleStatus(ready=True), False)
+        assert poll_once("http", server.port, path="/v1/health?full=1") == (RuleStatus(ready=True), False)
     (request,) = server.requests
     assert request.startswith(b"GET /v1/health?full=1 HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nConnection: close\r\n" in request
 
 
-def test_the_engines_are_understood_over_the_wire() -> None:
+def test_the_answers_of_the_engines_are_parsed() -> None:
     counts = {"prefill": 1, "decode": 1}
     entries = [{"endpoint": "generate", "component": name} for name in counts]
     with serving(answer({"instances": entries})) as dynamo:
-        assert ask("dynamo", dynamo.port, expected=counts) == (RuleStatus(ready=True, seen=counts), False)
+        assert poll_once("dynamo", dynamo.port, expected=counts) == (RuleStatus(ready=True, seen=counts), False)
     with serving(answer({"stats": {"prefill_count": 1, "decode_count": 0, "regular_count": 0}})) as router:
         seen = {"prefill": 1, "decode": 0}
-        assert ask("sglang", router.port, expected=counts) == (RuleStatus(ready=False, seen=seen), False)
+        assert poll_once("sglang", router.port, expected=counts) == (RuleStatus(ready=False, seen=seen), False)
         assert router.requests[0].startswith(b"GET /workers ")
     with serving(answer({"data": [{"id": "m"}]})) as vllm:
-        assert ask("vllm", vllm.port)[0].ready
+        assert poll_once("vllm", vllm.port)[0].ready
         assert [request.split()[1] for request in vllm.requests] == [b"/health", b"/v1/models"]
 
 
-def test_a_body_in_chunks_is_put_together() -> None:
+def test_a_chunked_body_is_joined() -> None:
     with serving(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         b'8\r\n{"stats"\r\n1b\r\n: {"decode_count": 1     }}\r\n0\r\n\r\n'
     ) as server:
-        assert ask("sglang", server.port, expected={"decode": 1})[0].ready
+        assert poll_once("sglang", server.port, expected={"decode": 1})[0].ready
 
 
 @pytest.mark.parametrize(
-    ("talk", "detail"),
+    ("respond", "detail"),
     [
         (b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", "/health answers 302"),
         (answer({"error": "x"}, "500 Internal Server Error"), "/health answers 500"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "the answer of PLACE is cut off"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "the answer of PLACE is cut off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "the answer from PLACE is truncated"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "the answer from PLACE is truncated"),
         (b"", "connection closed by PLACE"),
         (reset, "connection closed by PLACE"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "PLACE does not answer in HTTP: SSH-2.0-OpenSSH_9.6\r\n"),
@@ -196,69 +196,69 @@ def test_a_body_in_chunks_is_put_together() -> None:
         ),
     ],
 )
-def test_a_bad_answer_is_not_ready_and_says_why(talk: Talk | bytes, detail: str) -> None:
-    with serving(talk) as server:
-        standing, late = ask("http", server.port, expected={"decode": 1})
-    place = f"127.0.0.1:{server.port}"
-    assert standing == RuleStatus(ready=False, seen={"decode": 0}, detail=detail.replace("PLACE", place))
+def test_a_bad_answer_means_not_ready_with_a_detail(respond: Respond | bytes, detail: str) -> None:
+    with serving(respond) as server:
+        status, late = poll_once("http", server.port, expected={"decode": 1})
+    address = f"127.0.0.1:{server.port}"
+    assert status == RuleStatus(ready=False, seen={"decode": 0}, detail=detail.replace("PLACE", address))
     assert not late
 
 
-def test_nobody_there_is_a_refused_connection() -> None:
+def test_a_closed_port_is_reported_as_a_refused_connection() -> None:
     with serving(OK) as server:
         pass
     for kind in ("tcp", "http"):
-        assert ask(kind, server.port)[0].detail == f"connection refused by 127.0.0.1:{server.port}"
+        assert poll_once(kind, server.port)[0].detail == f"connection refused by 127.0.0.1:{server.port}"
 
 
-def test_a_port_that_accepts_is_enough_for_tcp() -> None:
+def test_a_tcp_rule_needs_only_an_accepted_connection() -> None:
     with serving(hang) as server:
-        assert ask("tcp", server.port) == (RuleStatus(ready=True), False)
+        assert poll_once("tcp", server.port) == (RuleStatus(ready=True), False)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "http"])
-def test_a_host_that_does_not_take_the_connection_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_has_a_timeout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "CONNECT_S", 0.1)
-    listening, port = silent_place()
+    listening, port = port_with_full_queue()
     with listening:
-        assert ask(kind, port) == (
+        assert poll_once(kind, port) == (
             RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{port} in time"),
             True,
         )
 
 
-@pytest.mark.parametrize("talk", [hang, drip])
-def test_a_server_that_never_comes_to_an_end_is_given_up(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("respond", [hang, drip])
+def test_answering_has_a_timeout(respond: Respond, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.3)
-    with serving(talk) as server:
+    with serving(respond) as server:
         target = ReadinessTarget(rule("http"), "127.0.0.1", server.port)
         poller = ReadinessPoller([target], 60.0)
         step_until(poller, lambda: poller.polled[0], "an answer")
         assert poller.statuses == [RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{server.port} in time")]
 
 
-def test_an_unknown_host_is_told() -> None:
-    standing = ReadinessRequest(ReadinessTarget(rule("http"), "no-such-host.invalid", 80)).poll().status
-    assert standing.detail.startswith("no-such-host.invalid:80 cannot be reached: ")
+def test_an_unknown_host_is_reported() -> None:
+    status = ReadinessRequest(ReadinessTarget(rule("http"), "no-such-host.invalid", 80)).poll().status
+    assert status.detail.startswith("no-such-host.invalid:80 cannot be reached: ")
 
 
-def test_a_path_that_is_none_is_told() -> None:
+def test_an_invalid_path_is_reported() -> None:
     with serving(OK) as server:
-        assert "does not answer in HTTP" in ask("http", server.port, path="/a b\n")[0].detail
+        assert "does not answer in HTTP" in poll_once("http", server.port, path="/a b\n")[0].detail
 
 
-# -- many ----------------------------------------------------------------------------------------
+# -- many targets --------------------------------------------------------------------------------
 
 
-def test_those_who_hang_cost_the_others_nothing() -> None:
+def test_hanging_servers_do_not_delay_the_others() -> None:
     with serving(hang) as hanging, serving(OK) as good:
-        hosts = [hanging.port] * 10 + [good.port] * 60
-        poller = ReadinessPoller([ReadinessTarget(rule("http"), "127.0.0.1", port) for port in hosts], 60.0)
-        step_until(poller, lambda: all(standing.ready for standing in poller.statuses[10:]), "the good ones")
+        ports = [hanging.port] * 10 + [good.port] * 60
+        poller = ReadinessPoller([ReadinessTarget(rule("http"), "127.0.0.1", port) for port in ports], 60.0)
+        step_until(poller, lambda: all(status.ready for status in poller.statuses[10:]), "the good ones")
         assert not any(poller.polled[:10])
 
 
-def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_servers_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.2)
     with serving(hang) as hanging, serving(OK) as good:
         poller = ReadinessPoller(
@@ -266,11 +266,11 @@ def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.Mon
         )
         step_until(poller, lambda: all(poller.polled), "a first round")
         monkeypatch.setattr(poll_readiness, "ANSWER_S", 3600.0)
-        before = len(good.requests)
-        step_until(poller, lambda: len(good.requests) > before + 3, "the good one, time and again")
+        earlier_requests = len(good.requests)
+        step_until(poller, lambda: len(good.requests) > earlier_requests + 3, "repeated requests to the good server")
 
 
-def test_a_port_that_others_wait_for_is_tried_every_second() -> None:
+def test_a_refused_port_is_retried_every_second() -> None:
     with serving(OK) as server:
         pass
     poller = ReadinessPoller([ReadinessTarget(rule("tcp"), "127.0.0.1", server.port)], 3600.0)
@@ -279,18 +279,18 @@ def test_a_port_that_others_wait_for_is_tried_every_second() -> None:
         step_until(poller, lambda: poller.statuses[0].ready, "accepted")
 
 
-def test_all_are_asked_soon_once_one_of_them_is_not_ready_any_more() -> None:
+def test_a_shorter_interval_applies_immediately() -> None:
     with serving(OK) as first, serving(OK) as second:
         targets = [ReadinessTarget(rule(), "127.0.0.1", server.port) for server in (first, second)]
         poller = ReadinessPoller(targets, 3600.0)
-        step_until(poller, lambda: all(standing.ready for standing in poller.statuses), "the first round")
-        second.talk = answer({}, "503 Busy")
+        step_until(poller, lambda: all(status.ready for status in poller.statuses), "the first round")
+        second.respond = answer({}, "503 Busy")
         poller.set_interval(0.1)
         step_until(poller, lambda: not poller.statuses[1].ready, "another round")
 
 
 def lines_of_a_step(targets: int) -> int:
-    """Lines of the program that are run for one answer, among so many targets that wait for their turn."""
+    """Lines of code that run for one answer while this number of targets waits."""
     with serving(OK) as server:
         poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)] * targets, 3600.0)
         step_until(poller, lambda: all(poller.polled), "a first round")
@@ -310,13 +310,15 @@ def lines_of_a_step(targets: int) -> int:
     return count
 
 
-def test_a_step_costs_the_same_among_few_and_many() -> None:
+def test_a_step_costs_the_same_for_few_and_many_targets() -> None:
     assert lines_of_a_step(20) == lines_of_a_step(400)
 
 
-def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments: list[float] = []
-    monkeypatch.setattr(ReadinessPublisher, "publish", lambda course, standings, now, complete: moments.append(now))
+def test_changes_of_many_rules_are_published_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_times: list[float] = []
+    monkeypatch.setattr(
+        ReadinessPublisher, "publish", lambda publisher, statuses, now, *, is_complete: publish_times.append(now)
+    )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     steps = iter([True] * 5)
 
@@ -332,8 +334,8 @@ def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.Mon
     with serving(OK) as server:
         write_job(tmp_path, *[{"subject": "", "kind": "http", "node": 0, "port": server.port}] * 2000)
         assert poll_readiness.main(["--run-dir", str(tmp_path)]) == 0
-    assert len(moments) == 1
-    assert ends == [math.inf, *[moments[0] + poll_readiness.PUBLISH_INTERVAL_S] * 4]
+    assert len(publish_times) == 1
+    assert ends == [math.inf, *[publish_times[0] + poll_readiness.PUBLISH_INTERVAL_S] * 4]
 
 
 def test_one_late_answer_does_not_make_a_ready_service_unready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,18 +343,18 @@ def test_one_late_answer_does_not_make_a_ready_service_unready(monkeypatch: pyte
     with serving(OK) as server:
         poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)], 0.3)
         step_until(poller, lambda: poller.statuses[0].ready, "ready")
-        server.talk = hang
+        server.respond = hang
         step_until(poller, lambda: poller._was_late[0], "a late answer")
-        assert poller.statuses[0].ready, "one step takes one answer of a service"
+        assert poller.statuses[0].ready, "one step processes one answer of a service"
         step_until(poller, lambda: not poller.statuses[0].ready, "the second late answer")
         assert poller.statuses[0].detail.endswith("in time")
 
 
-# -- what is told --------------------------------------------------------------------------------
+# -- published state -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(poll_readiness, "log_raw_line", lines.append)
     return lines
@@ -363,22 +365,22 @@ PLAN = ReadinessPlan((), timeout_s=1800.0, interval_s=5.0)
 FRONT = ReadinessTarget(rule("dynamo", 8000, expected=COUNTS), "cn01", 8000)
 
 
-def sees(prefill: int, decode: int) -> list[RuleStatus]:
+def front_end_status(prefill: int, decode: int) -> list[RuleStatus]:
     return [RuleStatus(prefill >= 4 and decode >= 1, {"prefill": prefill, "decode": decode})]
 
 
-def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path, said: list[str]) -> None:
-    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
-    course.publish(sees(0, 0), 100.0, is_complete=False)
-    assert said == []
-    course.publish(sees(0, 0), 101.0, is_complete=True)
-    course.publish(sees(0, 0), 106.0, is_complete=True)
-    course.publish(sees(2, 1), 111.0, is_complete=True)
-    course.publish(sees(2, 1), 170.0, is_complete=True)
-    course.publish(sees(2, 1), 171.0, is_complete=True)
-    course.publish(sees(4, 1), 176.0, is_complete=True)
-    course.publish(sees(4, 1), 999.0, is_complete=True)
-    assert said == [
+def test_readiness_lines_have_the_format_of_benchmark_logs(tmp_path: Path, printed: list[str]) -> None:
+    publisher = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
+    publisher.publish(front_end_status(0, 0), 100.0, is_complete=False)
+    assert printed == []
+    publisher.publish(front_end_status(0, 0), 101.0, is_complete=True)
+    publisher.publish(front_end_status(0, 0), 106.0, is_complete=True)
+    publisher.publish(front_end_status(2, 1), 111.0, is_complete=True)
+    publisher.publish(front_end_status(2, 1), 170.0, is_complete=True)
+    publisher.publish(front_end_status(2, 1), 171.0, is_complete=True)
+    publisher.publish(front_end_status(4, 1), 176.0, is_complete=True)
+    publisher.publish(front_end_status(4, 1), 999.0, is_complete=True)
+    assert printed == [
         "Model is not ready, waiting for 4 prefills and 1 decodes to spin up.",
         "Model is not ready, waiting for 2 prefills and 0 decodes to spin up.",
         "Model is not ready, waiting for 2 prefills and 0 decodes to spin up.",
@@ -386,14 +388,14 @@ def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path,
     ]
 
 
-def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path, said: list[str]) -> None:
-    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
-    course.publish(sees(4, 1), 100.0, is_complete=True)
+def test_a_lost_worker_and_its_return_are_published_immediately(tmp_path: Path, printed: list[str]) -> None:
+    publisher = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
+    publisher.publish(front_end_status(4, 1), 100.0, is_complete=True)
     first = run_files.read_json(tmp_path / "readiness.json") or {}
-    course.publish(sees(4, 0), 101.0, is_complete=True)
+    publisher.publish(front_end_status(4, 0), 101.0, is_complete=True)
     lost = run_files.read_json(tmp_path / "readiness.json") or {}
-    course.publish(sees(5, 2), 102.0, is_complete=True)
-    assert said == [
+    publisher.publish(front_end_status(5, 2), 102.0, is_complete=True)
+    assert printed == [
         "Model is ready. Have 4 prefills and 1 decodes.",
         "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.",
         "Model is ready. Have 5 prefills and 2 decodes.",
@@ -404,25 +406,25 @@ def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path
     )
 
 
-def test_many_small_changes_make_one_line_for_each_interval(tmp_path: Path, said: list[str]) -> None:
+def test_many_small_changes_give_one_line_per_interval(tmp_path: Path, printed: list[str]) -> None:
     targets = [ReadinessTarget(rule(subject=f"agg_w{index}", expected={"agg": 1}), "cn01", 80) for index in range(64)]
-    course = ReadinessPublisher(tmp_path, targets, 0, PLAN)
+    publisher = ReadinessPublisher(tmp_path, targets, 0, PLAN)
     for up in range(64):
-        standings = [RuleStatus(index < up, {"agg": int(index < up)}) for index in range(64)]
-        course.publish(standings, 100.0 + up / 10, is_complete=True)
-    assert said == [
+        statuses = [RuleStatus(index < up, {"agg": int(index < up)}) for index in range(64)]
+        publisher.publish(statuses, 100.0 + up / 10, is_complete=True)
+    assert printed == [
         "Model is not ready, waiting for 0 prefills and 64 decodes to spin up.",
         "Model is not ready, waiting for 0 prefills and 14 decodes to spin up.",
     ]
 
 
-def test_what_is_written_is_what_others_read(tmp_path: Path, said: list[str]) -> None:
+def test_the_readiness_file_has_the_documented_format(tmp_path: Path, printed: list[str]) -> None:
     etcd = ReadinessTarget(rule("tcp", 2379, subject="etcd", before="workers"), "cn01", 2379)
-    course = ReadinessPublisher(tmp_path, [etcd, FRONT], 3, PLAN)
-    course.publish([RuleStatus(ready=True), *sees(1, 1)], 100.0, is_complete=True)
-    found = run_files.read_json(tmp_path / run_files.READINESS_FILE) or {}
-    assert abs(float(str(found.pop("time"))) - time.time()) < 600
-    assert found == {
+    publisher = ReadinessPublisher(tmp_path, [etcd, FRONT], 3, PLAN)
+    publisher.publish([RuleStatus(ready=True), *front_end_status(1, 1)], 100.0, is_complete=True)
+    document = run_files.read_json(tmp_path / run_files.READINESS_FILE) or {}
+    assert abs(float(str(document.pop("time"))) - time.time()) < 600
+    assert document == {
         "schema": 1,
         "attempt": 3,
         "ready": False,
@@ -454,22 +456,22 @@ def test_what_is_written_is_what_others_read(tmp_path: Path, said: list[str]) ->
     }
 
 
-def test_the_file_is_written_when_something_has_changed_and_now_and_then(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_the_file_is_written_after_changes_and_periodically(
+    tmp_path: Path, printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[object] = []
     monkeypatch.setattr(run_files, "write_json", lambda path, value, durable: written.append(value))
-    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
+    publisher = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in range(100, 159):
-        course.publish(sees(0, 0), float(now), is_complete=True)
+        publisher.publish(front_end_status(0, 0), float(now), is_complete=True)
     assert len(written) == 1
-    course.publish(sees(0, 1), 159.0, is_complete=True)
-    course.publish(sees(0, 1), 219.0, is_complete=True)
+    publisher.publish(front_end_status(0, 1), 159.0, is_complete=True)
+    publisher.publish(front_end_status(0, 1), 219.0, is_complete=True)
     assert len(written) == 3
 
 
-def test_a_full_disk_is_told_once_and_got_over(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_logged_once_and_writing_resumes(
+    tmp_path: Path, printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = True
     write = run_files.write_json
@@ -480,19 +482,19 @@ def test_a_full_disk_is_told_once_and_got_over(
         write(path, value, durable=durable)
 
     monkeypatch.setattr(run_files, "write_json", write_or_not)
-    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
+    publisher = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in (100.0, 101.0, 102.0):
-        course.publish(sees(4, 1), now, is_complete=True)
+        publisher.publish(front_end_status(4, 1), now, is_complete=True)
     full = False
-    course.publish(sees(4, 1), 103.0, is_complete=True)
-    assert said == [
+    publisher.publish(front_end_status(4, 1), 103.0, is_complete=True)
+    assert printed == [
         f"cannot write {tmp_path}/readiness.json: No space left on device",
         "Model is ready. Have 4 prefills and 1 decodes.",
     ]
     assert (run_files.read_json(tmp_path / "readiness.json") or {})["ready"] is True
 
 
-def test_the_front_end_is_introduced_before_all_others() -> None:
+def test_the_intro_names_the_front_end_first() -> None:
     etcd = ReadinessTarget(rule("tcp", before="workers", subject="etcd"), "fd00::1", 2379)
     assert intro_lines([etcd, FRONT], 5.0) == [
         "Polling http://cn01:8000/health every 5 seconds...",
@@ -537,13 +539,13 @@ def test_a_job_becomes_ready_loses_a_worker_and_is_ready_again(tmp_path: Path) -
         write_job(tmp_path, {**front, "expected": expected, "before": "benchmark"}, offset=20)
         with polling(tmp_path) as process:
             poll(lambda: len(lines(tmp_path)) == 2, "the first answer")
-            router.talk = workers(2)
+            router.respond = workers(2)
             poll(lambda: lines(tmp_path)[-1].startswith("Model is ready."), "ready")
             ready = run_files.read_json(tmp_path / "readiness.json") or {}
             assert (ready["ready"], ready["attempt"], ready["seen"]) == (True, 1, expected)
-            router.talk = workers(1)
+            router.respond = workers(1)
             poll(lambda: "not ready" in lines(tmp_path)[-1], "one lost", timeout=30)
-            router.talk = workers(2)
+            router.respond = workers(2)
             poll(lambda: len(lines(tmp_path)) == 5, "ready again")
             process.terminate()
             assert process.wait(timeout=10) == 0
@@ -556,7 +558,7 @@ def test_a_job_becomes_ready_loses_a_worker_and_is_ready_again(tmp_path: Path) -
     ]
 
 
-def test_another_start_says_again_how_things_stand(tmp_path: Path) -> None:
+def test_a_restarted_poller_prints_the_status_again(tmp_path: Path) -> None:
     with serving(OK) as server:
         write_job(tmp_path, {"subject": "", "kind": "http", "node": 0, "port": server.port, "path": "/ping"})
         with polling(tmp_path):
@@ -565,33 +567,33 @@ def test_another_start_says_again_how_things_stand(tmp_path: Path) -> None:
             poll(lambda: lines(tmp_path)[3:] == ["Model is ready."], "ready")
 
 
-def test_files_that_are_not_there_yet_are_waited_for(tmp_path: Path) -> None:
+def test_the_poller_waits_for_missing_files(tmp_path: Path) -> None:
     with serving(OK) as server:
         (tmp_path / "plan.json").write_text('{"readiness": {"rules": [{"subj')
         with polling(tmp_path) as process:
-            poll(lambda: signal.SIGTERM in caught(process.pid), "it has begun")
+            poll(lambda: signal.SIGTERM in handled_signals(process.pid), "the start of the poller")
             write_job(tmp_path, {"subject": "", "kind": "tcp", "node": 0, "port": server.port})
             poll(lambda: (tmp_path / "readiness.json").exists(), "an answer")
             assert process.poll() is None
 
 
-def test_it_ends_while_it_waits_for_files(tmp_path: Path) -> None:
+def test_sigterm_ends_the_poller_while_it_waits_for_files(tmp_path: Path) -> None:
     with polling(tmp_path) as process:
-        poll(lambda: signal.SIGTERM in caught(process.pid), "it has begun")
+        poll(lambda: signal.SIGTERM in handled_signals(process.pid), "the start of the poller")
         process.terminate()
         assert process.wait(timeout=10) == 0
 
 
-def test_it_ends_at_once_while_servers_hang(tmp_path: Path) -> None:
+def test_sigterm_ends_the_poller_immediately_while_servers_hang(tmp_path: Path) -> None:
     with serving(hang) as server:
         write_job(tmp_path, *[{"subject": "", "kind": "http", "node": 0, "port": server.port}] * 20)
         with polling(tmp_path) as process:
-            poll(lambda: len(server.requests) == 16, "as many questions as there are threads")
+            poll(lambda: len(server.requests) == 16, "one request per thread")
             process.terminate()
             assert process.wait(timeout=5) == 0
 
 
-def test_it_does_not_outlive_the_orchestrator(tmp_path: Path) -> None:
+def test_the_poller_does_not_outlive_the_orchestrator(tmp_path: Path) -> None:
     with serving(OK) as server:
         write_job(tmp_path, {"subject": "", "kind": "http", "node": 0, "port": server.port})
         argv = [sys.executable, "-I", "-B", "-m", "launcher.run.before.poll_readiness", "--run-dir", str(tmp_path)]
@@ -608,14 +610,14 @@ def test_it_does_not_outlive_the_orchestrator(tmp_path: Path) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended and nobody has asked for its status yet."""
+    """Whether a process has ended, also if it is still a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-def caught(pid: int) -> set[int]:
+def handled_signals(pid: int) -> set[int]:
     """Signals that a process has handlers for."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
@@ -624,7 +626,7 @@ def caught(pid: int) -> set[int]:
     return set()
 
 
-def test_a_plan_without_rules_needs_nobody(tmp_path: Path) -> None:
+def test_the_poller_ends_immediately_without_rules(tmp_path: Path) -> None:
     write_job(tmp_path)
     with polling(tmp_path) as process:
         assert process.wait(timeout=30) == 0
@@ -632,18 +634,18 @@ def test_a_plan_without_rules_needs_nobody(tmp_path: Path) -> None:
     assert not (tmp_path / "readiness.json").exists()
 
 
-def test_workers_that_are_given_up_while_the_job_loads_are_not_waited_for(tmp_path: Path, said: list[str]) -> None:
-    def give_up(attempt: int, **workers: str) -> None:
+def test_abandoned_workers_are_not_awaited(tmp_path: Path, printed: list[str]) -> None:
+    def abandon(attempt: int, **workers: str) -> None:
         run_files.write_json(tmp_path / run_files.ABANDONED_FILE, {"attempt": attempt, "workers": workers})
 
-    course = ReadinessPublisher(tmp_path, [FRONT], 1, PLAN)
-    give_up(0, decode_w0="decode")
-    course.publish(sees(3, 1), 100.0, is_complete=True)
-    give_up(1, prefill_w3="prefill")
-    course.publish(sees(3, 1), 110.0, is_complete=True)
-    give_up(1, prefill_w3="prefill", decode_w0="decode")
-    course.publish(sees(3, 0), 120.0, is_complete=True)
-    assert said == [
+    publisher = ReadinessPublisher(tmp_path, [FRONT], 1, PLAN)
+    abandon(0, decode_w0="decode")
+    publisher.publish(front_end_status(3, 1), 100.0, is_complete=True)
+    abandon(1, prefill_w3="prefill")
+    publisher.publish(front_end_status(3, 1), 110.0, is_complete=True)
+    abandon(1, prefill_w3="prefill", decode_w0="decode")
+    publisher.publish(front_end_status(3, 0), 120.0, is_complete=True)
+    assert printed == [
         "Model is not ready, waiting for 1 prefills and 0 decodes to spin up.",
         "Model is ready. Have 3 prefills and 1 decodes.",
         "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.",

@@ -1,4 +1,4 @@
-"""Nodes that do not answer when they are asked for ports, and jobs that are to end meanwhile."""
+"""Nodes that do not answer the survey, and jobs that are stopped during it."""
 
 import dataclasses
 import json
@@ -23,15 +23,15 @@ from tests.launcher.run.before.test_nodes_survey import facts_in, plan_with
 from tests.support.launcher import plan_of, poll
 
 
-def told_by(*argv: str) -> "subprocess.Popen[bytes]":
+def start_process(*argv: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
 
 
 @pytest.fixture
 def processes() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    made: list[subprocess.Popen[bytes]] = []
-    yield made
-    for process in made:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
@@ -39,13 +39,17 @@ def processes() -> Iterator[list["subprocess.Popen[bytes]"]]:
             process.stdout.close()
 
 
-SAYS = f"printf '{DONE_LINE.decode()}'; "
+PRINT_DONE = f"printf '{DONE_LINE.decode()}'; "
 
 
-def test_of_nodes_with_a_process_each_one_that_has_ended_is_not_waited_for(
+def test_a_node_whose_own_process_has_ended_is_not_awaited(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
-    processes += [told_by("sh", "-c", f"{SAYS} sleep 300"), told_by("true"), told_by("sh", "-c", "read x; sleep 300")]
+    processes += [
+        start_process("sh", "-c", f"{PRINT_DONE} sleep 300"),
+        start_process("true"),
+        start_process("sh", "-c", "read x; sleep 300"),
+    ]
     reservation = PortReservation(processes)
     poll(lambda: reservation.have_answered(2), "two of three nodes")
     assert not reservation.have_answered(3)
@@ -53,10 +57,10 @@ def test_of_nodes_with_a_process_each_one_that_has_ended_is_not_waited_for(
     poll(lambda: reservation.have_answered(3), "the third")
 
 
-def test_of_nodes_with_one_step_none_is_waited_for_once_it_has_ended(
+def test_no_node_is_awaited_after_the_end_of_the_common_step(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
-    processes.append(told_by("sh", "-c", f"{SAYS} sleep 300"))
+    processes.append(start_process("sh", "-c", f"{PRINT_DONE} sleep 300"))
     reservation = PortReservation(processes)
     poll(lambda: reservation.have_answered(1), "one of two nodes")
     assert not reservation.have_answered(2)
@@ -64,98 +68,100 @@ def test_of_nodes_with_one_step_none_is_waited_for_once_it_has_ended(
     poll(lambda: reservation.have_answered(2), "the end of the step")
 
 
-def test_what_has_to_be_ended_has_gone_before_the_nodes_look_again(
+def test_release_waits_for_the_end_of_the_processes(
     tmp_path: Path, processes: list["subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.run.before.nodes_survey.TERMINATE_S", 60.0)
-    processes.append(told_by("sh", "-c", "trap 'sleep 0.3; exit 0' TERM; echo ready; while :; do sleep 0.1; done"))
+    processes.append(
+        start_process("sh", "-c", "trap 'sleep 0.3; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    )
     assert processes[0].stdout is not None
     assert processes[0].stdout.readline() == b"ready\n"
     PortReservation(processes, tmp_path / "released_a0_0").release(0.1)
     assert processes[0].returncode == 0
 
 
-def test_nodes_are_not_waited_for_once_the_job_is_to_end(
-    tmp_path: Path, processes: list["subprocess.Popen[bytes]"]
-) -> None:
-    processes.append(told_by("sleep", "300"))
-    begun = time.monotonic()
+def test_release_does_not_wait_if_the_job_is_to_end(tmp_path: Path, processes: list["subprocess.Popen[bytes]"]) -> None:
+    processes.append(start_process("sleep", "300"))
+    start_s = time.monotonic()
     PortReservation(processes, tmp_path / "released_a0_0").release(120.0, lambda: True)
-    assert time.monotonic() - begun < 60.0
+    assert time.monotonic() - start_s < 60.0
     assert (tmp_path / "released_a0_0").exists()
     assert processes[0].poll() is None
 
 
 @pytest.mark.parametrize(
-    ("interface", "ports", "silent", "words"),
+    ("interface", "ports", "silent", "text"),
     [
         ("ib0", False, ["cn03"], "cn03: its host name is used"),
-        ("ib0", True, ["cn03"], "cn03: its host name is used, and the ports of the job are untested there"),
-        (None, True, ["cn03", "cn04"], "cn03, cn04: the ports of the job are untested there"),
+        ("ib0", True, ["cn03"], "cn03: its host name is used, and the ports of the job were not checked there"),
+        (None, True, ["cn03", "cn04"], "cn03, cn04: the ports of the job were not checked there"),
         ("ib0", False, ["cn03", "cn04"], "cn03, cn04: their host names are used"),
     ],
 )
-def test_a_job_says_what_it_goes_on_with(interface: str | None, ports: bool, silent: list[str], words: str) -> None:
+def test_the_message_about_silent_nodes_names_the_consequence(
+    interface: str | None, ports: bool, silent: list[str], text: str
+) -> None:
     plan = plan_with(6100) if ports else plan_of(local=True)
-    told = silence_text(dataclasses.replace(plan, network_interface=interface), silent)
-    assert told == f"Nothing is known of {words}"
+    message = silence_text(dataclasses.replace(plan, network_interface=interface), silent)
+    assert message == f"No answer to the node survey from {text}"
 
 
-class Deaf:
-    """Steps whose nodes hold the ports whatever they are told; the second has them with another offset."""
+class StepsThatKeepPorts:
+    """Steps whose nodes never release their ports. The second node holds another offset."""
 
-    def __init__(self, facts: RunFacts, processes: list["subprocess.Popen[bytes]"], *, tells: bool) -> None:
-        self._facts, self._processes, self._tells = facts, processes, tells
+    def __init__(self, facts: RunFacts, processes: list["subprocess.Popen[bytes]"], *, answers: bool) -> None:
+        self._facts, self._processes, self._answers = facts, processes, answers
 
     def start_survey(self, offsets: Sequence[int], number: int) -> list["subprocess.Popen[bytes]"]:
         folder = self._facts.run_dir / run_files.NODES_DIR
         folder.mkdir(exist_ok=True)
-        for host, offset in zip(self._facts.hosts, offsets, strict=False) if self._tells else ():
+        for host, offset in zip(self._facts.hosts, offsets, strict=False) if self._answers else ():
             run_files.write_json(folder / f"{host}.json", {"attempt": 0, "round": number, "busy": [], "offset": offset})
-        self._processes.append(told_by("sh", "-c", f"{SAYS * 2 if self._tells else ''} sleep 300"))
+        self._processes.append(start_process("sh", "-c", f"{PRINT_DONE * 2 if self._answers else ''} sleep 300"))
         return self._processes[-1:]
 
 
-def test_a_node_that_the_plan_does_not_need_does_not_answer_for_another(
+def test_the_answer_of_a_node_outside_the_plan_does_not_count(
     tmp_path: Path, processes: list["subprocess.Popen[bytes]"], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The allocation has two nodes, and the one without ports is the first to have looked."""
+    """The allocation has two nodes, and the node without ports answers first."""
     facts, plan = facts_in(tmp_path), plan_with(6100)
     (tmp_path / run_files.NODES_DIR).mkdir()
-    told = json.dumps({"attempt": 0, "round": 0, "busy": [], "offset": 34})
-    late = f"sleep 0.5; echo '{told}' > '{tmp_path}/{run_files.NODES_DIR}/cn00.json'; {SAYS}"
+    answer = json.dumps({"attempt": 0, "round": 0, "busy": [], "offset": 34})
+    late = f"sleep 0.5; echo '{answer}' > '{tmp_path}/{run_files.NODES_DIR}/cn00.json'; {PRINT_DONE}"
 
     def start(_offsets: Sequence[int], _number: int) -> list["subprocess.Popen[bytes]"]:
-        processes.append(told_by("sh", "-c", f"{SAYS} {late} sleep 300"))
+        processes.append(start_process("sh", "-c", f"{PRINT_DONE} {late} sleep 300"))
         return processes
 
-    found, _ = run_node_survey(plan, facts, Mock(start_survey=start), OrchestratorSignals())
-    assert found.port_offset == 34
+    new_facts, _ = run_node_survey(plan, facts, Mock(start_survey=start), OrchestratorSignals())
+    assert new_facts.port_offset == 34
     assert "Nothing is known" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("tells", [False, True])
-def test_a_job_that_is_to_end_while_its_nodes_look_says_nothing_of_them(
-    tells: bool,
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_job_that_is_stopped_during_the_survey_prints_nothing_about_it(
+    answers: bool,
     tmp_path: Path,
     processes: list["subprocess.Popen[bytes]"],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It comes while they look, or while they are waited for to look again."""
+    """The signal arrives during the first round, or before the second."""
     for name in ("SURVEY_S", "END_S"):
         monkeypatch.setattr(f"launcher.run.before.nodes_survey.{name}", 120.0)
-    facts, signals, begun = facts_in(tmp_path), OrchestratorSignals(), time.monotonic()
-    steps: Any = Deaf(facts, processes, tells=tells)
+    facts, signals, start_s = facts_in(tmp_path), OrchestratorSignals(), time.monotonic()
+    steps: Any = StepsThatKeepPorts(facts, processes, answers=answers)
 
-    def end_it() -> None:
-        poll(lambda: processes and (not tells or released_file(tmp_path, 0, 0).exists()), "the survey")
+    def send_sigterm() -> None:
+        poll(lambda: processes and (not answers or released_file(tmp_path, 0, 0).exists()), "the survey")
         signals.end_signal = signal.SIGTERM
 
-    ending = threading.Thread(target=end_it)
-    ending.start()
-    found, _ = run_node_survey(plan_with(6100, 6100), facts, steps, signals)
-    ending.join()
-    assert time.monotonic() - begun < 60.0
-    assert (found, len(processes), processes[0].poll()) == (facts, 1, None)
+    sender = threading.Thread(target=send_sigterm)
+    sender.start()
+    new_facts, _ = run_node_survey(plan_with(6100, 6100), facts, steps, signals)
+    sender.join()
+    assert time.monotonic() - start_s < 60.0
+    assert (new_facts, len(processes), processes[0].poll()) == (facts, 1, None)
     assert capfd.readouterr().out == ""
