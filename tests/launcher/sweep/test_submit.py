@@ -219,7 +219,7 @@ def test_resumed_points_wait_for_running_ones_with_max_parallel(slurm: FakeSlurm
 def test_resumed_points_do_not_wait_without_max_parallel(slurm: FakeSlurm, folder: Path) -> None:
     write(folder, sweep={key: value for key, value in JOB["sweep"].items() if key != "max_parallel"})
     done = resume_with_running_points(slurm, folder)
-    assert "They begin" not in done.stdout
+    assert "They start" not in done.stdout
     assert "#SBATCH --dependency" not in slurm.calls("sbatch")[-1]["script"]
 
 

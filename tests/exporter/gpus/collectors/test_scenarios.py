@@ -313,7 +313,7 @@ def test_a_replacement_error_of_one_call_affects_only_its_values(start_job: Star
     page = job.page()
     assert page.by("state", "gpu_driver_state") == {"ok": 1}
     assert page.by("gpu", "gpu_up") == {"0": 1, "1": 1}
-    assert "starting it again" not in job.log.read_text("utf-8")
+    assert "restarting it" not in job.log.read_text("utf-8")
 
 
 def test_an_unidentified_gpu_does_not_shift_later_indices(start_job: StartJob) -> None:

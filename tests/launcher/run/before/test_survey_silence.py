@@ -137,7 +137,7 @@ def test_the_answer_of_a_node_outside_the_plan_does_not_count(
 
     new_facts, _ = run_node_survey(plan, facts, Mock(start_survey=start), OrchestratorSignals())
     assert new_facts.port_offset == 34
-    assert "Nothing is known" not in capfd.readouterr().out
+    assert "No answer to the node survey" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("answers", [False, True])
