@@ -34,8 +34,12 @@ LARGE_ROOMS = {
     "launcher/run",  # the orchestrator
 }
 CATALOGUES = {  # their __init__ is the registry; every other one contains only its docstring
-    *("exporter/files/formats", "exporter/progress/eta"),
-    *("launcher/planner/backends", "launcher/planner/benchmarks", "launcher/planner/frontends"),
+    *(
+        "exporter/files/formats",
+        "launcher/planner/backends",
+        "launcher/planner/benchmarks",
+        "launcher/planner/frontends",
+    ),
 }
 
 MACHINE = {"os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob"}

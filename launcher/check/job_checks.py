@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.check.finding import CheckFinding, Status
 from launcher.jobfile import aliases
-from launcher.jobfile.jobfile import ENGINES, cpus_of_full_nodes
+from launcher.jobfile.backend_kinds import BACKEND_KINDS, ENGINES
+from launcher.jobfile.jobfile import cpus_of_full_nodes
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
@@ -21,7 +22,6 @@ from launcher.planner.planned_job import PlannedJob
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 # backends whose workers are each a group of connected processes
-GROUP_BACKENDS = ("torchrun", "accelerate", "deepspeed", "mpi")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
@@ -253,7 +253,7 @@ def check_roles(planned_job: PlannedJob) -> list[CheckFinding]:
 def check_groups(planned_job: PlannedJob) -> list[CheckFinding]:
     """Warn about several workers that may be meant as one: each worker of these backends is a separate training."""
     kind, plan, items = planned_job.spec.backend.type, planned_job.plan, []
-    if kind not in GROUP_BACKENDS:
+    if not BACKEND_KINDS[kind].is_group:
         return []
     workers: dict[str, dict[str, int]] = {}
     for planned in plan.tasks:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from launcher.errors import ConfigError
+from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.monitoring import ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
@@ -198,9 +199,6 @@ def read_job(path: Path) -> dict[str, Any]:
 def validate_job(body: dict[str, Any], source: str) -> JobSpec:
     """Check the mapping of a job file. Raises ConfigError with every problem."""
     return validate_model(body, source, JobSpec, _missing_commands)
-
-
-ENGINES = ("sglang", "vllm", "trtllm")  # backends that supply the command of their workers
 
 
 def _missing_commands(body: Mapping[str, Any]) -> list[str]:

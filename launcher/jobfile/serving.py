@@ -3,10 +3,11 @@
 import difflib
 import re
 import shlex
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.value_types import FileModel, Seconds, Variables, combine_problems
 
 # options of a program by long name without ``--``; true: bare option, false or null: left out
@@ -100,7 +101,10 @@ def _known_name(what: str, *known: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-BackendType = Literal["command", "torchrun", "accelerate", "deepspeed", "mpi", "sglang", "vllm", "trtllm"]
+if TYPE_CHECKING:
+    BackendType = str
+else:
+    BackendType = Literal[tuple(BACKEND_KINDS)]
 FrontendType = Literal["sglang-router", "dynamo", "vllm", "custom"]
 BenchmarkType = Literal["manual", "custom", "sa-bench", "router"]
 Command = Annotated[
@@ -128,7 +132,7 @@ class EngineRoleSpec(FileModel):
 class BackendSpec(EngineRoleSpec):
     """The program that the workers run, and how its parts find each other."""
 
-    type: Annotated[BackendType, _known_name("backend", *get_args(BackendType))] = "command"
+    type: Annotated[BackendType, _known_name("backend", *BACKEND_KINDS)] = "command"
     prefill: EngineRoleSpec = EngineRoleSpec()
     decode: EngineRoleSpec = EngineRoleSpec()
     agg: EngineRoleSpec = EngineRoleSpec()
@@ -139,7 +143,7 @@ class BackendSpec(EngineRoleSpec):
     @property
     def granularity(self) -> Literal["node", "gpu"]:
         """One process for each node of a worker, or for each of its GPUs."""
-        return "gpu" if self.type in ("deepspeed", "mpi", "trtllm") else "node"
+        return BACKEND_KINDS[self.type].granularity
 
 
 class FrontendSpec(EngineRoleSpec):

@@ -9,7 +9,8 @@ from typing import Any
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
-from launcher.jobfile.jobfile import ENGINES, ClusterSpec, JobSpec
+from launcher.jobfile.backend_kinds import ENGINES
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, FrontendSpec
 from launcher.plan import ports

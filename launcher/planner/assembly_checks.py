@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.jobfile.jobfile import ENGINES
+from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec
 from launcher.plan.plan import COUNTING_KINDS

@@ -1,25 +1,8 @@
 """Programs that workers run, one module for each backend. Pure."""
 
-from launcher.planner.backends.accelerate import AccelerateBackend
-from launcher.planner.backends.base import Backend
-from launcher.planner.backends.command import CommandBackend
-from launcher.planner.backends.deepspeed import DeepspeedBackend
-from launcher.planner.backends.mpi import MpiBackend
-from launcher.planner.backends.sglang import SglangBackend
-from launcher.planner.backends.torchrun import TorchrunBackend
-from launcher.planner.backends.trtllm import TrtllmBackend
-from launcher.planner.backends.vllm import VllmBackend
+from importlib import import_module
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        CommandBackend(),
-        TorchrunBackend(),
-        AccelerateBackend(),
-        DeepspeedBackend(),
-        MpiBackend(),
-        SglangBackend(),
-        VllmBackend(),
-        TrtllmBackend(),
-    )
-}
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
+from launcher.planner.backends.base import Backend
+
+BACKENDS: dict[str, Backend] = {kind: import_module(f"{__name__}.{kind}").BACKEND for kind in BACKEND_KINDS}

@@ -46,3 +46,6 @@ class AccelerateBackend(LaunchedBackend):
             *option_argv(args),
             *program_argv(command_argv(worker.role.options), module="--module", no_python="--no_python"),
         ]
+
+
+BACKEND = AccelerateBackend()

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from exporter.contract.manifest import Task
 from launcher.jobfile.aliases import model_path
+from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import Arguments, EngineRoleSpec
@@ -185,7 +186,7 @@ class LaunchedBackend(Backend):
     def problems(self, context: BackendContext, role: Role) -> list[str]:
         if role.name in SERVING_ROLES:
             wrong = f"{self.name} runs the processes of one program, and {role.name} is a serving role"
-            return [f"backend.type: {wrong}; use sglang, vllm or trtllm, or a role of another name"]
+            return [f"backend.type: {wrong}; use an engine ({', '.join(ENGINES)}), or a role of another name"]
         if not command_argv(role.options):
             return [
                 f"{context.role_key(role.name, 'command')}: {self.name} needs the program of {role.name}; set it here"

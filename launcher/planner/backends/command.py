@@ -28,3 +28,6 @@ class CommandBackend(Backend):
         kind = "tcp" if readiness.kind == "tcp" else "http"
         path = (readiness.path if context.spec.frontend is None else None) or "/health"
         return (ReadyRule(worker.name, kind, worker.node, worker.ports["http"], path if kind == "http" else ""),)
+
+
+BACKEND = CommandBackend()

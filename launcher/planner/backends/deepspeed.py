@@ -30,3 +30,6 @@ def unused_option_problems(context: BackendContext, role: str) -> list[str]:
         for place, options in context.role_options(role)
         if options.args
     ]
+
+
+BACKEND = DeepspeedBackend()

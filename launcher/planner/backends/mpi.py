@@ -18,3 +18,6 @@ class MpiBackend(LaunchedBackend):
 
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         return torch_environment(worker, task)
+
+
+BACKEND = MpiBackend()

@@ -83,3 +83,6 @@ class SglangBackend(EngineBackend):
 
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         return dynamo.dynamo_worker_environment() if context.uses_dynamo else {}
+
+
+BACKEND = SglangBackend()

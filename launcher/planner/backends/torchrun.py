@@ -41,3 +41,6 @@ class TorchrunBackend(LaunchedBackend):
             *option_argv(args),
             *program_argv(command_argv(worker.role.options), module="-m", no_python="--no-python"),
         ]
+
+
+BACKEND = TorchrunBackend()

@@ -103,3 +103,6 @@ class TrtllmBackend(EngineBackend):
 
     def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         return dynamo.METRICS if context.uses_dynamo and task.local_rank == 0 else None
+
+
+BACKEND = TrtllmBackend()

@@ -129,3 +129,6 @@ class VllmBackend(EngineBackend):
             # each data parallel rank adds its number to this port
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_by_rank[task.rank]['nixl'] - first_rank}}}"
         return {**found, **(dynamo.dynamo_worker_environment() if context.uses_dynamo else {})}
+
+
+BACKEND = VllmBackend()

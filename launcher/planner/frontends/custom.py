@@ -1,5 +1,6 @@
 """A front end of the user. Pure."""
 
+from launcher.jobfile.backend_kinds import ENGINES
 from launcher.planner.frontends.base import Frontend
 
 
@@ -8,4 +9,4 @@ class CustomFrontend(Frontend):
 
     name = "custom"
     readiness = "http"
-    backends = ("command", "sglang", "vllm", "trtllm")
+    backends = ("command", *ENGINES)

@@ -5,6 +5,7 @@ https://docs.nvidia.com/dynamo, https://etcd.io/docs, https://docs.nats.io
 
 from collections.abc import Sequence
 
+from launcher.jobfile.backend_kinds import ENGINES
 from launcher.planner.backends.base import BackendContext, BackendWorker, option_argv
 from launcher.planner.frontends.base import Frontend, InfraService, job_frontend
 
@@ -16,7 +17,7 @@ class DynamoFrontend(Frontend):
 
     name = "dynamo"
     readiness = "dynamo"
-    backends = ("sglang", "vllm", "trtllm", "command")
+    backends = (*ENGINES, "command")
     infra = (InfraService(ETCD, ("etcd", "etcd_peer")), InfraService(NATS, ("nats",)))
 
     def argv(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
