@@ -28,7 +28,8 @@ def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pa
     groups = pattern.regex.groupindex
     counts = unit is not None and not groups and pattern.regex.groups >= (2 if unit == "epochs" else 1)
     if name == UNITS[0] or "done" in groups or counts:
-        return compile_pattern(name, text, kind=PatternKind.POSITION, unit=unit, is_user_defined=True)
+        # most programs count epochs from 1; the counter corrects this when it sees an epoch 0
+        return compile_pattern(name, text, kind=PatternKind.POSITION, unit=unit, epoch_base=1, is_user_defined=True)
     return pattern
 
 

@@ -5,6 +5,7 @@ import pytest
 from exporter.logs.lexicon import GENERIC, Lexicon, compile_job_pattern
 from exporter.logs.packs import Pack, parse_pack
 from exporter.logs.patterns import PatternError, PatternKind, compile_pattern
+from exporter.progress.track import ProgressTrack
 
 GENERIC_PACK = """
 name = "generic"
@@ -149,3 +150,17 @@ def test_the_search_engine_of_a_pack_is_built_once_for_this_pack_only() -> None:
     text = b"trainer global 5\ngeneric items 7\ngeneric step 9\n"
     assert [position.done for position in engine.scan(text).positions] == [5, 7]
     assert [position.done for position in job_lexicon.engine(GENERIC).scan(text).positions] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("lines", "done"), [(((1, 40),), 40.0), (((1, 100), (2, 40)), 140.0), (((0, 100), (1, 40)), 140.0)]
+)
+def test_epochs_of_a_job_pattern_count_from_one_unless_there_is_an_epoch_zero(
+    lines: tuple[tuple[int, int], ...], done: float
+) -> None:
+    known = lexicon(("items", r"\[epoch (?P<epoch>\d+)\] >> (?P<done>\d+) of (?P<total>\d+)"))
+    track = ProgressTrack(known.preferred_positions(GENERIC), epoch_bases=known.epoch_bases(GENERIC), epochs=3)
+    for line in lines:
+        for position in known.engine(GENERIC).scan(b"[epoch %d] >> %d of 100\n" % line).positions:
+            track.update("log", position, 0.0)
+    assert (track.done, track.total) == (done, 300.0)

@@ -575,4 +575,5 @@ def test_each_type_of_the_file_is_a_backend() -> None:
     body = {"name": "n", "workers": [{"command": "true"}]}
     for kind, backend in BACKENDS.items():
         spec = parse_job(yaml.safe_dump({**body, "backend": {"type": kind}}), "job.yaml")
+        assert backend.name == kind
         assert backend.granularity in (None, spec.backend.granularity)
