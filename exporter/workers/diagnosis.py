@@ -300,7 +300,9 @@ def _text_lines(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
     yield from _section("Memory of the job on this node", _value_lines(body["memory"]))
     yield from _section("Disk space", _disk_text(body["filesystems"]))
     yield from _section("Other workers of this node", (_peer_text(peer) for peer in body["peers"]))
-    yield from _section("Job", _value_lines({**body["job"], **({"stop": body["stop"]} if body["stop"] else {})}))
+    # `end` of the job is when its allocation ends
+    job = {"time_limit_at" if key == "end" else key: value for key, value in body["job"].items()}
+    yield from _section("Job", _value_lines({**job, **({"stop": body["stop"]} if body["stop"] else {})}))
     for name, stack in body["stacks"].items():
         yield from _section(f"Stack of {name}", stack.split("\n"))
     for log in body["logs"]:
@@ -344,7 +346,7 @@ def _error_text(body: Mapping[str, Any]) -> Iterator[str]:
         "error" if error["certain"] else "perhaps": error["line"],
         "led_to": error["led_to"],
         "raised_at": error["source"],
-        "stands_in": place,
+        "place": place,
     }
     traceback = ["", *(f"  {line}" for line in error["traceback"])] if error["traceback"] else []
     yield from _section("Last error in its logs", [*_value_lines(found), *traceback])
@@ -380,7 +382,7 @@ def _value_text(key: str, value: Any) -> str:
         return str(value)
     if key.endswith("_bytes"):
         return f"{_size_text(value)}"
-    if key in ("start", "end", "time", "since", "last_progress"):
+    if key in ("start", "end", "time_limit_at", "time", "since", "last_progress"):
         return _time_text(value)
     if key.endswith(("_s", "_seconds")):
         return f"{value:.1f} s"

@@ -172,9 +172,10 @@ def test_a_diagnosis_shows_positions_in_their_unit() -> None:
     workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
     body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(*workers)), ENDED, ERRORS)
     assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
-    text = render_diagnosis(body)
+    text = render_diagnosis({**body, "job": {"end": NOW}})
     assert "worker_w1 (rank 1): sleeping, 12 steps, last at" in text
     assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
+    assert "  time_limit_at          20" in text, "the end of the allocation, not of the job"
 
 
 def test_a_diagnosis_is_built_from_empty_records() -> None:
