@@ -147,6 +147,34 @@ def test_an_alert_reaches_its_receiver(receiver: str, labels: dict[str, str]) ->
 
 
 @needs_tools
+@pytest.mark.parametrize(
+    ("receivers", "labels"),
+    [
+        ("ada,page", ("severity=critical", "user=ada")),
+        ("ada,notify", ("severity=warning", "user=ada")),
+        ("ada,notify", ("severity=info", "user=ada")),
+        ("ada,operators", ("severity=warning", "component=self", "user=ada")),
+        ("notify", ("severity=info", "user=bob")),
+    ],
+)
+def test_an_alert_also_reaches_the_owner_of_the_job(tmp_path: Path, receivers: str, labels: tuple[str, ...]) -> None:
+    """The blocks of the page about mails, where it says to add them."""
+    text = (ROOT / "docs" / "how-to" / "alerts-by-mail.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    _, site, owner_routes, owner_receivers = blocks
+    config = {**load(CONFIG), **site}
+    config["route"]["routes"] = [*owner_routes, *config["route"]["routes"]]
+    config["receivers"] = [*config["receivers"], *owner_receivers]
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    done = run("amtool", "check-config", path)
+    assert done.returncode == 0, done.stdout
+    routes_test = ("amtool", "config", "routes", "test", f"--config.file={path}")
+    done = run(*routes_test, f"--verify.receivers={receivers}", *labels, "job_id=7")
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tools
 def test_promtool_accepts_the_prometheus_settings_of_the_readme(tmp_path: Path) -> None:
     text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
