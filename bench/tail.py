@@ -2,8 +2,6 @@
 
 CPU of this process for reading alone and with the search, at two intervals, and for looking at
 logs to which nothing is written; beside mtail, where it is installed, at the same interval.
-
-Logs are followed as a sidecar does it: the wake-ups of all of them are drained once before each round of looks.
 """
 
 import os
@@ -20,16 +18,13 @@ from typing import Any
 from bench.clock import cpu_s
 from bench.log_corpus import write_log
 from bench.logs import MTAIL_PROGRAM, PATTERNS
-from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.search.engine import SearchEngine
-from exporter.logs.tail_reader import IDLE_READS, TRUSTED_READS, LogTail
+from exporter.logs.tail_reader import LogTail
 
 FILES, LINES_PER_S = 32, 100
 SECONDS = 10.0
 QUICK_S, SLOW_S = 0.25, 1.0  # between two looks: mtail's own interval, and a usual one of ours
 ONE_LOOK = 2 << 10  # about what a quick look finds
-SETTLING_LOOKS = IDLE_READS + 2  # after these a log to which nothing is written is known to be still, and is watched;
-IDLE_S = float(TRUSTED_READS + 1)  # and in one of so many looks it is asked all the same
 
 _WRITER = """
 import os, sys, time
@@ -83,7 +78,7 @@ def measure() -> dict[str, Any]:
                 writer.kill()
         for path in paths:
             os.utime(path, (1, 1))
-        idle, _ = _share(paths, search, SLOW_S, IDLE_S, SETTLING_LOOKS)
+        idle, _ = _share(paths, search, SLOW_S)
     goals = {"at most 1 % of a core at 250 ms": quick <= 1, "at most 0.03 % of a core when idle": idle <= 0.03}
     if mtail is not None:
         goals["10 times below mtail"] = mtail >= 10 * quick
@@ -99,31 +94,25 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _share(
-    paths: list[Path], consume: Consume, interval_s: float, seconds: float = SECONDS, settling: int = 1
-) -> tuple[float, float]:
-    """Percent of a core that following these logs takes, and bytes a second that came, after so many first looks."""
-    wakeups = InotifyWatches()
-    tails = [LogTail(str(path), wakeups) for path in paths]
+def _share(paths: list[Path], consume: Consume, interval_s: float) -> tuple[float, float]:
+    """Percent of a core that following these logs takes, and bytes a second that came."""
+    tails = [LogTail(str(path)) for path in paths]
 
     def look() -> None:
-        wakeups.drain()
         for tail in tails:
             consume(tail)
 
     for tail in tails:
         tail.start_at_end()
-    for _ in range(settling):
-        look()
+    look()  # after this one, a log to which nothing is written is known to be idle
     begin, cpu, looks = time.monotonic(), time.process_time(), 0
-    while (passed := time.monotonic() - begin) < seconds:
+    while (passed := time.monotonic() - begin) < SECONDS:
         looks += 1
         time.sleep(max(0.0, looks * interval_s - passed))
         look()
     share = 100 * (time.process_time() - cpu) / passed
     for tail in tails:
         tail.close()
-    wakeups.close()
     return float(f"{share:.3g}"), sum(tail.bytes_read for tail in tails) / passed
 
 

@@ -1,7 +1,5 @@
 r"""Read new records of a growing log by polling, since inotify misses writes on network file systems.
 
-On local file systems inotify only saves polls of idle logs.
-
 A record ends at ``\n``, ``\r`` or ``\r\n``, because progress bars redraw their line with a return. Text after the last
 end waits for a later read. One reused buffer bounds memory for any file or record size.
 
@@ -21,16 +19,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from exporter.logs.inotify_reader import InotifyWatch, InotifyWatches
-
 CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in one piece
 MARK_BYTES = 128  # text before our position that identifies the file
 COPY_MARK_BYTES = 64  # least agreement for a file with another inode: short texts agree by chance
 SETTLED_S = 2.0  # a file written this recently may change again without a new mtime
 DELETED_S = 60.0  # a deleted file without a successor is closed after this time without writes
 SPARE_BUFFERS = 4
-IDLE_READS = 4  # reads without news before a file is watched: a file written every few seconds is not worth it
-TRUSTED_READS = 30  # reads that trust the watch before the next stat: some changes make no event
 
 RETURN = 13
 ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # number or date that rotation adds to a log's name
@@ -74,8 +68,7 @@ class LogTail:
     free its blocks.
     """
 
-    def __init__(self, path: str, inotify: InotifyWatches | None = None) -> None:
-        """With ``inotify``, a read sees changes up to their last drain and needs no stat."""
+    def __init__(self, path: str) -> None:
         self.path = path
         self.bytes_read = 0  # since the first read, over all generations of the file
         self.size = 0  # of the file, at the last read
@@ -91,12 +84,7 @@ class LogTail:
         self._inode: int | None = None  # of the file being followed, while it is closed
         self._parked: tuple[int, ...] | None = None  # stat of a skipped file that stays closed while unchanged
         self._deleted_since: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
-        # path, and stat of its file at a read without news
-        self._idle_stat: tuple[bytes, tuple[int, ...]] | None = None
-        self._inotify = inotify
-        self._watch: InotifyWatch | None = None  # of the file at the path, while idle
-        self._trusted_reads_left = 0  # further reads that may trust the watch
-        self._reads_until_watch = IDLE_READS  # idle reads left before it is watched
+        self._idle_identity: tuple[int, ...] | None = None  # of the file at the path, at a read without news
         self._reset()
 
     def _reset(self) -> None:
@@ -123,7 +111,7 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
-        self._leave_idle()
+        self._idle_identity = None
         if self._file is not None:
             self._inode, self._file = self._file[1], None
 
@@ -146,14 +134,9 @@ class LogTail:
         Reads at most ``most_bytes``, and after the first chunk only until ``should_stop()`` is true.
         """
         self.has_more = False
-        if self._idle_stat is not None:
-            # most reads of most logs find nothing and end here
-            if self._trusted_reads_left and self._watch is not None and self._watch.is_unchanged:
-                self._trusted_reads_left -= 1
-                return
-            if self._is_idle(*self._idle_stat):
-                return
-            self._leave_idle()
+        if self._is_idle():
+            return  # most reads of most logs find nothing and end here
+        self._idle_identity = None
         try:
             chosen = self._choose_file()
         except OSError as error:
@@ -167,7 +150,7 @@ class LogTail:
         written = _write_version(facts)
         if not leaving and written == self._settled_version and self._offset >= facts.st_size:
             if self.problem is None:
-                self._idle_stat = os.fsencode(self.path), _file_identity(facts)
+                self._idle_identity = _file_identity(facts)
             return
         self._settled_version = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
@@ -249,9 +232,9 @@ class LogTail:
         }
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any], inotify: InotifyWatches | None = None) -> "LogTail":
+    def restore(cls, path: str, state: Mapping[str, Any]) -> "LogTail":
         """Continue where another tail was; from the top if ``state`` is invalid."""
-        tail = cls(path, inotify)
+        tail = cls(path)
         try:
             begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
             mark = bytes.fromhex(state["mark"])
@@ -266,34 +249,14 @@ class LogTail:
         tail._is_mid_record, tail._is_at_top = bool(state.get("joining")), read == 0
         return tail
 
-    # -- idle files ----------------------------------------------------------------------------------
+    # -- choice of file ------------------------------------------------------------------------------
 
-    def _is_idle(self, path: bytes, known: tuple[int, ...]) -> bool:
-        """Whether the file at the path is unchanged; if so, the next reads may trust a watch."""
+    def _is_idle(self) -> bool:
+        """Whether the last read found nothing and the file at the path has not changed since."""
         try:
-            if _file_identity(os.stat(path)) != known:
-                return False
+            return self._idle_identity is not None and _file_identity(os.stat(self.path)) == self._idle_identity
         except OSError:
             return False  # handled elsewhere
-        if self._watch is not None and self._watch.is_unchanged:
-            self._trusted_reads_left = (
-                TRUSTED_READS  # watched since before the stat, so nothing is missed between the two
-            )
-        elif self._inotify is not None:
-            self._trusted_reads_left = 0
-            self._reads_until_watch -= 1
-            if not self._reads_until_watch:
-                self._watch, self._reads_until_watch = self._inotify.watch(self.path, known[0]), TRUSTED_READS
-        return True
-
-    def _leave_idle(self) -> None:
-        """Leave the idle state."""
-        self._idle_stat, self._trusted_reads_left, self._reads_until_watch = None, 0, IDLE_READS
-        if self._watch is not None and self._inotify is not None:
-            self._inotify.drop(self._watch)
-            self._watch = None
-
-    # -- choice of file ------------------------------------------------------------------------------
 
     def _choose_file(self) -> tuple[os.stat_result, bool] | None:
         """Open the file to read now. Return its stat, and whether to leave it at its end."""
@@ -305,7 +268,7 @@ class LogTail:
                 return None
             if found is not None and _stable_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
-                self._idle_stat = os.fsencode(self.path), _file_identity(found)
+                self._idle_identity = _file_identity(found)
                 return None
         if self._inode is not None:
             self._reopen(found)

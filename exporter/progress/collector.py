@@ -18,7 +18,6 @@ from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
@@ -142,7 +141,6 @@ class LogsCollector:
         self._progress_dir = manifest.run_dir / run_files.PROGRESS_DIR
         self._progress_check = FolderChangeCheck(self._progress_dir)
         self._stale: set[int] = set()  # indexes of workers that may have new records or progress files
-        self._inotify = InotifyWatches()
         self._lexicon: Lexicon | None = None
         # Created at the first read, like the lexicon, since that reads files which may hang.
         self._workers: list[WorkerLogs] = []
@@ -179,7 +177,7 @@ class LogsCollector:
     def _new_worker(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
         """A worker whose logs have not been read."""
         prior, earlier = self._priors.get(task.role), self._earlier_progress.get(task.rank)
-        return WorkerLogs(task, self._context.manifest, lexicon, prior, self._inotify, earlier)
+        return WorkerLogs(task, self._context.manifest, lexicon, prior, earlier)
 
     def read(self) -> LogsSnapshot:
         clock = self._context.clock
@@ -188,7 +186,6 @@ class LogsCollector:
             lexicon = lexicon_of_job(self._context.manifest)
             self._workers = self._create_workers(lexicon)
             self._lexicon = lexicon
-        self._inotify.drain()
         workers, count = self._workers, len(self._workers)
         # An attached job has no directory of progress files.
         if self._records_check.may_have_changed(now) | (

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from exporter.collecting.collector import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
-from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
@@ -103,18 +102,13 @@ class WorkerLogs:
         manifest: Manifest,
         lexicon: Lexicon,
         prior: RunPrior | None = None,
-        inotify: InotifyWatches | None = None,
         earlier: EarlierProgress | None = None,
     ) -> None:
-        """``inotify`` are shared by all workers; the caller drains them before each round.
-
-        ``earlier`` is the worker's progress in an earlier attempt of the job.
-        """
+        """``earlier`` is the worker's progress in an earlier attempt of the job."""
         self.task = task
         self.restart = -1  # the current run; -1 before the first
         self.activities = WorkerActivities()
         self._sources: dict[str, _LogSource] = {}
-        self._inotify = inotify
         self._manifest = manifest
         self._lexicon = lexicon
         self._earlier = earlier
@@ -199,7 +193,7 @@ class WorkerLogs:
         """Start to read a file; None if it is read already."""
         if path in self._sources:
             return None
-        self._sources[path] = _LogSource(LogTail(path, self._inotify), order, lasting=lasting)
+        self._sources[path] = _LogSource(LogTail(path), order, lasting=lasting)
         return self._sources[path].tail
 
     @property
@@ -215,8 +209,6 @@ class WorkerLogs:
 
         ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
-        if ended and self._inotify is not None:
-            self._inotify.drain()  # its last lines may be newer than this round
         self._ended = ended
         for source in self._sources.values():
             self._read(source, now, should_stop)
@@ -551,7 +543,7 @@ class WorkerLogs:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
                 # A count without a position would count twice.
                 raise TypeError(f"{path!r} is not a log, or has no position")
-            followed = LogTail.restore(path, tail, self._inotify)
+            followed = LogTail.restore(path, tail)
             self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
 
 

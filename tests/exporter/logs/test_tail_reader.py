@@ -555,46 +555,79 @@ def test_an_idle_log_costs_one_stat_of_its_path(path: Path, monkeypatch: pytest.
     assert read(tail) == [b"two\n"]
 
 
-CHANGES = ("write", "rewrite", "rename", "replace", "delete", "touch", "close", "read")
+CHANGES = (
+    *("write", "write by another name", "rewrite", "outgrow", "truncate", "rename", "replace", "copy", "swap"),
+    *("move the directory", "delete", "touch", "chmod", "close", "read"),
+)
 
 
-@given(changes=st.lists(st.sampled_from(CHANGES), max_size=12))
+def change(path: Path, kind: str, line: bytes) -> bytes:
+    """Change the log; return the text that was added to it."""
+    other, text, number = path.with_name("other"), line, int(line)
+    old_time = (2000 + number,) * 2  # in the order of the changes, like the times of rotated logs
+    if kind == "write":
+        append(path, line)
+    elif kind == "write by another name":
+        path.touch()
+        os.link(path, other)
+        append(other, line)
+        os.utime(other, old_time)
+        other.unlink()
+    elif kind == "rewrite":
+        path.write_bytes(line)
+    elif kind == "outgrow":
+        text = 20 * line
+        path.write_bytes(text)
+    elif kind == "replace":
+        other.write_bytes(line)
+        os.utime(other, old_time)
+        other.replace(path)
+    elif kind == "copy":
+        other.write_bytes((path.read_bytes() if path.exists() else b"") + line)
+        other.replace(path)
+    elif kind == "move the directory":
+        path.parent.rename(path.parent.with_name(f"{path.parent.name}-{number}"))
+        path.parent.mkdir()
+        append(path, line)
+    else:
+        text = b""
+        if kind == "truncate":
+            path.write_bytes(b"")
+        elif kind == "delete":
+            path.unlink(missing_ok=True)
+        elif kind == "rename" and path.exists():
+            os.utime(path, old_time)
+            path.rename(path.with_name(f"app.log.{1000 - number}"))
+        elif kind == "swap" and path.exists():
+            path.rename(other)
+            append(path, line)
+            other.replace(path)
+        elif kind == "touch" and path.exists():
+            os.utime(path, old_time)
+        elif kind == "chmod" and path.exists():
+            path.chmod(0o600)
+    return text
+
+
+@given(kinds=st.lists(st.sampled_from((*CHANGES, "touch", "touch")), max_size=12), skipped=st.booleans())
+@example(kinds=["write", "touch", "rewrite", "touch", "replace", "touch"], skipped=False)
+@example(kinds=["write", "touch", "write by another name", "swap", "touch", "copy"], skipped=False)
+@example(kinds=["touch", "rename", "rewrite", "touch", "outgrow", "touch", "move the directory"], skipped=True)
 def test_every_change_is_seen_after_any_number_of_idle_reads(
-    changes: list[str], tmp_path_factory: pytest.TempPathFactory
+    kinds: list[str], skipped: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("logs") / "app.log"
-    tail, written, records = LogTail(str(path)), list[bytes](), list[bytes]()
-
-    def idle() -> None:
-        for _ in range(3):
-            while found := read(tail):
-                records.extend(b"".join(found).splitlines(keepends=True))
-
-    for number, change in enumerate(changes):
-        line = b"%05d of what is written\n" % number
-        if change == "rename" and path.exists():
-            path.rename(path.with_name(f"app.log.{1000 - number}"))
-        elif change == "replace":
-            other = path.with_name("other")
-            other.write_bytes(line)
-            os.utime(other, (1, 1))
-            other.replace(path)
-            written.append(line)
-        elif change == "rewrite":
-            path.write_bytes(line)
-            written.append(line)
-        elif change == "write":
-            append(path, line)
-            written.append(line)
-        elif change == "delete":
-            path.unlink(missing_ok=True)
-        elif change == "touch" and path.exists():
-            os.utime(path, (1, 1))
-        elif change == "close":
+    written, records = b"", b""
+    tail = stale(path, b"of another job%60s\n" % b"") if skipped else LogTail(str(path))
+    for number, kind in enumerate(kinds):
+        written += change(path, kind, b"%070d\n" % number)
+        if kind == "close":
             tail.close()
-        idle()
-    assert records == written
-    assert tail.problem is None
+        for _ in range(3):
+            while found := b"".join(read(tail)):
+                records += found
+            assert records == written
+    assert (tail.problem, tail.lag_bytes) == (None, 0)
 
 
 def test_a_problem_ends_when_the_same_file_is_back(path: Path) -> None:
