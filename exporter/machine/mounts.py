@@ -25,7 +25,6 @@ class MountPoint(NamedTuple):
     point: str
     fstype: str
     source: str
-    device: int | None = None  # `st_dev` of its files, except on btrfs
 
     @property
     def remote(self) -> bool:
@@ -41,10 +40,9 @@ def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
         try:
             after = fields.index("-", 6)
             point, fstype, source = fields[4], fields[after + 1], fields[after + 2]
-            device = os.makedev(*map(int, fields[2].split(":")))
-        except (ValueError, IndexError, TypeError):
+        except (ValueError, IndexError):
             continue
-        found.append(MountPoint(_unescape(point), _unescape(fstype), _unescape(source), device))
+        found.append(MountPoint(_unescape(point), _unescape(fstype), _unescape(source)))
     return tuple(found)
 
 
