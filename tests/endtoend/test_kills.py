@@ -283,7 +283,7 @@ EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "wrapper": (FAILED, KILLED, OWN_S),
     "sidecar": (("COMPLETED", "COMPLETED"), "the benchmark has completed", OWN_S),
     "orchestrator": (FAILED, r"orchestrator on \S+: killed_unknown", OWN_S),
-    "guard": (FAILED, r"guard on \S+: killed_unknown|Slurm: FAILED; the batch step has ended.*", OWN_S),
+    "guard": (FAILED, r"guard on \S+: killed_unknown|Slurm: FAILED; the batch step ended without a report.*", OWN_S),
     "scancel": (("CANCELLED", "CANCELLED"), "Slurm: cancelled.*", OWN_S),
 }  # states in Slurm and report, cause, and time limit in seconds
 
