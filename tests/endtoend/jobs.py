@@ -15,6 +15,7 @@ from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster
 ROOT_DIR = Path(__file__).resolve().parents[2]
 GPUJOB = Path(os.environ.get("GPUJOB_PROGRAM") or ROOT_DIR / ".venv" / "bin" / "gpujob")
 EMBED = ROOT_DIR / "examples" / "embed" / "embed.py"
+FAULTY_EMBED = ROOT_DIR / "tests" / "engines" / "faulty_embed.py"
 
 
 def user_for(cluster: Cluster) -> str:
@@ -46,7 +47,7 @@ def was_asked(report: dict[str, Any], end: dict[str, Any]) -> bool:
 def embed_job(
     name: str,
     *,
-    options: str = "",
+    faults: str = "",
     items: int = 4000,
     rate: float = 20,
     nodes: int = 4,
@@ -56,7 +57,8 @@ def embed_job(
     **over: Any,
 ) -> dict[str, Any]:
     """A job file of the embedding example. A scrape by Prometheus shortens its ``linger``."""
-    command = f"python3 embed.py --items {items} --rate {rate} --log-every 20 --checkpoint-every 100 {options}"
+    program = FAULTY_EMBED.name if faults else EMBED.name
+    command = f"python3 {program} --items {items} --rate {rate} --log-every 20 --checkpoint-every 100 {faults}"
     return {
         "name": name,
         "resources": {"nodes": nodes, "gpus_per_node": gpus_per_node},
@@ -129,7 +131,8 @@ class JobSpace:
         self.directory = directory
         self.user = user
         self.submitted: list[Job] = []
-        shutil.copy(EMBED, directory)
+        for program in (EMBED, FAULTY_EMBED):
+            shutil.copy(program, directory)
         (directory / "gpujob.yaml").write_text(yaml.safe_dump({"target_dir": str(targets_dir), "cluster": "test"}))
         self.own(directory)
 

@@ -14,7 +14,7 @@ import yaml
 
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.history_reader import read_run_history
-from tests.endtoend.jobs import EMBED, GPUJOB, JobSpace, embed_job
+from tests.endtoend.jobs import EMBED, FAULTY_EMBED, GPUJOB, JobSpace, embed_job
 from tests.realstack.cluster import ROOT, Cluster
 from tests.realstack.waiting import wait_for
 
@@ -37,8 +37,8 @@ def idle(log: Sequence[str], since: float, end: float) -> float:
 
 @pytest.mark.slurm
 def test_the_eta_of_a_job_with_pauses_and_a_resumed_slow_worker_is_accurate(jobs: JobSpace, cluster: Cluster) -> None:
-    options = f"--checkpoint-seconds {PAUSE_S:g} --only-rank {SLOW} --slow-down {FACTOR}"
-    spec = embed_job("eta", items=ITEMS, rate=RATE, options=options)
+    faults = f"--checkpoint-seconds {PAUSE_S:g} --only-rank {SLOW} --slow-down {FACTOR}"
+    spec = embed_job("eta", items=ITEMS, rate=RATE, faults=faults)
     spec["workers"][0]["restart"] = {"max": 1, "backoff": 1}
     spec["slurm"]["time_limit"] = "00:04:00"
     job = jobs.submit(spec)
@@ -79,11 +79,12 @@ def test_the_eta_of_a_job_with_pauses_and_a_resumed_slow_worker_is_accurate(jobs
 
 def test_a_completed_run_gives_the_next_run_its_first_eta(tmp_path: Path) -> None:
     share, rate, first_line = 400, 40, 20
-    shutil.copy(EMBED, tmp_path)
+    for program in (EMBED, FAULTY_EMBED):
+        shutil.copy(program, tmp_path)
     environ = {**os.environ, "GPUJOB_HISTORY_DIR": str(tmp_path / "history")}
 
-    def start(options: str = "") -> subprocess.Popen[str]:
-        spec = embed_job("again", items=2 * share, nodes=1, count=2, gpus_per_node=0, rate=rate, options=options)
+    def start(faults: str = "") -> subprocess.Popen[str]:
+        spec = embed_job("again", items=2 * share, nodes=1, count=2, gpus_per_node=0, rate=rate, faults=faults)
         spec["workers"][0]["gpus"] = 0
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(spec))
         return subprocess.Popen(

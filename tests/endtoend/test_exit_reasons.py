@@ -228,12 +228,12 @@ def slurm_scenario(run_scenario: SlurmScenario) -> Any:
 # Jobs of the cluster. The slowest tests are at the end of this file.
 
 
-def cluster_job(options: str = "", *, partition: str = "gpu", time_limit: str = "00:10:00", **over: Any) -> Any:
+def cluster_job(faults: str = "", *, partition: str = "gpu", time_limit: str = "00:10:00", **over: Any) -> Any:
     """Four workers on two exclusive nodes. ``directives`` are further Slurm options."""
     directives = {"exclusive": True, **over.pop("directives", {})}
     slurm = {"partition": partition, "time_limit": time_limit, "directives": directives}
     sizes = {"nodes": 2, "count": 4, "gpus_per_node": 2, "rate": 10, "items": 40000}
-    return embed_job("exits", options=options, slurm=slurm, **{**sizes, **over})
+    return embed_job("exits", faults=faults, slurm=slurm, **{**sizes, **over})
 
 
 def attempt_is_up(job: Job, attempt: int = 0) -> bool:
@@ -351,9 +351,9 @@ def preempted(space: JobSpace) -> Ended:
 
 @slurm_scenario
 def out_of_memory(space: JobSpace) -> Ended:
-    options = "--leak 300 --at 20 --only-rank 3"
+    faults = "--leak 300 --at 20 --only-rank 3"
     resources = {"nodes": 2, "gpus_per_node": 2, "memory_per_node": "400M"}
-    return wait_for_end(space.submit(cluster_job(options, resources=resources)))
+    return wait_for_end(space.submit(cluster_job(faults, resources=resources)))
 
 
 @slurm_scenario
@@ -453,9 +453,9 @@ def test_a_job_preempted_with_a_grace_time_runs_again(preempted_with_a_warning: 
 # On this machine
 
 
-def two_workers(options: str, **over: Any) -> dict[str, Any]:
-    """Two workers with long work, one of which fails with these options."""
-    return launcher.embed_job(options, items=9000, **over)
+def two_workers(faults: str, **over: Any) -> dict[str, Any]:
+    """Two workers with long work and these faults."""
+    return launcher.embed_job(faults, items=9000, **over)
 
 
 def two_roles(program: str, **keys: Any) -> dict[str, Any]:
@@ -624,7 +624,7 @@ def items_processed(address: str) -> list[float]:
 
 @scenario
 def dispensable(folder: Path) -> Ended:
-    spec = launcher.embed_job("--shards 2", items=300)  # the helper has no items
+    spec = launcher.embed_job(options="--shards 2", items=300)  # the helper has no items
     work, start_file = spec["workers"][0], folder / "begin"
     work |= {"command": f"until [ -e {shlex.quote(str(start_file))} ]; do sleep 0.1; done; exec {work['command']}"}
     work["shell"] = True

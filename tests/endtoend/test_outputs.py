@@ -30,8 +30,8 @@ def samples(cluster: Cluster, address: str) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.slurm
 def test_stalled_output_and_a_truncated_checkpoint_are_reported(jobs: JobSpace, cluster: Cluster) -> None:
-    options = f"--no-output --cut-checkpoint --only-rank {BROKEN} --at {AT}"
-    spec = embed_job("short", items=ITEMS, rate=RATE, nodes=NODES, count=WORKERS, options=options)
+    faults = f"--no-output --cut-checkpoint --only-rank {BROKEN} --at {AT}"
+    spec = embed_job("short", items=ITEMS, rate=RATE, nodes=NODES, count=WORKERS, faults=faults)
     spec["workers"][0]["command"] = spec["workers"][0]["command"].replace(
         "--checkpoint-every 100", "--checkpoint-every 150"
     )

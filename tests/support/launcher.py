@@ -22,6 +22,7 @@ from launcher.steps.batch_script import render_sbatch
 ROOT = Path(__file__).resolve().parents[2]
 GPUJOB = Path(sys.executable).with_name("gpujob")
 EMBED = ROOT / "examples" / "embed" / "embed.py"
+FAULTY_EMBED = ROOT / "tests" / "engines" / "faulty_embed.py"
 
 HARD_NAMES = (
     "a space",
@@ -264,15 +265,20 @@ class LocalJob:
         return processes_with(f"{self.folder}/")
 
 
-def embed_job(options: str = "", *, items: int = 300, rate: float = 100, count: int = 2, **over: Any) -> dict[str, Any]:
-    """A job of the example workload that takes ``items / count / rate`` seconds and a little more."""
-    program = shlex.quote(str(EMBED))
+def embed_job(
+    faults: str = "", *, items: int = 300, rate: float = 100, count: int = 2, options: str = "", **over: Any
+) -> dict[str, Any]:
+    """A job of the example workload that takes ``items / count / rate`` seconds and a little more.
+
+    ``faults`` are options of ``faulty_embed.py``.
+    """
+    program, corpus = shlex.quote(str(FAULTY_EMBED if faults else EMBED)), shlex.quote(str(EMBED))
     command = (
-        f"python3 {program} --corpus {program} --items {items} --rate {rate:g} --log-every 10 --checkpoint-every 20"
+        f"python3 {program} --corpus {corpus} --items {items} --rate {rate:g} --log-every 10 --checkpoint-every 20"
     )
     return {
         "name": "embed",
-        "workers": [{"role": "worker", "count": count, "command": f"{command} {options}".strip()}],
+        "workers": [{"role": "worker", "count": count, "command": f"{command} {options} {faults}".strip()}],
         "patterns": {"output": "output_worker_*.jsonl", "checkpoints": "checkpoint_*.json"},
         "progress": {"total_items": items},
         "monitoring": {"check_interval": 0.5, "linger": 0},

@@ -358,9 +358,7 @@ def test_a_worker_killed_from_outside_has_the_reason_killed_unknown(killed: Ende
 
 @scenario
 def crashed_immediately(folder: Path) -> Ended:
-    with LocalJob(
-        folder, embed_job("--only-rank 0 --crash-after-ms 50", items=9000, monitoring=UNWATCHED), "--quiet"
-    ) as job:
+    with LocalJob(folder, embed_job("--only-rank 0 --exit-code 3", items=9000, monitoring=UNWATCHED), "--quiet") as job:
         return ended(job)
 
 
@@ -475,7 +473,7 @@ def test_a_worker_is_restarted_at_most_max_times(restarted_in_vain: Ended) -> No
 
 @scenario
 def tolerated(folder: Path) -> Ended:
-    spec = until_exists(folder / "enough", embed_job("--shards 2"))  # a late helper would be ended with the job
+    spec = until_exists(folder / "enough", embed_job(options="--shards 2"))  # a late helper would be ended with the job
     spec["workers"].append({"role": "helper", "command": "sh -c 'exit 3'", "critical": False})
     with LocalJob(folder, spec, "--quiet") as job:
         job.worker(0)
