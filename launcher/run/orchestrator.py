@@ -220,20 +220,23 @@ class Orchestrator:
         self._status_events.copy_new_events(read_statuses(self._facts.run_dir, self._facts.attempt), log_line)
         self._next_statuses_at = time.monotonic() + STATUSES_INTERVAL_S
 
-    def _report_launch(self, checklist: LaunchChecklist | None) -> None:
+    def _report_launch(self, checklist: LaunchChecklist | None, title: str = "Launch verification") -> None:
         """Log and record the result of the launch check; None means that it is not final."""
         if checklist is None:
             self._is_launch_check_due = True
             return
         self._checklist = checklist
-        log_line("Launch verification")
+        log_line(title)
         for line in render_launch_checklist(checklist):
             log_raw_line(f"    {line}".rstrip())
         verified = "launch verified" if checklist.is_verified else "launch not verified"
         self._job_state.events.write(verified, **checklist.to_json())
 
     def _conclude_launch(self) -> LaunchChecklist | None:
-        attempt_optional("check the launch", lambda: self._report_launch(self._launch_check.conclude(time.time())))
+        title = "Launch verification, as last seen before the job ended"
+        attempt_optional(
+            "check the launch", lambda: self._report_launch(self._launch_check.conclude(time.time()), title)
+        )
         return self._checklist
 
 

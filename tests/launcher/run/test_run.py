@@ -398,6 +398,7 @@ def test_a_worker_that_cannot_start_has_the_reason_launch_failed(not_started: En
     assert (cause["worker"], cause["reason"], cause["code"]) == ("bad_w0", "launch_failed", 127)
     assert "cannot start './program': No such file or directory" in cause["evidence"][0]
     assert not_started.reasons() == ["launch_failed", "terminated_peer"]
+    assert " Launch verification, as last seen before the job ended\n" in not_started.job.log()
 
 
 @scenario
