@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.check.finding import CheckFinding, Status
-from launcher.jobfile import aliases
 from launcher.jobfile.backend_kinds import BACKEND_KINDS, ENGINES
-from launcher.jobfile.jobfile import cpus_of_full_nodes
+from launcher.jobfile.jobfile import HUB, cpus_of_full_nodes
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
@@ -75,8 +74,8 @@ def check_model(planned_job: PlannedJob) -> list[CheckFinding]:
     if model is None:
         return []
     known = planned_job.cluster.models
-    found = aliases.resolve_model(model.path, planned_job.cluster)
-    if found.startswith(aliases.HUB):
+    found = planned_job.cluster.resolve_model(model.path)
+    if found.startswith(HUB):
         message = f"the engine downloads {found} when it starts"
         return [CheckFinding("model", "not checked", place, message)]
     by = f'"{model.path}" is {found}, which' if model.path in known else f'"{found}"'

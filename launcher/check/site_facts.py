@@ -14,7 +14,7 @@ from launcher.check.preflight import written_directories
 from launcher.check.python_modules import InterpreterSilent
 from launcher.check.role_programs import environment_of, find_program, is_python, modules_not_found, role_commands
 from launcher.errors import SlurmError
-from launcher.jobfile import aliases
+from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
@@ -186,7 +186,7 @@ def check_disk(plan: Plan) -> list[CheckFinding]:
 def check_network(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the model hub answers from here; nodes may be less well connected."""
     model, place = planned_job.spec.model, "network"
-    if model is None or not aliases.resolve_model(model.path, planned_job.cluster).startswith(aliases.HUB):
+    if model is None or not planned_job.cluster.resolve_model(model.path).startswith(HUB):
         return [CheckFinding("network", "not checked", place, "the job is not known to download anything")]
     environ = planned_job.environ
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

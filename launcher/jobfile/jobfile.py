@@ -4,6 +4,7 @@ Every problem of a file is reported together, with its place and a fix. An unkno
 nearest known key. Nothing here contacts the cluster or writes a file.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,8 @@ from launcher.jobfile.value_types import (
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
 from launcher.rundir.cluster_file import find_cluster_file, read_yaml_text
+
+HUB = "hf:"  # prefix of a model that the engine fetches from a hub, such as ``hf:Qwen/Qwen3-32B``
 
 
 class PathsSpec(FileModel):
@@ -176,6 +179,19 @@ class ClusterSpec(FileModel):
     @classmethod
     def _directives(cls, directives: Directives) -> Directives:
         return check_directives(directives)
+
+    def resolve_model(self, text: str) -> str:
+        """Resolve an alias of a model; return any other text unchanged."""
+        return self.models.get(text, text)
+
+    def path_of_model(self, text: str) -> str:
+        """The model as an engine takes it: a directory, or its bare name on a hub."""
+        found = self.resolve_model(text)
+        return found.removeprefix(HUB) if found.startswith(HUB) else os.path.expanduser(found)
+
+    def resolve_image(self, text: str) -> str:
+        """The image as a runtime takes it: a file, or a name in a registry."""
+        return os.path.expanduser(self.containers.get(text, text))
 
 
 def load_job(path: Path) -> JobSpec:

@@ -7,7 +7,6 @@ from typing import Any
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
-from launcher.jobfile import aliases
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.plan.placeholders import escape_placeholders
 from launcher.plan.plan import (
@@ -98,10 +97,10 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
     asked = spec.container
     if asked is None:
         return None
-    model = aliases.model_path(spec.model.path, cluster) if spec.model is not None else ""
+    model = cluster.path_of_model(spec.model.path) if spec.model is not None else ""
     own = [f"{escape_placeholders(model)}:{escape_placeholders(model)}:ro"] if model.startswith("/") else []
     return ContainerPlan(
-        aliases.resolve_image(asked.image, cluster),
+        cluster.resolve_image(asked.image),
         asked.runtime,
         (*own, *cluster.mounts, *asked.mounts),
         asked.workdir,

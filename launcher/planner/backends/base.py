@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from exporter.contract.manifest import Task
-from launcher.jobfile.aliases import model_path
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
@@ -40,7 +39,7 @@ class BackendContext:
     @cached_property
     def model_path(self) -> str:
         """The model, as an engine takes it; empty without one."""
-        return escape_placeholders(model_path(self.spec.model.path, self.cluster)) if self.spec.model else ""
+        return escape_placeholders(self.cluster.path_of_model(self.spec.model.path)) if self.spec.model else ""
 
     @cached_property
     def model_name(self) -> str:

@@ -24,7 +24,7 @@ from launcher.jobfile.value_types import parse_time_limit
 from launcher.jobfile.yamlfile import parse_yaml_model
 from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir, resolve_directory
 from tests.launcher.conftest import Golden
-from tests.support.launcher import job_spec
+from tests.support.launcher import HARD_NAMES, job_spec
 
 MINIMAL = "name: x\nworkers: [{command: a}]\n"  # a minimal valid job file, to which mistakes are added
 
@@ -41,6 +41,10 @@ progress: {pack: tqmd, patterns: {items: "("}}
 errors: [{pattern: x, severity: fatal}]
 monitoring: {stall_timeout: soon}
 """
+CLUSTER = ClusterSpec(
+    models={"dsr1": "/models/DSR1", "qwen": "hf:Qwen/Qwen3-32B", "mine": "~/m"},
+    containers={"sgl": "/images/sgl.sqsh", "own": "~/own.sif"},
+)
 
 
 def problems_of(text: str, model: type[JobSpec] | type[ClusterSpec] = JobSpec) -> tuple[str, ...]:
@@ -668,3 +672,27 @@ def test_the_logs_directory_is_found_in_an_otherwise_invalid_cluster_file(tmp_pa
         (tmp_path / "gpujob.yaml").write_text(text)
         with pytest.raises(ConfigError, match=problem):
             find_logs_dir({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("dsr1", "/models/DSR1"),
+        ("qwen", "Qwen/Qwen3-32B"),
+        ("mine", os.path.expanduser("~/m")),
+        ("hf:a/b", "a/b"),
+        ("/x/y", "/x/y"),
+        ("other", "other"),
+        *((name, name) for name in HARD_NAMES),
+    ],
+)
+def test_a_model_alias_is_replaced_by_its_path(text: str, path: str) -> None:
+    assert CLUSTER.path_of_model(text) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("sgl", "/images/sgl.sqsh"), ("own", os.path.expanduser("~/own.sif")), ("nvcr.io#a/b:1", "nvcr.io#a/b:1")],
+)
+def test_an_image_alias_is_replaced_by_its_image(text: str, found: str) -> None:
+    assert CLUSTER.resolve_image(text) == found
