@@ -23,10 +23,9 @@ from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
-from exporter.progress.earlier_attempt_reader import read_earlier_attempts
 from exporter.progress.eta.interval import median_seconds_per_item
 from exporter.progress.eta.prior import RunPrior
-from exporter.progress.history_reader import RunHistory, read_run_history
+from exporter.progress.history_reader import RunHistory, read_earlier_attempts, read_run_history
 from exporter.progress.phases import job_phase
 from exporter.progress.resumes import EarlierProgress, earlier_positions
 from exporter.progress.worker_logs_reader import PROGRESS_FILE, WorkerLogFacts, WorkerLogs

@@ -1,8 +1,8 @@
-"""Earlier runs of a job, in a small file of the user, as priors for the next run.
+"""Earlier runs of a job, as priors for the next run, and earlier attempts of this one.
 
-The files are in ``GPUJOB_HISTORY_DIR``; if that is empty there are none. Without it they are in ``gpujob/history`` of
-``$XDG_STATE_HOME``, or else of ``~/.local/state``. A missing or read-only home and a file with other contents are not
-errors.
+Runs are in a small file of the user, in ``GPUJOB_HISTORY_DIR``; if that is empty there is none. Without it they are in
+``gpujob/history`` of ``$XDG_STATE_HOME``, or else of ``~/.local/state``. A missing or read-only home and a file with
+other contents are not errors. Attempts are in the run directory.
 """
 
 import contextlib
@@ -14,10 +14,12 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from exporter.contract import run_files
 
 HISTORY_SCHEMA = 1
 HISTORY_VARIABLE = "GPUJOB_HISTORY_DIR"
@@ -102,6 +104,21 @@ def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) ->
         log.info("the run history cannot be saved: %s: %s", path, error.strerror)
         return False
     return True
+
+
+def read_earlier_attempts(run_dir: Path, attempt: int) -> Iterator[list[dict[str, Any]]]:
+    """The report of each earlier attempt, newest first, or its statuses if it has no report.
+
+    Files are read on demand. The orchestrator added the attempt to their names, since sidecars of this attempt write to
+    ``status/``.
+    """
+    for number in range(attempt - 1, -1, -1):
+        report = run_files.read_json(run_dir / f"{Path(run_files.REPORT_FILE).stem}_a{number}.json")
+        if report is not None:
+            yield [report]
+        else:
+            files = sorted((run_dir / f"{run_files.STATUS_DIR}_a{number}").glob("*.json"))
+            yield [status for file in files if (status := run_files.read_json(file)) is not None]
 
 
 def _render(name: str, runs: list[RunHistory]) -> bytes:
