@@ -1,10 +1,10 @@
-"""Lines gathered into blocks."""
+"""Lines gathered into blocks, and recent items per second."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.blocks import WARM_UP_BLOCKS, WorkBlock, WorkBlocks, count_warmup_blocks
+from exporter.progress.eta.blocks import WARM_UP_BLOCKS, RecentThroughput, WorkBlock, WorkBlocks, count_warmup_blocks
 
 
 def test_each_of_the_first_lines_is_a_block() -> None:
@@ -59,3 +59,22 @@ def test_work_that_slows_down_later_is_no_warm_up() -> None:
     for line in range(40):
         blocks.add(1.0 if line < 20 else 3.0, 1.0)
         assert blocks.update_warm_up() is None
+
+
+def after(*lines: tuple[float, float]) -> float | None:
+    throughput = RecentThroughput()
+    for seconds, items in lines:
+        throughput.add(seconds, items)
+    return throughput.rate
+
+
+def test_there_is_no_rate_before_any_work() -> None:
+    assert after() is None
+
+
+def test_the_rate_follows_a_change_within_two_windows() -> None:
+    assert after(*[(1.0, 5.0)] * 300, *[(1.0, 1.0)] * 130) == pytest.approx(1.0)
+
+
+def test_sparse_lines_are_collected_until_there_are_ten() -> None:
+    assert after(*[(600.0, 1.0)] * 9, (1800.0, 1.0)) == pytest.approx(10 / 7200)
