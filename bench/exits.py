@@ -16,9 +16,9 @@ from typing import Any
 
 from bench.clock import spread
 from exporter.contract.clock import SystemClock
+from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.process_exits import ProcessEnd, ProcessExitWatch
 from exporter.machine.process_tree import ProcessTree
-from exporter.machine.procfs import read_start_ticks
 
 KILLS, BATCH, PAUSE_S, POLL_S = 400, 100, 0.02, 1.0
 WORK_S, REST_S = 0.02, 0.08

@@ -22,8 +22,8 @@ from typing import Any
 from bench.clock import cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.machine.thread_name import MOST_CHARACTERS
-from launcher.programs.wrapper import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60

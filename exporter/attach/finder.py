@@ -20,8 +20,8 @@ from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Task
+from exporter.contract.process_identity import read_pid_namespace
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.machine.procfs import read_pid_namespace
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersCollector
 

@@ -1,31 +1,34 @@
-"""Leftover processes of a worker that went into the background before the first read."""
+"""Processes of a job, recognized by the variables that they were started with."""
 
 import os
+from collections.abc import Mapping
 
-from exporter.machine.procfs import read_environment
+from exporter.machine.procfs import read_environment, read_proc_file
 
-_NAMES = ("GPUJOB_JOB_ID", "GPUJOB_RANK")
+
+def find_job_processes(wanted: Mapping[str, str | None], proc: str = "/proc") -> set[int]:
+    """Find other processes that have these variables; None is any value.
+
+    An ended process has none, and those of another user are not readable. Scans all of ``/proc``, so use it rarely.
+    """
+    found = set()
+    for pid in map(int, filter(str.isdigit, os.listdir(proc))):
+        known = read_environment(pid, wanted, proc) or {}
+        if known.keys() == wanted.keys() and all(wanted[name] in (None, known[name]) for name in wanted):
+            found.add(pid)
+    return found - {os.getpid()}
 
 
 def find_leftover_processes(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
-    """Find this user's processes whose environment names this worker, except wrappers.
+    """Find what is left of a worker, without wrappers, even if it went into the background before the first read."""
+    found = find_job_processes({"GPUJOB_JOB_ID": job_id, "GPUJOB_RANK": str(rank)}, proc)
+    return {pid for pid in found if _is_running_program(pid, proc)}
 
-    Scans all of ``/proc``, so use it rarely.
-    """
-    found, own = set(), os.getuid()
-    for name in os.listdir(proc):
-        if not name.isdigit():
-            continue
-        try:
-            if os.stat(f"{proc}/{name}").st_uid != own:
-                continue
-            with open(f"{proc}/{name}/cmdline", "rb") as source:
-                words = source.read(4096).split(b"\0")
-        except OSError:
-            continue
-        if b"launcher.programs.wrapper" in words or words == [b""]:
-            continue
-        environment = read_environment(int(name), _NAMES, proc)
-        if environment == {"GPUJOB_JOB_ID": job_id, "GPUJOB_RANK": str(rank)}:
-            found.add(int(name))
-    return found
+
+def _is_running_program(pid: int, proc: str) -> bool:
+    """Whether a process is no wrapper and has not ended meanwhile."""
+    try:
+        words = read_proc_file(f"{proc}/{pid}/cmdline", 4096).split(b"\0")
+    except OSError:
+        return False
+    return words != [b""] and b"launcher.programs.wrapper" not in words

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from exporter.contract.clock import Clock
-from exporter.machine.procfs import read_start_ticks, read_zombie_status
+from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.procfs import read_zombie_status
 
 PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info), 64 bytes in its first version
 PIDFD_INFO_EXIT = 1 << 3

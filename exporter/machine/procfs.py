@@ -94,22 +94,6 @@ def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -
     return children
 
 
-def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
-    """Start time of a process in clock ticks since boot; None if it does not exist."""
-    try:
-        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).start_ticks
-    except (OSError, ValueError):
-        return None
-
-
-def read_pid_namespace(proc: str = "/proc") -> int | None:
-    """Number of this process's pid namespace; pids are valid only inside it."""
-    try:
-        return os.stat(f"{proc}/self/ns/pid").st_ino
-    except OSError:
-        return None
-
-
 def read_self_rss_bytes(proc: str = "/proc") -> int:
     """Resident memory of this process."""
     with open(f"{proc}/self/statm", "rb") as source:
@@ -143,12 +127,18 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
     return found
 
 
+def read_process_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
+    """Read ``stat`` of a process; None if it does not exist."""
+    try:
+        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
 def is_zombie(pid: int, proc: str = "/proc") -> bool:
     """Whether a process has ended and was not waited for yet."""
-    try:
-        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED_STATES
-    except (OSError, ValueError):
-        return False
+    stat = read_process_stat(pid, proc)
+    return stat is not None and stat.state in ENDED_STATES
 
 
 def read_zombie_status(pid: int, start_ticks: int | None, proc: str = "/proc") -> int | None:

@@ -10,11 +10,11 @@ from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine.job_processes import find_leftover_processes
-from exporter.machine.procfs import read_start_ticks
 from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
 from exporter.workers.diagnosis import (
     NodeSituation,

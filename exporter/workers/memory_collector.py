@@ -10,6 +10,7 @@ from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import oom_kills, run_files
 from exporter.contract.manifest import Task
+from exporter.contract.process_identity import read_pid_namespace
 from exporter.machine.cgroup import (
     CgroupMemory,
     MemoryCgroup,
@@ -19,7 +20,6 @@ from exporter.machine.cgroup import (
     read_memory_cgroup,
 )
 from exporter.machine.kernel_log import KernelLog, KernelXid, OomVictim
-from exporter.machine.procfs import read_pid_namespace
 
 USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
 LIMIT = Family(

@@ -10,12 +10,12 @@ from typing import Any
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
-from exporter.machine.procfs import read_pid_namespace, read_start_ticks
 from exporter.workers.exit_facts_reader import gpu_exit_facts, oom_exit_facts
 from exporter.workers.exit_reason import (
     PEER_WINDOW_S,

@@ -10,10 +10,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.machine.procfs import ENDED_STATES, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
+from exporter.machine.job_processes import find_job_processes
+from exporter.machine.procfs import read_process_stat
 
 TASK_VARIABLE = "GPUJOB_WORKER"  # variable of tasks, unset in a user's shell in the job
 RUN_VARIABLES = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that identify one attempt of a job
@@ -21,48 +23,33 @@ GRACE_S = 8.0  # between SIGTERM and SIGKILL
 POLL_INTERVAL_S = 0.1
 
 
-def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
-    """Task processes of this attempt on this machine, with the parent of each."""
-    found = {}
-    for name in os.listdir(proc):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        environment = read_environment(int(name), (TASK_VARIABLE, *RUN_VARIABLES), proc) or {}
-        if TASK_VARIABLE not in environment or any(
-            environment.get(variable) != value for variable, value in run.items()
-        ):
-            continue
-        try:
-            stat = parse_process_stat(read_proc_file(f"{proc}/{name}/stat", STAT_BYTES))
-        except (OSError, ValueError):
-            continue  # it has just ended
-        if stat.state not in ENDED_STATES:
-            found[int(name)] = stat.parent
-    return found
-
-
 def end_task_processes(run: dict[str, str], grace_s: float = GRACE_S) -> int:
     """End the tasks of this attempt; return the number of processes.
 
     Only the topmost get SIGTERM. They are wrappers and forward it; many programs treat a second one as "hurry".
     """
-    first = tasks = find_task_processes(run)
-    signal_processes([pid for pid, parent in tasks.items() if parent not in tasks], signal.SIGTERM)
+    wanted = {TASK_VARIABLE: None, **run}
+    first = tasks = find_job_processes(wanted)
+    stats = {pid: read_process_stat(pid) for pid in tasks}
+    signal_processes((pid for pid, stat in stats.items() if stat and stat.parent not in tasks), signal.SIGTERM)
     end = time.monotonic() + grace_s
     while tasks and time.monotonic() < end:
         time.sleep(POLL_INTERVAL_S)
-        tasks = find_task_processes(run)
-    signal_processes(list(tasks), signal.SIGKILL)
+        tasks = find_job_processes(wanted)
+    signal_processes(tasks, signal.SIGKILL)
     return len(first)
 
 
-def signal_processes(pids: list[int], number: int) -> None:
-    """Send a signal to those that exist and belong to us."""
+def signal_processes(pids: Iterable[int], number: int) -> int:
+    """Send a signal to those that exist and belong to us; return how many these are."""
+    signalled = 0
     for pid in pids:
         try:
             os.kill(pid, number)
+            signalled += 1
         except (ProcessLookupError, PermissionError):
             pass
+    return signalled
 
 
 def main(arguments: list[str]) -> int:

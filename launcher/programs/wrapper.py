@@ -19,6 +19,7 @@ import sys
 import time
 
 from exporter.contract import oom_kills, run_files
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from launcher.programs.environment import original_environment
 from launcher.programs.port_claims import claim_ports
 
@@ -51,24 +52,6 @@ def task_visible_devices(gpus: str, inherited: bytes | None) -> bytes:
     positions = [int(word) for word in gpus.split(",") if word]
     devices = inherited.split(b",") if inherited else []
     return b",".join(devices[at] if at < len(devices) else str(at).encode() for at in positions)
-
-
-def read_start_ticks(pid: int) -> int | None:
-    """Field 22 of ``/proc/PID/stat``, which with the pid identifies a process uniquely (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            text = source.read()
-    except OSError:
-        return None
-    return int(text[text.rindex(b")") + 2 :].split()[19])
-
-
-def read_pid_namespace() -> int | None:
-    """Number of the pid namespace, in which pids are valid."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
 
 
 def read_available_bytes(path: str) -> int | None:

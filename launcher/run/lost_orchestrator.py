@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
-from exporter.machine.procfs import is_zombie, read_environment
+from exporter.machine.job_processes import find_job_processes
 from exporter.workers.exit_reason import signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
+from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, write_diagnoses
@@ -59,19 +60,8 @@ class LocalLeftoverTasks:
         self._run_dir = str(run_dir)
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
-        signalled = 0
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid() or is_zombie(int(name)):
-                continue
-            found = read_environment(int(name), ("GPUJOB_RUN_DIR", "GPUJOB_WORKER")) or {}
-            if found.get("GPUJOB_RUN_DIR") != self._run_dir or ("GPUJOB_WORKER" not in found and not include_sidecars):
-                continue
-            try:
-                os.kill(int(name), signal_number)
-                signalled += 1
-            except (ProcessLookupError, PermissionError):
-                pass
-        return signalled
+        task: dict[str, str | None] = {} if include_sidecars else {TASK_VARIABLE: None}
+        return signal_processes(find_job_processes({"GPUJOB_RUN_DIR": self._run_dir, **task}), signal_number)
 
 
 class SlurmLeftoverTasks:

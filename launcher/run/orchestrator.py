@@ -16,10 +16,10 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
+from exporter.contract.process_identity import read_start_ticks
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
 from launcher.programs.environment import remove_coerced_locale
-from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
 from launcher.run.end_of_job import EndOfJob

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from exporter.contract import run_files
-from exporter.machine.procfs import is_zombie, read_children, read_environment, read_start_ticks
+from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.procfs import is_zombie, read_children, read_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.steps import (
     ENDING_SIGNALS,

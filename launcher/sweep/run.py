@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.process_identity import read_start_ticks
 from launcher.errors import LauncherError
-from launcher.programs.wrapper import read_start_ticks
 from launcher.rundir import rundir
 from launcher.steps.local_steps import start_orchestrator
 from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS

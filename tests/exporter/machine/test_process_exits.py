@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from exporter.contract.process_identity import read_start_ticks
 from exporter.machine import process_exits
 from exporter.machine.process_exits import ProcessEnd, ProcessExitWatch
-from exporter.machine.procfs import CLOCK_TICKS, read_start_ticks
+from exporter.machine.procfs import CLOCK_TICKS
 from tests.exporter.conftest import Start
 from tests.exporter.machine.test_procfs import another_user, spare_descriptors, start_with_pid
 from tests.realstack.waiting import readable

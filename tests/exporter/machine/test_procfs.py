@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from exporter.contract.process_identity import read_start_ticks
 from exporter.machine import process_tree
 from exporter.machine.process_tree import (
     MOST_LINKS,
@@ -40,7 +41,6 @@ from exporter.machine.procfs import (
     read_children,
     read_environment,
     read_self_rss_bytes,
-    read_start_ticks,
     read_zombie_status,
 )
 from tests.exporter.conftest import Start

@@ -17,9 +17,9 @@ import pytest
 from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
-from exporter.machine.procfs import read_start_ticks
 from exporter.workers.collector import (
     CPU,
     EXITS,

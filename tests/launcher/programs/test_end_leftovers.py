@@ -62,8 +62,8 @@ def end_leftovers_of(run_dir: Path, phase: str, job: dict[str, str]) -> subproce
 
 
 def test_workers_of_a_finished_job_get_one_sigterm(start_program: Start, job: dict[str, str], tmp_path: Path) -> None:
-    inner = END_AT_SIGTERM.replace("told", "inner told")
-    wrapped = f"sh -c \"{inner}\" & child=$!; trap 'echo told; kill $child' TERM; wait; wait"
+    inner = END_AT_SIGTERM.replace("told", "inner told; sleep 0.5")  # time for a second one
+    wrapped = f"sh -c \"{inner}\" & child=$!; trap 'echo told; sleep 0.2; kill $child' TERM; wait; wait"
     unwrapped, wrapper = start_program(END_AT_SIGTERM, "alone", **WORKER), start_program(wrapped, "wrapper", **WORKER)
     done = end_leftovers_of(tmp_path, "finished", job)
     assert (done.returncode, unwrapped.wait(10), wrapper.wait(10)) == (0, 0, 0)
@@ -96,8 +96,9 @@ def test_other_processes_are_not_signalled(
     assert (tmp_path / "other").read_text() == "up\n"
 
 
-def test_a_process_that_already_ended_is_no_error() -> None:
-    child = subprocess.Popen(["true"])
+def test_a_process_that_already_ended_does_not_count(job: dict[str, str]) -> None:
+    child = subprocess.Popen(["true"], env=clean_environment(**job, **WORKER))
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert end_leftovers.end_task_processes(job, 0.0) == 0, "a zombie has no environment"
     child.wait()
-    end_leftovers.signal_processes([child.pid], signal.SIGTERM)
-    assert os.getpid() not in end_leftovers.find_task_processes({"GPUJOB_JOB_ID": "leftovers"})
+    assert end_leftovers.signal_processes([child.pid], signal.SIGTERM) == 0

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from exporter.contract.process_identity import read_start_ticks
 from launcher.programs.environment import original_environment
-from launcher.programs.wrapper import read_start_ticks, task_visible_devices
+from launcher.programs.wrapper import task_visible_devices
 from tests.realstack.waiting import readable
 from tests.support.launcher import clean_environment, poll, read_json
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.machine.procfs import is_zombie, read_start_ticks
+from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.procfs import is_zombie
 from launcher.plan.plan import RunFacts
 from launcher.steps import local_steps
 from launcher.steps.local_steps import LocalSteps, local_hosts, wait_for_guard

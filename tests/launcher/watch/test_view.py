@@ -15,7 +15,7 @@ from rich.console import Console
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from launcher.programs.wrapper import read_start_ticks
+from exporter.contract.process_identity import read_start_ticks
 from launcher.report.report import build_report
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
