@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,24 @@ class JobSpace:
             if self.cluster.job_state(int(job.job_id)) not in FINAL_STATES:
                 self.cluster.run(["scancel", job.job_id], user=ROOT)
                 job.wait()
+
+
+class JobSpaces:
+    """Job spaces of scenarios that run in parallel."""
+
+    def __init__(self, cluster: Cluster, directory: Path, targets_dir: Path) -> None:
+        self._cluster, self._directory, self._targets_dir = cluster, directory, targets_dir
+        self._user, self._spaces = user_for(cluster), list[JobSpace]()
+
+    def create(self, name: str) -> JobSpace:
+        """Another job space."""
+        directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._directory))
+        self._spaces.append(JobSpace(self._cluster, directory, self._user, self._targets_dir))
+        return self._spaces[-1]
+
+    def close(self) -> None:
+        for space in self._spaces:
+            space.close()
 
 
 def kill_worker(cluster: Cluster, job: Job, rank: int) -> str:

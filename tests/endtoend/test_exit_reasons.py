@@ -12,8 +12,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,11 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.workers.exit_reason import CONSEQUENCES
-from tests.endtoend.jobs import Job, JobSpace, diagnosis, embed_job, events, user_for, was_asked
+from tests.endtoend.jobs import Job, JobSpace, JobSpaces, diagnosis, embed_job, events, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.support import launcher
 from tests.support.launcher import LocalJob, poll
+from tests.support.scenarios import Ended, Results, Scenarios
 
 AT_ONCE = 3
 DISK_BYTES = 3 << 20
@@ -66,41 +65,6 @@ with open(os.path.join(folder, "big"), "wb", buffering=0) as out:
 """
 
 
-@dataclass
-class Ended:
-    """A finished job. Its outcome is the exit status of `gpujob run` or the state in Slurm."""
-
-    run_dir: Path
-    outcome: int | str
-    seen: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def report(self) -> dict[str, Any]:
-        found = launcher.read_json(self.run_dir / "report.json")
-        assert found, "".join((self.run_dir / name).read_text() for name in ("log.out", "log.err"))
-        return found
-
-    def worker(self, name: str) -> dict[str, Any]:
-        """The entry of a worker in the report."""
-        (found,) = [worker for worker in self.report["workers"] if worker["worker"] == name]
-        return dict(found)
-
-    def reasons(self) -> list[str]:
-        return [worker["exit"]["reason"] for worker in self.report["workers"]]
-
-    def events(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
-        """Events with this name and these facts."""
-        return [event for event in events(self.run_dir) if event["event"] == kind and facts.items() <= event.items()]
-
-    def has_run(self, worker: str) -> bool:
-        """Whether a worker has a start record."""
-        return any((self.run_dir / "workers").glob(f"{worker}_rank*.start.json"))
-
-    def records(self) -> set[str]:
-        """Names of the exit records of all runs."""
-        return {path.name.removesuffix(".exit.json") for path in (self.run_dir / "workers").glob("*.exit.json")}
-
-
 def check_end(done: Ended, worker: str, reason: str, *texts: str) -> dict[str, Any]:
     """Check the end of a worker in report, events and, if it failed, its diagnosis. Return its exit."""
     end = done.worker(worker)["exit"]
@@ -135,42 +99,14 @@ def check_failure(done: Ended, worker: str, reason: str, *texts: str) -> dict[st
 
 # Running scenarios
 
-Scenario = Callable[[Path], Ended]
-SlurmScenario = Callable[[JobSpace], Ended]
-LOCAL: dict[str, Scenario] = {}
-SLURM: dict[str, SlurmScenario] = {}
-
-
-class Stage:
-    """Runs scenarios in parallel. Each is a function without arguments."""
-
-    def __init__(self, plays: Mapping[str, Callable[[], Ended]], at_once: int) -> None:
-        self._pool = ThreadPoolExecutor(max(1, at_once))
-        self._played: dict[str, Future[Ended]] = {
-            name: self._pool.submit(run_scenario) for name, run_scenario in plays.items()
-        }
-
-    def result(self, name: str) -> Ended:
-        return self._played[name].result(600)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def needed_scenarios(request: pytest.FixtureRequest, scenarios: Mapping[str, object]) -> list[str]:
-    """Scenarios that collected tests need, in the order of this file."""
-    ours = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    names = {name for item in ours for name in getattr(item, "fixturenames", ())}
-    return [name for name in scenarios if name in names]
+scenario = Scenarios[Path, Ended]("results")
+slurm_scenario = Scenarios[JobSpace, Ended]("slurm_results")
 
 
 @pytest.fixture(scope="module")
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("jobs")
-    stage = Stage({name: partial(LOCAL[name], folder / name) for name in needed_scenarios(request, LOCAL)}, AT_ONCE)
-    yield stage
-    launcher.kill_all_with(folder)
-    stage.close()
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results[Ended]]:
+    with scenario.run_in(tmp_path_factory.mktemp("jobs"), request, AT_ONCE) as results:
+        yield results
 
 
 @pytest.fixture(scope="module")
@@ -178,51 +114,18 @@ def cluster(request: pytest.FixtureRequest, space_dir: Path) -> Iterator[Cluster
     """Two nodes for each scenario, so that a power cut or preemption affects no other."""
     if reason := slurm_unavailable():
         pytest.skip(reason)
-    with Cluster(space_dir / "exits", nodes=2 * len(needed_scenarios(request, SLURM)), prefix="exits") as cluster:
+    with Cluster(space_dir / "exits", nodes=2 * len(slurm_scenario.needed(request)), prefix="exits") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def slurm_stage(request: pytest.FixtureRequest, space_dir: Path, cluster: Cluster) -> Iterator[Stage]:
-    user, spaces = user_for(cluster), list[JobSpace]()
+def slurm_results(request: pytest.FixtureRequest, space_dir: Path, cluster: Cluster) -> Iterator[Results[Ended]]:
     targets = space_dir / "exits-targets"
     targets.mkdir()
     targets.chmod(0o777)
-
-    def run_scenario(name: str) -> Ended:
-        directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=space_dir))
-        space = JobSpace(cluster, directory, user, targets)
-        spaces.append(space)
-        return SLURM[name](space)
-
-    names = needed_scenarios(request, SLURM)
-    stage = Stage({name: partial(run_scenario, name) for name in names}, len(names))
-    yield stage
-    for space in spaces:
-        space.close()
-    stage.close()
-
-
-def scenario(run_scenario: Scenario) -> Any:
-    """A fixture with the result of a local job."""
-    LOCAL[run_scenario.__name__] = run_scenario
-
-    @pytest.fixture(scope="module", name=run_scenario.__name__)
-    def run_local(stage: Stage) -> Ended:
-        return stage.result(run_scenario.__name__)
-
-    return run_local
-
-
-def slurm_scenario(run_scenario: SlurmScenario) -> Any:
-    """A fixture with the result of a job of the cluster."""
-    SLURM[run_scenario.__name__] = run_scenario
-
-    @pytest.fixture(scope="module", name=run_scenario.__name__)
-    def run_local(slurm_stage: Stage) -> Ended:
-        return slurm_stage.result(run_scenario.__name__)
-
-    return run_local
+    names, spaces = slurm_scenario.needed(request), JobSpaces(cluster, space_dir, targets)
+    with slurm_scenario.run(names, spaces.create, spaces.close, len(names)) as results:
+        yield results
 
 
 # Jobs of the cluster. The slowest tests are at the end of this file.
@@ -771,10 +674,9 @@ def test_a_job_whose_first_node_loses_power_is_not_shown_as_running(power_cut_of
 
 
 @pytest.mark.slurm
-@pytest.mark.usefixtures("at_the_time_limit", "time_limit_shortened")
 @pytest.mark.parametrize("name", ["at_the_time_limit", "time_limit_shortened"])
-def test_every_worker_ends_at_the_time_limit(slurm_stage: Stage, name: str) -> None:
-    done = slurm_stage.result(name)
+def test_every_worker_ends_at_the_time_limit(slurm_results: Results[Ended], name: str) -> None:
+    done = slurm_results(name)
     report = done.report
     assert (done.outcome, report["state"], report["exit_status"]) == ("TIMEOUT", "TIMEOUT", 3)
     assert report["cause"] is None

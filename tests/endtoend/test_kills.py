@@ -5,19 +5,18 @@ Each case is one job on its own two nodes. The cases run in parallel. ``pytest -
 
 import json
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.endtoend.jobs import JobSpace, user_for
+from tests.endtoend.jobs import JobSpace, JobSpaces
 from tests.endtoend.serving import ENOUGH, events, place_stand_ins, serving_job
 from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster, slurm_unavailable
+from tests.support.scenarios import Results, Scenarios
 
 pytestmark = pytest.mark.slurm
 
@@ -61,9 +60,9 @@ class Row:
 class RunningJob:
     """A running serving job on its two nodes."""
 
-    def __init__(self, space: JobSpace, before: Mapping[str, set[int]]) -> None:
+    def __init__(self, case: str, space: JobSpace, before: Mapping[str, set[int]]) -> None:
         """``before`` has the processes of the two nodes before the job."""
-        self.cluster, self.before = space.cluster, before
+        self.case, self.cluster, self.before = case, space.cluster, before
         place_stand_ins(space.directory)
         space.own(space.directory)
         spec = serving_job(space.directory, prefill=1, decode=1)
@@ -100,7 +99,7 @@ class RunningJob:
             if pid not in self.before[host]
         ]
 
-    def row(self, case: str) -> Row:
+    def row(self) -> Row:
         """Wait for the end of the job and all its processes."""
 
         def gone() -> bool:
@@ -113,25 +112,14 @@ class RunningJob:
         seconds, left = time.time() - self.killed_at, self.left()
         report = self.space.gpujob("report", str(self.job.run_dir), "--json")
         state = self.cluster.job_state(int(self.job.job_id))
-        return Row(case, state, json.loads(report.stdout or "{}"), seconds, left)
+        return Row(self.case, state, json.loads(report.stdout or "{}"), seconds, left)
 
 
-Case = Callable[[RunningJob], Row]
-CASES: dict[str, Case] = {}
+scenario = Scenarios[RunningJob, Row]("rows")  # the slowest are first
 
 
-def case(name: str) -> Callable[[Case], Case]:
-    """Registers a case. The slowest are first."""
-
-    def add(run_case: Case) -> Case:
-        CASES[name] = run_case
-        return run_case
-
-    return add
-
-
-@case("time limit")
-def _(job: RunningJob) -> Row:
+@scenario
+def time_limit(job: RunningJob) -> Row:
     run_dir = job.job.run_dir
     # the job runs by now, so the end time may be sooner than the smallest limit of a minute
     soon = time.strftime("%FT%T", time.localtime(time.time() + 20))
@@ -143,53 +131,53 @@ def _(job: RunningJob) -> Row:
 
     found = job.cluster.wait_for(stopping, 150, f"the time limit of {run_dir}")
     job.killed_at = found[0]["time"]
-    return job.row("time limit")
+    return job.row()
 
 
-@case("slurmd")
-def _(job: RunningJob) -> Row:
+@scenario
+def slurmd(job: RunningJob) -> Row:
     job.killed_at = time.time()
     job.cluster.stop_slurmd(job.hosts[1])
-    return job.row("slurmd")
+    return job.row()
 
 
-@case("slurmd of first node")
-def _(job: RunningJob) -> Row:
+@scenario
+def slurmd_of_first_node(job: RunningJob) -> Row:
     job.killed_at = time.time()
     job.cluster.stop_slurmd(job.hosts[0])
-    return job.row("slurmd of first node")
+    return job.row()
 
 
-@case("power cut")
-def _(job: RunningJob) -> Row:
+@scenario
+def power_cut(job: RunningJob) -> Row:
     job.killed_at = time.time()
     job.cluster.kill_node(job.hosts[1])
-    return job.row("power cut")
+    return job.row()
 
 
-@case("power cut, first node")
-def _(job: RunningJob) -> Row:
+@scenario
+def power_cut_first_node(job: RunningJob) -> Row:
     job.killed_at = time.time()
     job.cluster.kill_node(job.hosts[0])
-    return job.row("power cut, first node")
+    return job.row()
 
 
-@case("worker")
-def _(job: RunningJob) -> Row:
+@scenario
+def worker(job: RunningJob) -> Row:
     record = job.record("decode_w0", 1)
     job.kill(record["node"], record["pid"])
-    return job.row("worker")
+    return job.row()
 
 
-@case("wrapper")
-def _(job: RunningJob) -> Row:
+@scenario
+def wrapper(job: RunningJob) -> Row:
     record = job.record("decode_w0", 1)
     job.kill(record["node"], record["wrapper_pid"])
-    return job.row("wrapper")
+    return job.row()
 
 
-@case("sidecar")
-def _(job: RunningJob) -> Row:
+@scenario
+def sidecar(job: RunningJob) -> Row:
     host = job.hosts[1]
     sidecar = "-m exporter sidecar --run-dir"
     before = {pid for pid, command in job.cluster.node_processes(host) if sidecar in command}
@@ -206,79 +194,66 @@ def _(job: RunningJob) -> Row:
     job.cluster.wait_for(is_restarted, 60, "another sidecar")
     seconds = time.time() - job.killed_at
     (job.space.directory / ENOUGH).touch()
-    row = job.row("sidecar")
+    row = job.row()
     row.seconds = seconds  # until it is restarted; the job continues
     return row
 
 
-@case("orchestrator")
-def _(job: RunningJob) -> Row:
+@scenario
+def orchestrator(job: RunningJob) -> Row:
     job.kill(job.hosts[0], job.find(job.hosts[0], "-m launcher.run.orchestrator "))
-    return job.row("orchestrator")
+    return job.row()
 
 
-@case("guard")
-def _(job: RunningJob) -> Row:
+@scenario
+def guard(job: RunningJob) -> Row:
     job.kill(job.hosts[0], job.find(job.hosts[0], "-m launcher.guard "))
-    return job.row("guard")
+    return job.row()
 
 
-@case("scancel")
-def _(job: RunningJob) -> Row:
+@scenario
+def scancel(job: RunningJob) -> Row:
     job.killed_at = time.time()
     job.cluster.run(["scancel", job.job.job_id], user=job.space.user, check=True)
-    return job.row("scancel")
+    return job.row()
 
 
 @pytest.fixture(scope="module")
-def selected_cases(request: pytest.FixtureRequest) -> list[str]:
-    """Cases of the collected tests, in the order of this file."""
-    ours = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    names = {item.callspec.params["name"] for item in ours if hasattr(item, "callspec")}
-    return [name for name in CASES if name in names]
-
-
-@pytest.fixture(scope="module")
-def cluster(selected_cases: list[str], space_dir: Path) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, space_dir: Path) -> Iterator[Cluster]:
     """Two nodes for each case, so that a power cut affects no other."""
     if reason := slurm_unavailable(accounting=False):
         pytest.skip(reason)
-    with Cluster(space_dir / "kills", nodes=2 * len(selected_cases), accounting=False, prefix="kills") as cluster:
+    nodes = 2 * len(scenario.needed(request))
+    with Cluster(space_dir / "kills", nodes=nodes, accounting=False, prefix="kills") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def rows(selected_cases: list[str], cluster: Cluster, space_dir: Path) -> Iterator[dict[str, Future[Row]]]:
-    """Rows of the table, as futures."""
-    user, spaces = user_for(cluster), list[JobSpace]()
+def rows(request: pytest.FixtureRequest, cluster: Cluster, space_dir: Path) -> Iterator[Results[Row]]:
+    """Rows of the table."""
+    names, spaces = scenario.needed(request), JobSpaces(cluster, space_dir, space_dir / "nowhere")
 
-    def run_case(name: str) -> Row:
-        space = JobSpace(cluster, Path(tempfile.mkdtemp(prefix="kill-", dir=space_dir)), user, space_dir / "nowhere")
+    def start_job(name: str) -> RunningJob:
+        space = spaces.create(name)
         (space.directory / "gpujob.yaml").unlink()  # no Prometheus scrapes these jobs, so no sidecar lingers
-        spaces.append(space)
-        first = 2 * selected_cases.index(name)
+        first = 2 * names.index(name)
         nodes = cluster.node_names[first : first + 2]
         before = {host: {pid for pid, _ in cluster.node_processes(host)} for host in nodes}
-        return CASES[name](RunningJob(space, before))
+        return RunningJob(name, space, before)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = {name: pool.submit(run_case, name) for name in selected_cases}
+    with scenario.run(names, start_job, spaces.close, AT_ONCE) as rows:
         yield rows
-        for row in rows.values():
-            row.cancel()
-        for space in spaces:
-            space.close()
 
 
 FAILED, NODE_FAIL = ("FAILED", "FAILED"), ("NODE_FAIL", "NODE_FAIL")
 KILLED = r"decode_w0 on \S+: killed_unknown"
 SLURM_S, OWN_S = 120.0, 45.0  # time for Slurm to detect a lost node, and for our own teardown and report
 EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
-    "time limit": (("TIMEOUT", "TIMEOUT"), "Slurm: the time limit was reached.*", OWN_S),
+    "time_limit": (("TIMEOUT", "TIMEOUT"), "Slurm: the time limit was reached.*", OWN_S),
     "slurmd": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
-    "slurmd of first node": (NODE_FAIL, r"\w+ on \S+: node_failure", SLURM_S),
-    "power cut": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
-    "power cut, first node": (NODE_FAIL, r"\w+ on \S+: node_failure", SLURM_S),
+    "slurmd_of_first_node": (NODE_FAIL, r"\w+ on \S+: node_failure", SLURM_S),
+    "power_cut": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
+    "power_cut_first_node": (NODE_FAIL, r"\w+ on \S+: node_failure", SLURM_S),
     "worker": (FAILED, KILLED, OWN_S),
     "wrapper": (FAILED, KILLED, OWN_S),
     "sidecar": (("COMPLETED", "COMPLETED"), "the benchmark has completed", OWN_S),
@@ -288,9 +263,9 @@ EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
 }  # states in Slurm and report, cause, and time limit in seconds
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_killed_job_leaves_no_process_and_reports_the_cause(name: str, rows: dict[str, Future[Row]]) -> None:
-    row, (states, cause, seconds) = rows[name].result(600), EXPECTED[name]
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_killed_job_leaves_no_process_and_reports_the_cause(name: str, rows: Results[Row]) -> None:
+    row, (states, cause, seconds) = rows(name), EXPECTED[name]
     print("\n" + row.line(), end="")
     assert row.left == []
     assert (row.slurm, row.report["state"]) == states

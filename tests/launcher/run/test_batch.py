@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,15 @@ import yaml
 from launcher.run.slurm_end import NOTICE_GRACE_S
 from launcher.run.stop_reasons import REQUEUE_MARGIN_S
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.launcher import gpujob, kill_all_with, poll, processes_with, read_json
+from tests.support.launcher import gpujob, poll, processes_with, read_json
+from tests.support.scenarios import Ended, Results, Scenarios
 
 
-@dataclass
-class Batch:
+@dataclass(kw_only=True)
+class Batch(Ended):
     """A batch step that has ended."""
 
     slurm: FakeSlurm
-    run_dir: Path
-    status: int
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return read_json(self.run_dir / "report.json")
-
-    def log(self, name: str = "log.out") -> str:
-        return (self.run_dir / name).read_text()
 
 
 class Submitted:
@@ -76,7 +67,7 @@ class Submitted:
         try:
             if meanwhile is not None:
                 meanwhile(step)
-            return Batch(self.slurm, self.run_dir, step.wait(90))
+            return Batch(self.run_dir, step.wait(90), slurm=self.slurm)
         finally:
             step.kill()
             step.wait()
@@ -94,7 +85,13 @@ proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), tim
 
 
 MAX_CONCURRENT = 3  # scenarios: the fake Slurm commands must answer within the timeouts of the real ones
-SCENARIO_S = 300.0  # for one scenario and the wait for earlier ones
+scenario = Scenarios[Path, Batch]("batches")
+
+
+@pytest.fixture(scope="module")
+def batches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results[Batch]]:
+    with scenario.run_in(tmp_path_factory.mktemp("batch"), request, MAX_CONCURRENT) as batches:
+        yield batches
 
 
 def await_workers(job: Submitted, count: int) -> None:
@@ -103,14 +100,16 @@ def await_workers(job: Submitted, count: int) -> None:
     poll(lambda: [path.read_text() for path in job.run_dir.glob("cn*_w*.out")] == ["up\n"] * count, "all workers")
 
 
-def run_to_the_end(folder: Path) -> Batch:
+@scenario
+def completed(folder: Path) -> Batch:
     script = folder.with_name("worker.py")
     script.write_text(WORKER)
     job = Submitted(folder, shlex.join([sys.executable, str(script)]))
     return job.run(SLURM_RESTART_COUNT="1")
 
 
-def run_with_a_signal(folder: Path) -> Batch:
+@scenario
+def signalled(folder: Path) -> Batch:
     job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
 
     def end(step: subprocess.Popen[bytes]) -> None:
@@ -120,14 +119,15 @@ def run_with_a_signal(folder: Path) -> Batch:
     return job.run(end)
 
 
-def run_with_a_refused_step(folder: Path) -> Batch:
+@scenario
+def refused_step(folder: Path) -> Batch:
     job = Submitted(folder, "true")
     job.slurm.say("srun", "status", 1)
     job.slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
     return job.run()
 
 
-def run_with_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
+def run_with_a_requeue(folder: Path, *, refused: bool) -> Batch:
     over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
     job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
     if refused:
@@ -143,11 +143,17 @@ def run_with_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
     return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(end)), SLURM_RESTART_COUNT="1")
 
 
-def run_with_a_refused_requeue(folder: Path) -> Batch:
+@scenario
+def requeued(folder: Path) -> Batch:
+    return run_with_a_requeue(folder, refused=False)
+
+
+@scenario
+def refused(folder: Path) -> Batch:
     return run_with_a_requeue(folder, refused=True)
 
 
-def run_with_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
+def run_with_an_end_after_the_warning(folder: Path, *, total: int) -> Batch:
     """The job completes after the warning signal, although its helper would run forever."""
     over = {
         "progress": {"total_items": total},
@@ -175,11 +181,18 @@ def run_with_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
     return job.run(warn, SLURM_JOB_END_TIME=str(int(end)))
 
 
-def run_with_a_saved_state_after_the_warning(folder: Path) -> Batch:
+@scenario
+def finished(folder: Path) -> Batch:
+    return run_with_an_end_after_the_warning(folder, total=5)
+
+
+@scenario
+def unfinished(folder: Path) -> Batch:
     return run_with_an_end_after_the_warning(folder, total=50)
 
 
-def run_with_a_killed_srun(folder: Path) -> Batch:
+@scenario
+def killed_srun(folder: Path) -> Batch:
     restart = {"restart": {"max": 1, "backoff": 0.1}}
     script = f"echo up; while [ ! -e {shlex.quote(str(folder / 'enough'))} ]; do sleep 0.05; done"
     worker = {"count": 1, "command": shlex.join(["sh", "-c", script]), **restart}
@@ -238,125 +251,105 @@ def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "") -> Batch
     return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
 
 
-def run_with_a_time_limit_in_the_job_state(folder: Path) -> Batch:
+@scenario
+def time_limit_in_the_job_state(folder: Path) -> Batch:
     return run_with_a_time_limit(folder, "JobState=COMPLETING Reason=TimeLimit")
 
 
-def run_with_a_time_limit_in_the_error_log(folder: Path) -> Batch:
+@scenario
+def time_limit_in_the_error_log(folder: Path) -> Batch:
     log_text = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
     return run_with_a_time_limit(folder, "JobState=COMPLETING Reason=None", log_text)
 
 
-def run_with_a_time_limit_by_the_clock(folder: Path) -> Batch:
+@scenario
+def time_limit_by_the_clock(folder: Path) -> Batch:
     return run_with_a_time_limit(folder, "JobState=RUNNING Reason=None")
 
 
-SCENARIOS = (
-    *(run_to_the_end, run_with_a_signal, run_with_a_refused_step, run_with_a_requeue, run_with_a_refused_requeue),
-    *(run_with_an_end_after_the_warning, run_with_a_saved_state_after_the_warning, run_with_a_killed_srun),
-    *(run_with_a_time_limit_in_the_job_state, run_with_a_time_limit_in_the_error_log),
-    run_with_a_time_limit_by_the_clock,
-)
-
-
-@pytest.fixture(scope="module")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
-    folder = tmp_path_factory.mktemp("batch")
-    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-        yield {scenario.__name__: pool.submit(scenario, folder / scenario.__name__) for scenario in SCENARIOS}
-    kill_all_with(folder)
-
-
-def test_each_worker_is_a_named_step(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_to_the_end"].result(SCENARIO_S)
-    assert batch.status == 0, batch.log() + batch.log("log.err")
-    report, calls = batch.report, batch.slurm.calls("srun")
+def test_each_worker_is_a_named_step(completed: Batch) -> None:
+    assert completed.outcome == 0, completed.logs()
+    report, calls = completed.report, completed.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
-    assert "\n- attempt: 2, after report_a0.md\n" in batch.log("report.md")
+    assert "\n- attempt: 2, after report_a0.md\n" in completed.log("report.md")
     assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
     assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
     assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
     for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
-        assert (batch.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
-        start = read_json(batch.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
+        assert (completed.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
+        start = read_json(completed.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
         assert (start["node"], start["step"] is not None) == (node, True)
-        progress = (batch.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
+        progress = (completed.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
         assert json.loads(progress) == {"done": 1, "total": 1}
-        figures = read_json(batch.run_dir / f"status/{node}.json")["figures_of_merit"]
+        figures = read_json(completed.run_dir / f"status/{node}.json")["figures_of_merit"]
         assert (f"rank_{rank}", 1.5) in [(figure["name"], figure["value"]) for figure in figures]
         assert len(figures) == 2
     assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
-    assert "All 2 sidecars listen" in batch.log()
-    assert not (batch.run_dir / "targets.json").exists()
+    assert "All 2 sidecars listen" in completed.log()
+    assert not (completed.run_dir / "targets.json").exists()
 
 
-def test_a_signal_ends_the_steps_with_scancel(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_signal"].result(SCENARIO_S)
-    assert batch.status == 5, batch.log() + batch.log("log.err")
-    report = batch.report
+def test_a_signal_ends_the_steps_with_scancel(signalled: Batch) -> None:
+    assert signalled.outcome == 5, signalled.logs()
+    report = signalled.report
     assert (report["state"], report["cause"]) == ("CANCELLED", None)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
-    ended = batch.slurm.calls("scancel")[0]["argv"]
-    assert (ended[0], len(ended)) == ("--signal=TERM", 5), (batch.slurm.calls("scancel"), batch.log())
+    ended = signalled.slurm.calls("scancel")[0]["argv"]
+    assert (ended[0], len(ended)) == ("--signal=TERM", 5), (signalled.slurm.calls("scancel"), signalled.log())
     assert all(word.startswith("4459.") for word in ended[1:])
 
 
-def test_a_step_that_does_not_start_is_reported(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_refused_step"].result(SCENARIO_S)
-    assert batch.status == 1
-    assert batch.report["cause"]["reason"] == "launch_failed"
-    assert "Invalid credential" in batch.log("log.err")
-    assert "could not run on cn01, cn02; the job runs without monitoring there" in batch.log()
+def test_a_step_that_does_not_start_is_reported(refused_step: Batch) -> None:
+    assert refused_step.outcome == 1
+    assert refused_step.report["cause"]["reason"] == "launch_failed"
+    assert "Invalid credential" in refused_step.log("log.err")
+    assert "could not run on cn01, cn02; the job runs without monitoring there" in refused_step.log()
 
 
-def test_a_requeued_job_has_its_report_first(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_requeue"].result(SCENARIO_S)
-    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", True, 3)
-    assert {worker["exit"]["reason"] for worker in batch.report["workers"]} == {"time_limit"}
-    assert [call["argv"] for call in batch.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
-    assert "- requeued: the job continues in its next attempt" in batch.log("report.md")
+def test_a_requeued_job_has_its_report_first(requeued: Batch) -> None:
+    assert (requeued.report["state"], requeued.report["requeued"], requeued.outcome) == ("TIMEOUT", True, 3)
+    assert {worker["exit"]["reason"] for worker in requeued.report["workers"]} == {"time_limit"}
+    assert [call["argv"] for call in requeued.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
+    assert "- requeued: the job continues in its next attempt" in requeued.log("report.md")
 
 
-def test_a_refused_requeue_is_logged(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_refused_requeue"].result(SCENARIO_S)
-    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
-    assert "The job could not be requeued: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
+def test_a_refused_requeue_is_logged(refused: Batch) -> None:
+    assert (refused.report["state"], refused.report["requeued"], refused.outcome) == ("TIMEOUT", False, 3)
+    assert "The job could not be requeued: scontrol exited with 1: Requeue is disabled for the job" in refused.log()
 
 
-def test_a_job_that_completes_after_the_warning_is_not_requeued(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_an_end_after_the_warning"].result(SCENARIO_S)
-    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
-    assert batch.report["stopped"]["reason"] == "completed"
-    assert "Stop cancelled: the work is complete" in batch.log()
-    assert not [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+def test_a_job_that_completes_after_the_warning_is_not_requeued(finished: Batch) -> None:
+    report = finished.report
+    assert (report["state"], report["requeued"], finished.outcome) == ("COMPLETED", False, 0), finished.log()
+    assert report["stopped"]["reason"] == "completed"
+    assert "Stop cancelled: the work is complete" in finished.log()
+    assert not [call for call in finished.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 
-def test_a_job_with_saved_state_is_requeued_after_the_warning(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_saved_state_after_the_warning"].result(SCENARIO_S)
-    assert (batch.report["state"], batch.report["requeued"]) == ("TIMEOUT", True), batch.log()
-    assert [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+def test_a_job_with_saved_state_is_requeued_after_the_warning(unfinished: Batch) -> None:
+    assert (unfinished.report["state"], unfinished.report["requeued"]) == ("TIMEOUT", True), unfinished.log()
+    assert [call for call in unfinished.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 
-def test_the_step_of_a_killed_srun_ends_before_the_next_run(batches: dict[str, Future[Batch]]) -> None:
-    batch = batches["run_with_a_killed_srun"].result(SCENARIO_S)
-    assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
-    assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
-    assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]
+def test_the_step_of_a_killed_srun_ends_before_the_next_run(killed_srun: Batch) -> None:
+    assert (killed_srun.report["state"], killed_srun.outcome) == ("COMPLETED", 0), killed_srun.logs()
+    assert [end["reason"] for end in killed_srun.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
+    assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in killed_srun.slurm.calls("scancel")]
 
 
 @pytest.mark.parametrize(
-    ("scenario", "cause"),
+    ("name", "cause"),
     [
-        (run_with_a_time_limit_in_the_job_state, "Slurm: the time limit was reached"),
-        (run_with_a_time_limit_in_the_error_log, "Slurm: the time limit was reached"),
-        (run_with_a_time_limit_by_the_clock, "SIGTERM at the time limit"),
+        ("time_limit_in_the_job_state", "Slurm: the time limit was reached"),
+        ("time_limit_in_the_error_log", "Slurm: the time limit was reached"),
+        ("time_limit_by_the_clock", "SIGTERM at the time limit"),
     ],
 )
 def test_a_time_limit_is_the_cause_if_a_worker_gets_sigterm_first(
-    scenario: Callable[[Path], Batch], cause: str, batches: dict[str, Future[Batch]]
+    name: str, cause: str, batches: Results[Batch]
 ) -> None:
-    batch = batches[scenario.__name__].result(SCENARIO_S)
-    assert (batch.report["state"], batch.status) == ("TIMEOUT", 3), batch.log() + batch.log("log.err")
+    batch = batches(name)
+    assert (batch.report["state"], batch.outcome) == ("TIMEOUT", 3), batch.logs()
     assert batch.report["stopped"]["cause"].startswith(cause), "the sender follows the cause"
     assert batch.report["cause"] is None
     reasons = {worker["worker"]: worker["exit"]["reason"] for worker in batch.report["workers"]}

@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from tests.support.launcher import (
     read_json,
     settled_run_dir,
 )
+from tests.support.scenarios import Ended, Results, Scenarios
 
 MAX_CONCURRENT = 4
 DEAD_PROXY = "http://127.0.0.1:9"
@@ -45,72 +46,27 @@ UNWATCHED = {"enabled": False}  # for jobs whose sidecars are not tested: they s
 ESCAPE = "\x1b"
 
 
-@dataclass
-class Ended:
-    """A finished job: exit status of the command and observations made on the way."""
+@dataclass(kw_only=True)
+class EndedRun(Ended):
+    """A `gpujob run` that has ended."""
 
     job: LocalJob
-    status: int
     left_over: dict[int, list[str]]  # processes that still existed when the command had ended
-    seen: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return self.job.report()
-
-    def worker(self, rank: int) -> dict[str, Any]:
-        """The report's entry for this worker."""
-        return dict(self.report["workers"][rank])
-
-    def reasons(self) -> list[str]:
-        return [worker["exit"]["reason"] for worker in self.report["workers"]]
 
 
-ScenarioRun = Callable[[Path], Ended]
-SCENARIOS: dict[str, ScenarioRun] = {}
-
-
-class ScenarioPool:
-    """Runs the needed scenarios, some at a time."""
-
-    def __init__(self, names: list[str], folder: Path) -> None:
-        self._folder = folder
-        self._pool = ThreadPoolExecutor(MAX_CONCURRENT)
-        self._results: dict[str, Future[Ended]] = {
-            name: self._pool.submit(SCENARIOS[name], folder / name) for name in names
-        }
-
-    def result(self, name: str) -> Ended:
-        return self._results[name].result(300)  # includes the wait for earlier scenarios
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        kill_all_with(self._folder)
+scenario = Scenarios[Path, EndedRun]("results")
 
 
 @pytest.fixture(scope="module")
-def scenarios(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScenarioPool]:
-    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    pool = ScenarioPool([name for name in SCENARIOS if name in needed], tmp_path_factory.mktemp("jobs"))
-    yield pool
-    pool.close()
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results[EndedRun]]:
+    with scenario.run_in(tmp_path_factory.mktemp("jobs"), request, MAX_CONCURRENT) as results:
+        yield results
 
 
-def scenario(run_scenario: ScenarioRun) -> Any:
-    """Register a scenario and return a fixture with its result."""
-    SCENARIOS[run_scenario.__name__] = run_scenario
-
-    @pytest.fixture(scope="module", name=run_scenario.__name__)
-    def result(scenarios: ScenarioPool) -> Ended:
-        return scenarios.result(run_scenario.__name__)
-
-    return result
-
-
-def ended(job: LocalJob, timeout: float = 90.0, **seen: Any) -> Ended:
+def ended(job: LocalJob, timeout: float = 90.0, **seen: Any) -> EndedRun:
     """Wait for the command and collect the processes that it left over."""
-    status = job.wait(timeout)
-    return Ended(job, status, job.left_over(), seen)
+    outcome = job.wait(timeout)
+    return EndedRun(job.run_dir, outcome, seen, job=job, left_over=job.left_over())
 
 
 def run_gpujob(job: LocalJob, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +103,7 @@ def await_output(job: LocalJob, count: int = 1) -> None:
 
 
 @scenario
-def completed(folder: Path) -> Ended:
+def completed(folder: Path) -> EndedRun:
     env = clean_environment(**wrong_packages(folder))
     spec = until_exists(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
@@ -182,8 +138,8 @@ def completed(folder: Path) -> Ended:
         return done
 
 
-def test_a_job_that_does_its_work_completes(completed: Ended) -> None:
-    assert completed.status == 0, completed.job.output
+def test_a_job_that_does_its_work_completes(completed: EndedRun) -> None:
+    assert completed.outcome == 0, completed.job.output
     report = completed.report
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
     assert report["verification"]["verified"] is True
@@ -194,13 +150,13 @@ def test_a_job_that_does_its_work_completes(completed: Ended) -> None:
     assert completed.left_over == {}
 
 
-def test_every_item_is_a_line_of_output(completed: Ended) -> None:
+def test_every_item_is_a_line_of_output(completed: EndedRun) -> None:
     assert completed.report["items"] == completed.report["items_expected"] == completed.job.lines() == 800
     assert [worker["items"] for worker in completed.report["workers"]] == [400, 400]
 
 
-def test_the_run_directory_contains_the_documented_files(completed: Ended) -> None:
-    run_dir = completed.job.run_dir
+def test_the_run_directory_contains_the_documented_files(completed: EndedRun) -> None:
+    run_dir = completed.run_dir
     names = {path.name for path in run_dir.iterdir()}
     node = completed.report["nodes"][0]
     documented = {"config.yaml", "sbatch_script.sh", "manifest.json", "events.jsonl", "log.out", "log.err", "workers"}
@@ -219,8 +175,8 @@ def test_the_run_directory_contains_the_documented_files(completed: Ended) -> No
     assert (run_dir / "log.err").read_text() == ""
 
 
-def test_events_record_the_history_of_the_job(completed: Ended) -> None:
-    events = [json.loads(line) for line in (completed.job.run_dir / "events.jsonl").read_text().splitlines()]
+def test_events_record_the_history_of_the_job(completed: EndedRun) -> None:
+    events = [json.loads(line) for line in (completed.run_dir / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
     last_start = len(names) - 1 - names[::-1].index("worker started")
     assert names.index("launch verified") > last_start, (
@@ -239,14 +195,14 @@ def test_events_record_the_history_of_the_job(completed: Ended) -> None:
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
 
 
-def test_a_secret_stays_in_the_plan(completed: Ended) -> None:
-    files = [path for path in completed.job.run_dir.rglob("*") if path.is_file()]
+def test_a_secret_stays_in_the_plan(completed: EndedRun) -> None:
+    files = [path for path in completed.run_dir.rglob("*") if path.is_file()]
     assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["plan.json"]
     assert "hunter2" not in completed.job.output
-    assert yaml.safe_load((completed.job.run_dir / "config.yaml").read_text())["env"] == {"HF_TOKEN": "<redacted>"}
+    assert yaml.safe_load((completed.run_dir / "config.yaml").read_text())["env"] == {"HF_TOKEN": "<redacted>"}
 
 
-def test_output_to_a_pipe_contains_no_escape_sequence(completed: Ended) -> None:
+def test_output_to_a_pipe_contains_no_escape_sequence(completed: EndedRun) -> None:
     printed = [completed.job.output, *(done.stdout for key, done in completed.seen.items() if key != "targets")]
     assert not [text for text in printed if ESCAPE in text or "\r" in text]
     assert "COMPLETED and verified" in completed.job.output
@@ -258,7 +214,7 @@ KEYS |= {"schema", "time", "start", "end", "outputs", "filesystems", "events", "
 WORKER_KEYS = {"worker", "role", "rank", "node", "gpus", "up", "state", "exit", "items", "items_expected", "pid"}
 
 
-def test_a_running_job_is_watched_by_its_id(completed: Ended) -> None:
+def test_a_running_job_is_watched_by_its_id(completed: EndedRun) -> None:
     done = completed.seen["running"]
     view = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (10, "")
@@ -267,34 +223,34 @@ def test_a_running_job_is_watched_by_its_id(completed: Ended) -> None:
     assert all(set(worker) >= WORKER_KEYS for worker in view["workers"])
     assert [(worker["up"], worker["exit"]) for worker in view["workers"]] == [(True, None)] * 2
     assert view["items_expected"] == 800
-    assert view["run_dir"] == str(completed.job.run_dir)
+    assert view["run_dir"] == str(completed.run_dir)
 
 
-def test_the_sidecar_is_not_queried_through_the_users_proxy(completed: Ended) -> None:
+def test_the_sidecar_is_not_queried_through_the_users_proxy(completed: EndedRun) -> None:
     (node,) = json.loads(completed.seen["running"].stdout)["nodes"]
     assert (node["source"], node["error"]) == ("http", None)
 
 
-def test_the_picture_of_a_running_job_names_its_workers(completed: Ended) -> None:
+def test_the_picture_of_a_running_job_names_its_workers(completed: EndedRun) -> None:
     done = completed.seen["picture"]
     assert done.returncode == 10
     assert "RUNNING/running" in done.stdout
     assert "worker_w1" in done.stdout
 
 
-def test_the_report_of_a_running_job_has_the_state_running(completed: Ended) -> None:
+def test_the_report_of_a_running_job_has_the_state_running(completed: EndedRun) -> None:
     done = completed.seen["report"]
     assert done.returncode == 10
     assert json.loads(done.stdout)["state"] == "RUNNING"
 
 
-def test_the_target_file_has_the_address_while_the_job_runs(completed: Ended) -> None:
+def test_the_target_file_has_the_address_while_the_job_runs(completed: EndedRun) -> None:
     (group,) = json.loads(completed.seen["targets"])
     assert group["labels"]["job_id"] == completed.report["job_id"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", group["targets"][0])
 
 
-def test_watch_shows_the_final_state_of_an_ended_job(completed: Ended) -> None:
+def test_watch_shows_the_final_state_of_an_ended_job(completed: EndedRun) -> None:
     done = completed.seen["after"]
     view = json.loads(done.stdout)
     assert done.returncode == 0
@@ -305,11 +261,11 @@ def test_watch_shows_the_final_state_of_an_ended_job(completed: Ended) -> None:
     assert view["report"] == completed.report
 
 
-def test_the_report_is_printed_as_text_and_as_json(completed: Ended) -> None:
+def test_the_report_is_printed_as_text_and_as_json(completed: EndedRun) -> None:
     text, printed = completed.seen["text"], completed.seen["json"]
     assert (text.returncode, printed.returncode) == (0, 0)
     assert json.loads(printed.stdout) == completed.report
-    assert text.stdout.strip() == (completed.job.run_dir / "report.md").read_text().strip()
+    assert text.stdout.strip() == (completed.run_dir / "report.md").read_text().strip()
     assert {"job_id", "state", "items", "workers"} <= set(completed.report)
 
 
@@ -317,14 +273,14 @@ def test_the_report_is_printed_as_text_and_as_json(completed: Ended) -> None:
 
 
 @scenario
-def app_error(folder: Path) -> Ended:
+def app_error(folder: Path) -> EndedRun:
     spec = embed_job("--only-rank 1 --at 30 --exit-code 3", items=9000, count=3)
     with LocalJob(folder, spec, "--json") as job:
         return ended(job)
 
 
-def test_one_failed_worker_ends_the_job(app_error: Ended) -> None:
-    assert app_error.status == 1
+def test_one_failed_worker_ends_the_job(app_error: EndedRun) -> None:
+    assert app_error.outcome == 1
     report = json.loads(app_error.job.output)
     assert report == app_error.report
     assert (report["state"], report["exit_status"]) == ("FAILED", 1)
@@ -337,7 +293,7 @@ def test_one_failed_worker_ends_the_job(app_error: Ended) -> None:
 
 
 @scenario
-def killed(folder: Path) -> Ended:
+def killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         pid = job.worker(1)["pid"]
         job.phase("running")
@@ -345,8 +301,8 @@ def killed(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_killed_from_outside_has_the_reason_killed_unknown(killed: Ended) -> None:
-    assert killed.status == 1
+def test_a_worker_killed_from_outside_has_the_reason_killed_unknown(killed: EndedRun) -> None:
+    assert killed.outcome == 1
     cause = killed.report["cause"]
     assert (cause["worker"], cause["reason"], cause["signal"], cause["code"]) == (
         *("worker_w1", "killed_unknown", "SIGKILL", None),
@@ -357,33 +313,33 @@ def test_a_worker_killed_from_outside_has_the_reason_killed_unknown(killed: Ende
 
 
 @scenario
-def crashed_immediately(folder: Path) -> Ended:
+def crashed_immediately(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job("--only-rank 0 --exit-code 3", items=9000, monitoring=UNWATCHED), "--quiet") as job:
         return ended(job)
 
 
-def test_a_worker_that_crashes_immediately_is_reported(crashed_immediately: Ended) -> None:
-    assert crashed_immediately.status == 1
+def test_a_worker_that_crashes_immediately_is_reported(crashed_immediately: EndedRun) -> None:
+    assert crashed_immediately.outcome == 1
     cause = crashed_immediately.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "app_error", 3)
 
 
 @scenario
-def out_of_cuda_memory(folder: Path) -> Ended:
+def out_of_cuda_memory(folder: Path) -> EndedRun:
     with LocalJob(
         folder, embed_job("--only-rank 0 --at 20 --cuda-oom", items=9000, monitoring=UNWATCHED), "--quiet"
     ) as job:
         return ended(job)
 
 
-def test_exhausted_gpu_memory_has_the_reason_cuda_oom(out_of_cuda_memory: Ended) -> None:
-    assert out_of_cuda_memory.status == 1
+def test_exhausted_gpu_memory_has_the_reason_cuda_oom(out_of_cuda_memory: EndedRun) -> None:
+    assert out_of_cuda_memory.outcome == 1
     cause = out_of_cuda_memory.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "cuda_oom", 1)
 
 
 @scenario
-def not_started(folder: Path) -> Ended:
+def not_started(folder: Path) -> EndedRun:
     folder.mkdir()
     (folder / "program").write_text("#!/no/such/interpreter\n")
     (folder / "program").chmod(0o755)
@@ -392,8 +348,8 @@ def not_started(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_worker_that_cannot_start_has_the_reason_launch_failed(not_started: Ended) -> None:
-    assert not_started.status == 1
+def test_a_worker_that_cannot_start_has_the_reason_launch_failed(not_started: EndedRun) -> None:
+    assert not_started.outcome == 1
     cause = not_started.report["cause"]
     assert (cause["worker"], cause["reason"], cause["code"]) == ("bad_w0", "launch_failed", 127)
     assert "cannot start './program': No such file or directory" in cause["evidence"][0]
@@ -402,26 +358,26 @@ def test_a_worker_that_cannot_start_has_the_reason_launch_failed(not_started: En
 
 
 @scenario
-def unreported(folder: Path) -> Ended:
+def unreported(folder: Path) -> EndedRun:
     with LocalJob(folder, quick_job("mkdir {run_dir}/report.json"), "--quiet") as job:
         return ended(job)
 
 
-def test_the_log_is_named_if_no_report_was_written(unreported: Ended) -> None:
-    assert unreported.status == 9
-    log = unreported.job.run_dir / "log.out"
+def test_the_log_is_named_if_no_report_was_written(unreported: EndedRun) -> None:
+    assert unreported.outcome == 9
+    log = unreported.run_dir / "log.out"
     assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 0); see {log}")
     assert "cannot write the report: Is a directory" in log.read_text()
 
 
 @scenario
-def too_short(folder: Path) -> Ended:
+def too_short(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job("--only-rank 1 --at 80 --exit-code 0"), "--quiet") as job:
         return ended(job)
 
 
-def test_a_job_with_too_few_items_is_incomplete(too_short: Ended) -> None:
-    assert too_short.status == 8
+def test_a_job_with_too_few_items_is_incomplete(too_short: EndedRun) -> None:
+    assert too_short.outcome == 8
     report = too_short.report
     assert (report["state"], report["verification"]["verified"]) == ("INCOMPLETE", False)
     (items,) = [check for check in report["verification"]["checks"] if check["name"] == "items"]
@@ -434,46 +390,46 @@ def test_a_job_with_too_few_items_is_incomplete(too_short: Ended) -> None:
 
 
 @scenario
-def restarted(folder: Path) -> Ended:
+def restarted(folder: Path) -> EndedRun:
     spec = embed_job("--only-rank 1 --at 60 --raise --once")
     spec["workers"][0]["restart"] = {"max": 1, "backoff": 0}
     with LocalJob(folder, spec, "--quiet") as job:
         return ended(job)
 
 
-def test_a_restarted_worker_completes_the_work(restarted: Ended) -> None:
-    assert restarted.status == 0, restarted.job.output
+def test_a_restarted_worker_completes_the_work(restarted: EndedRun) -> None:
+    assert restarted.outcome == 0, restarted.job.output
     report = restarted.report
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
     assert report["items"] == restarted.job.lines() == 300
-    worker = restarted.worker(1)
+    worker = restarted.worker("worker_w1")
     assert (worker["restarts"], [end["reason"] for end in worker["exits"]]) == (1, ["app_error", "completed"])
-    assert restarted.worker(0)["restarts"] == 0
+    assert restarted.worker("worker_w0")["restarts"] == 0
 
 
-def test_each_run_of_a_worker_has_its_own_logs(restarted: Ended) -> None:
+def test_each_run_of_a_worker_has_its_own_logs(restarted: EndedRun) -> None:
     node = restarted.report["nodes"][0]
-    first, second = (restarted.job.run_dir / f"{node}_worker_w1{run}" for run in ("", "_r1"))
+    first, second = (restarted.run_dir / f"{node}_worker_w1{run}" for run in ("", "_r1"))
     assert "simulated failure of worker 1" in Path(f"{first}.err").read_text()
     assert "Resuming at 60/150 items" in Path(f"{second}.out").read_text()
     assert "worker_w1 rank 1 restarts in 0 s (1 of 1): it ended by app_error\n" in restarted.job.log()
 
 
 @scenario
-def restarted_in_vain(folder: Path) -> Ended:
+def restarted_in_vain(folder: Path) -> EndedRun:
     workers = [{"command": "sh -c 'exit 3'", "restart": {"max": 2, "backoff": 0}}]
     with LocalJob(folder, quick_job(workers=workers), "--quiet") as job:
         return ended(job)
 
 
-def test_a_worker_is_restarted_at_most_max_times(restarted_in_vain: Ended) -> None:
-    assert restarted_in_vain.status == 1
-    worker = restarted_in_vain.worker(0)
+def test_a_worker_is_restarted_at_most_max_times(restarted_in_vain: EndedRun) -> None:
+    assert restarted_in_vain.outcome == 1
+    worker = restarted_in_vain.worker("worker_w0")
     assert (worker["restarts"], [end["reason"] for end in worker["exits"]]) == (2, ["app_error"] * 3)
 
 
 @scenario
-def tolerated(folder: Path) -> Ended:
+def tolerated(folder: Path) -> EndedRun:
     spec = until_exists(folder / "enough", embed_job(options="--shards 2"))  # a late helper would be ended with the job
     spec["workers"].append({"role": "helper", "command": "sh -c 'exit 3'", "critical": False})
     with LocalJob(folder, spec, "--quiet") as job:
@@ -483,22 +439,22 @@ def tolerated(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_the_job_continues_without_a_helper_that_failed(tolerated: Ended) -> None:
+def test_the_job_continues_without_a_helper_that_failed(tolerated: EndedRun) -> None:
     assert tolerated.reasons() == ["completed", "completed", "app_error"]
     assert tolerated.report["items"] == tolerated.job.lines() == 300
     assert tolerated.report["stopped"] is None
     assert "helper_w0 is not critical: the job continues without it" in tolerated.job.log()
 
 
-def test_a_job_with_a_failed_helper_completes(tolerated: Ended) -> None:
-    assert (tolerated.status, tolerated.report["state"]) == (0, "COMPLETED")
+def test_a_job_with_a_failed_helper_completes(tolerated: EndedRun) -> None:
+    assert (tolerated.outcome, tolerated.report["state"]) == (0, "COMPLETED")
 
 
 # Ends from outside
 
 
 @scenario
-def interrupted_in_a_terminal(folder: Path) -> Ended:
+def interrupted_in_a_terminal(folder: Path) -> EndedRun:
     controller_fd, terminal_fd = os.openpty()
     env = clean_environment(TERM="xterm-256color")
     shown: list[bytes] = []
@@ -524,7 +480,7 @@ def interrupted_in_a_terminal(folder: Path) -> Ended:
 
 
 @scenario
-def interrupted(folder: Path) -> Ended:
+def interrupted(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
         poll(lambda: all(job.lines_of(rank) >= 20 for rank in (0, 1)), "some work of each worker")
         job.process.send_signal(signal.SIGINT)
@@ -532,7 +488,7 @@ def interrupted(folder: Path) -> Ended:
 
 
 @scenario
-def terminated(folder: Path) -> Ended:
+def terminated(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
         job.phase("running")
         job.process.terminate()
@@ -540,7 +496,7 @@ def terminated(folder: Path) -> Ended:
 
 
 @scenario
-def hung_up(folder: Path) -> Ended:
+def hung_up(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
         for rank in (0, 1):  # a worker that has not started would not start any more
             job.worker(rank)
@@ -549,7 +505,7 @@ def hung_up(folder: Path) -> Ended:
 
 
 @scenario
-def stopped(folder: Path) -> Ended:
+def stopped(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
@@ -569,27 +525,26 @@ def stopped(folder: Path) -> Ended:
         ("stopped", 5, "SIGTERM to the job"),
     ],
 )
-@pytest.mark.usefixtures("interrupted_in_a_terminal", "interrupted", "terminated", "hung_up", "stopped")
-def test_a_job_ended_from_outside_is_cancelled(name: str, status: int, cause: str, scenarios: ScenarioPool) -> None:
-    done = scenarios.result(name)
-    assert done.status == status
+def test_a_job_ended_from_outside_is_cancelled(name: str, status: int, cause: str, results: Results[EndedRun]) -> None:
+    done = results(name)
+    assert done.outcome == status
     report = done.report
     assert (report["state"], report["exit_status"], report["cause"]) == ("CANCELLED", 5, None)
     assert (report["stopped"]["reason"], report["stopped"]["cause"]) == ("cancelled", cause)
-    assert f"Stopping the job: {cause}" in (done.job.run_dir / "log.out").read_text()
-    assert f"- stopped: {cause}\n" in (done.job.run_dir / "report.md").read_text()
+    assert f"Stopping the job: {cause}" in (done.run_dir / "log.out").read_text()
+    assert f"- stopped: {cause}\n" in (done.run_dir / "report.md").read_text()
     assert done.reasons() == ["cancelled", "cancelled"]
     assert done.left_over == {}
 
 
-def test_workers_have_time_to_save_their_work(interrupted: Ended) -> None:
+def test_workers_have_time_to_save_their_work(interrupted: EndedRun) -> None:
     positions = [worker["items"] for worker in interrupted.report["workers"]]
     for rank, position in enumerate(positions):
-        assert (interrupted.job.run_dir / f"checkpoint_worker_{rank}_step_{position}.json").is_file()
+        assert (interrupted.run_dir / f"checkpoint_worker_{rank}_step_{position}.json").is_file()
 
 
 @scenario
-def interrupted_twice(folder: Path) -> Ended:
+def interrupted_twice(folder: Path) -> EndedRun:
     stubborn = {"command": ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"], "count": 2}
     with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
         await_output(job, 2)
@@ -599,13 +554,13 @@ def interrupted_twice(folder: Path) -> Ended:
         return ended(job, 26)  # the workers have 27 s of KillWait from the first signal
 
 
-def test_a_second_ctrl_c_kills_workers_that_do_not_end(interrupted_twice: Ended) -> None:
-    assert (interrupted_twice.status, interrupted_twice.report["state"]) == (130, "CANCELLED")
+def test_a_second_ctrl_c_kills_workers_that_do_not_end(interrupted_twice: EndedRun) -> None:
+    assert (interrupted_twice.outcome, interrupted_twice.report["state"]) == (130, "CANCELLED")
     assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
     assert interrupted_twice.left_over == {}
 
 
-def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> None:
+def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: EndedRun) -> None:
     screen = interrupted_in_a_terminal.seen["screen"]
     assert ESCAPE in screen
     assert "RUNNING/running" in screen
@@ -613,14 +568,14 @@ def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> No
     assert "Traceback" not in screen
 
 
-def test_stop_prints_that_the_job_is_being_stopped(stopped: Ended) -> None:
+def test_stop_prints_that_the_job_is_being_stopped(stopped: EndedRun) -> None:
     job_id = stopped.report["job_id"]
     assert (stopped.seen["stop"].returncode, stopped.seen["stop"].stdout) == (0, f"job {job_id} is being stopped\n")
     assert stopped.seen["again"].stdout == f"job {job_id} has ended: CANCELLED\n"
 
 
 @scenario
-def under_nohup(folder: Path) -> Ended:
+def under_nohup(folder: Path) -> EndedRun:
     spec = until_exists(folder / "enough", embed_job(monitoring=UNWATCHED))
     with LocalJob(folder, spec, "--quiet", prefix=["nohup"]) as job:
         job.phase("running")
@@ -629,12 +584,12 @@ def under_nohup(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_job_under_nohup_survives_the_end_of_its_terminal(under_nohup: Ended) -> None:
-    assert (under_nohup.status, under_nohup.report["state"]) == (0, "COMPLETED")
+def test_a_job_under_nohup_survives_the_end_of_its_terminal(under_nohup: EndedRun) -> None:
+    assert (under_nohup.outcome, under_nohup.report["state"]) == (0, "COMPLETED")
 
 
 @scenario
-def completed_on_sigterm(folder: Path) -> Ended:
+def completed_on_sigterm(folder: Path) -> EndedRun:
     spec = quick_job("sh -c 'trap \"exit 0\" TERM; echo up; while :; do sleep 0.05; done'")
     with LocalJob(folder, spec, "--quiet") as job:
         await_output(job)
@@ -642,8 +597,8 @@ def completed_on_sigterm(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_job_whose_workers_exit_0_on_sigterm_is_cancelled(completed_on_sigterm: Ended) -> None:
-    assert (completed_on_sigterm.status, completed_on_sigterm.report["state"]) == (5, "CANCELLED")
+def test_a_job_whose_workers_exit_0_on_sigterm_is_cancelled(completed_on_sigterm: EndedRun) -> None:
+    assert (completed_on_sigterm.outcome, completed_on_sigterm.report["state"]) == (5, "CANCELLED")
 
 
 @contextlib.contextmanager
@@ -684,31 +639,28 @@ def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
 
 
 @scenario
-def orchestrator_killed(folder: Path) -> Ended:
+def orchestrator_killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=90000), "--quiet") as job:  # the workers would not end in time by themselves
         job.phase("running")
         os.kill(job.json("orchestrator.json")["pid"], signal.SIGKILL)
-        status = job.wait()
+        job.wait()
         poll(lambda: not job.left_over(), "the end of workers and sidecar")
-        seen = {
-            "watch": run_gpujob(job, "watch", str(job.run_dir), "--once", "--json"),
-            "report": run_gpujob(job, "report", str(job.run_dir)),
-        }
-        return Ended(job, status, job.left_over(), seen)
+        watch = run_gpujob(job, "watch", str(job.run_dir), "--once", "--json")
+        return ended(job, watch=watch, report=run_gpujob(job, "report", str(job.run_dir)))
 
 
-def test_nothing_outlives_the_orchestrator(orchestrator_killed: Ended) -> None:
-    assert orchestrator_killed.status == 1
+def test_nothing_outlives_the_orchestrator(orchestrator_killed: EndedRun) -> None:
+    assert orchestrator_killed.outcome == 1
     assert "the orchestrator was killed by SIGKILL" in orchestrator_killed.job.output
     assert orchestrator_killed.left_over == {}
     watch, report = orchestrator_killed.seen["watch"], orchestrator_killed.seen["report"]
     assert (watch.returncode, json.loads(watch.stdout)["state"]) == (1, "FAILED")
     assert report.returncode == 1
-    assert not (orchestrator_killed.job.run_dir / "targets.json").exists()
+    assert not (orchestrator_killed.run_dir / "targets.json").exists()
 
 
 @scenario
-def guard_killed(folder: Path) -> Ended:
+def guard_killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
         processes = processes_with(job.run_dir)
@@ -716,28 +668,28 @@ def guard_killed(folder: Path) -> Ended:
         return ended(job)
 
 
-def test_a_job_without_its_guard_ends_in_order_with_a_report(guard_killed: Ended) -> None:
-    assert (guard_killed.status, guard_killed.report["state"]) == (1, "FAILED")
+def test_a_job_without_its_guard_ends_in_order_with_a_report(guard_killed: EndedRun) -> None:
+    assert (guard_killed.outcome, guard_killed.report["state"]) == (1, "FAILED")
     assert guard_killed.left_over == {}
 
 
 @scenario
-def command_killed(folder: Path) -> Ended:
+def command_killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=90000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
         job.process.kill()
-        status = job.wait()
+        job.wait()
         poll(lambda: not job.left_over(), "the end of the job")
-        return Ended(job, status, job.left_over())
+        return ended(job)
 
 
-def test_a_job_ends_in_order_if_gpujob_run_is_killed(command_killed: Ended) -> None:
+def test_a_job_ends_in_order_if_gpujob_run_is_killed(command_killed: EndedRun) -> None:
     assert command_killed.report["state"] == "CANCELLED"
     assert command_killed.left_over == {}
 
 
 @scenario
-def sidecar_killed(folder: Path) -> Ended:
+def sidecar_killed(folder: Path) -> EndedRun:
     # outside the kernel's range: no other process gets the port while no sidecar listens
     monitoring = {"check_interval": 0.5, "linger": 0, "listen_address": f"127.0.0.1:{free_port()}"}
     spec = until_exists(folder / "enough", embed_job(items=800, monitoring=monitoring))
@@ -752,17 +704,17 @@ def sidecar_killed(folder: Path) -> Ended:
         return ended(job, log=log.read_text(), address=address)
 
 
-def test_a_killed_sidecar_restarts_at_the_same_address(sidecar_killed: Ended) -> None:
+def test_a_killed_sidecar_restarts_at_the_same_address(sidecar_killed: EndedRun) -> None:
     assert "the sidecar ended by signal 9; restarting it in " in sidecar_killed.seen["log"]
-    assert sidecar_killed.status == 0, sidecar_killed.job.output
+    assert sidecar_killed.outcome == 0, sidecar_killed.job.output
     assert sidecar_killed.report["items"] == sidecar_killed.job.lines() == 800
     assert sidecar_killed.report["monitoring"]["nodes_without"] == []
-    (path,) = (sidecar_killed.job.run_dir / "sidecars").glob("*.json")
+    (path,) = (sidecar_killed.run_dir / "sidecars").glob("*.json")
     assert read_json(path)["address"] == sidecar_killed.seen["address"]
 
 
 @scenario
-def without_a_sidecar(folder: Path) -> Ended:
+def without_a_sidecar(folder: Path) -> EndedRun:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = embed_job(monitoring={"check_interval": 0.5, "linger": 0, "listen_address": address})
@@ -770,8 +722,8 @@ def without_a_sidecar(folder: Path) -> Ended:
             return ended(job)
 
 
-def test_a_job_without_a_working_sidecar_completes_with_a_warning(without_a_sidecar: Ended) -> None:
-    assert without_a_sidecar.status == 0, without_a_sidecar.job.output
+def test_a_job_without_a_working_sidecar_completes_with_a_warning(without_a_sidecar: EndedRun) -> None:
+    assert without_a_sidecar.outcome == 0, without_a_sidecar.job.output
     report, job = without_a_sidecar.report, without_a_sidecar.job
     assert report["items"] == job.lines() == 300
     assert report["monitoring"] == {"nodes_with_final_values": [], "nodes_without": report["nodes"]}
@@ -782,20 +734,20 @@ def test_a_job_without_a_working_sidecar_completes_with_a_warning(without_a_side
 
 
 @scenario
-def not_monitored(folder: Path) -> Ended:
+def not_monitored(folder: Path) -> EndedRun:
     spec = quick_job("sh -c 'echo Processed 5/5 items'")
     with LocalJob(folder, spec, "--quiet", env=clean_environment(HOME="/proc")) as job:
         return ended(job)
 
 
-def test_a_job_runs_without_sidecars_and_without_a_writable_home(not_monitored: Ended) -> None:
-    assert not_monitored.status == 0
+def test_a_job_runs_without_sidecars_and_without_a_writable_home(not_monitored: EndedRun) -> None:
+    assert not_monitored.outcome == 0
     assert "No sidecars: monitoring.enabled is false" in not_monitored.job.log()
-    assert (not_monitored.report["items"], not_monitored.worker(0)["items_expected"]) == (5, 5)
+    assert (not_monitored.report["items"], not_monitored.worker("worker_w0")["items_expected"]) == (5, 5)
 
 
 @scenario
-def wrapper_killed(folder: Path) -> Ended:
+def wrapper_killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         start = job.worker(1)
         job.phase("running")
@@ -803,26 +755,26 @@ def wrapper_killed(folder: Path) -> Ended:
         return ended(job, pid=start["pid"])
 
 
-def test_a_killed_wrapper_ends_the_job(wrapper_killed: Ended) -> None:
-    assert wrapper_killed.status == 1
+def test_a_killed_wrapper_ends_the_job(wrapper_killed: EndedRun) -> None:
+    assert wrapper_killed.outcome == 1
     cause = wrapper_killed.report["cause"]
     assert (cause["worker"], cause["reason"]) == ("worker_w1", "killed_unknown")
 
 
-def test_a_worker_does_not_outlive_its_wrapper(wrapper_killed: Ended) -> None:
+def test_a_worker_does_not_outlive_its_wrapper(wrapper_killed: EndedRun) -> None:
     assert wrapper_killed.left_over == {}
 
 
 @scenario
-def children_left(folder: Path) -> Ended:
+def children_left(folder: Path) -> EndedRun:
     command = "sh -c 'sleep 300 & echo $!; exit 3'"
     spec = quick_job(workers=[{"command": command, "restart": {"max": 1, "backoff": 0}}])
     with LocalJob(folder, spec, "--quiet") as job:
         return ended(job)
 
 
-def test_children_of_a_worker_do_not_outlive_it(children_left: Ended) -> None:
-    assert children_left.status == 1
+def test_children_of_a_worker_do_not_outlive_it(children_left: EndedRun) -> None:
+    assert children_left.outcome == 1
     assert children_left.left_over == {}
 
 
@@ -830,34 +782,34 @@ def test_children_of_a_worker_do_not_outlive_it(children_left: Ended) -> None:
 
 
 @scenario
-def bare_environment(folder: Path) -> Ended:
+def bare_environment(folder: Path) -> EndedRun:
     spec = quick_job("cat /proc/self/environ", env={"MINE": "{rank} {{rank}}"})
     with LocalJob(folder, spec, "--quiet", env={"PATH": os.environ["PATH"], "ODD": "\udce9"}) as job:
         return ended(job)
 
 
-def environment_of(done: Ended) -> dict[bytes, bytes]:
-    (path,) = done.job.run_dir.glob("*_worker_w0.out")
+def environment_of(done: EndedRun) -> dict[bytes, bytes]:
+    (path,) = done.run_dir.glob("*_worker_w0.out")
     pairs = (entry.partition(b"=") for entry in path.read_bytes().split(b"\0") if entry)
     return {name: value for name, _, value in pairs}
 
 
-def test_a_job_runs_without_a_home_or_a_locale(bare_environment: Ended) -> None:
-    assert bare_environment.status == 0, bare_environment.job.output
+def test_a_job_runs_without_a_home_or_a_locale(bare_environment: EndedRun) -> None:
+    assert bare_environment.outcome == 0, bare_environment.job.output
     variables = environment_of(bare_environment)
     assert variables[b"ODD"] == b"\xe9"
     assert (variables[b"MINE"], variables[b"RANK"], variables[b"WORLD_SIZE"]) == (b"0 {rank}", b"0", b"1")
     assert b"HOME" not in variables
 
 
-def test_a_worker_gets_only_the_users_variables_and_ours(bare_environment: Ended) -> None:
+def test_a_worker_gets_only_the_users_variables_and_ours(bare_environment: EndedRun) -> None:
     ours = {name for name in environment_of(bare_environment) if name.startswith(b"GPUJOB_")}
     given = set(environment_of(bare_environment)) - {b"PWD"}  # a script in a path with a space is started by sh
     assert given - ours == {*(b"PATH", b"ODD", b"MINE", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE")}
 
 
 @scenario
-def two_nodes(folder: Path) -> Ended:
+def two_nodes(folder: Path) -> EndedRun:
     command = "sh -c 'echo $GPUJOB_NODE $CUDA_VISIBLE_DEVICES $GPUJOB_FOM_URL'"
     spec = quick_job(
         monitoring={"check_interval": 0.5, "linger": 0},
@@ -868,43 +820,41 @@ def two_nodes(folder: Path) -> Ended:
         return ended(job)
 
 
-def printed_by(done: Ended) -> list[str]:
-    paths = [next(done.job.run_dir.glob(f"*_worker_w{worker['rank']}.out")) for worker in done.report["workers"]]
+def printed_by(done: EndedRun) -> list[str]:
+    paths = [next(done.run_dir.glob(f"*_worker_w{worker['rank']}.out")) for worker in done.report["workers"]]
     return [path.read_text().strip() for path in paths]
 
 
-def test_the_nodes_of_a_local_job_are_virtual(two_nodes: Ended) -> None:
-    assert two_nodes.status == 0, two_nodes.job.output
+def test_the_nodes_of_a_local_job_are_virtual(two_nodes: EndedRun) -> None:
+    assert two_nodes.outcome == 0, two_nodes.job.output
     nodes = two_nodes.report["nodes"]
     assert len(set(nodes)) == 2
     assert [line.split()[0] for line in printed_by(two_nodes)] == [nodes[0], nodes[0], nodes[1], nodes[1]]
     assert two_nodes.report["monitoring"]["nodes_with_final_values"] == sorted(nodes)
 
 
-def test_each_worker_gets_the_url_of_the_sidecar_on_its_node(two_nodes: Ended) -> None:
-    ports = {
-        node: read_json(two_nodes.job.run_dir / f"sidecars/{node}.json")["port"] for node in two_nodes.report["nodes"]
-    }
+def test_each_worker_gets_the_url_of_the_sidecar_on_its_node(two_nodes: EndedRun) -> None:
+    ports = {node: read_json(two_nodes.run_dir / f"sidecars/{node}.json")["port"] for node in two_nodes.report["nodes"]}
     assert len(set(ports.values())) == 2
     for line in printed_by(two_nodes):
         node, _, url = line.split()
         assert url == f"http://127.0.0.1:{ports[node]}/fom"
 
 
-def test_an_unmonitored_worker_gets_a_progress_file_and_no_fom_url(bare_environment: Ended) -> None:
+def test_an_unmonitored_worker_gets_a_progress_file_and_no_fom_url(bare_environment: EndedRun) -> None:
     variables = environment_of(bare_environment)
     assert variables[b"GPUJOB_FOM_URL"] == b""
     progress = Path(os.fsdecode(variables[b"GPUJOB_PROGRESS_FILE"]))
-    assert progress.parent == bare_environment.job.run_dir / "progress"
+    assert progress.parent == bare_environment.run_dir / "progress"
     assert progress.parent.is_dir()
 
 
-def test_virtual_nodes_do_not_share_gpus(two_nodes: Ended) -> None:
+def test_virtual_nodes_do_not_share_gpus(two_nodes: EndedRun) -> None:
     assert [line.split()[1] for line in printed_by(two_nodes)] == ["0", "1", "2", "3"]
 
 
 @scenario
-def hostile(folder: Path) -> Ended:
+def hostile(folder: Path) -> EndedRun:
     job_folder = folder.joinpath(*HARD_NAMES)
     job_folder.mkdir(parents=True)
     spec = embed_job(
@@ -919,8 +869,8 @@ def hostile(folder: Path) -> Ended:
         return ended(job, labels=labels, view=view)
 
 
-def test_hostile_names_are_treated_as_data(hostile: Ended) -> None:
-    assert hostile.status == 0, hostile.job.output
+def test_hostile_names_are_treated_as_data(hostile: EndedRun) -> None:
+    assert hostile.outcome == 0, hostile.job.output
     assert (hostile.report["items"], hostile.report["job_name"]) == (60, "".join(HARD_NAMES))
     top = hostile.job.folder
     assert not [
@@ -930,12 +880,12 @@ def test_hostile_names_are_treated_as_data(hostile: Ended) -> None:
     assert hostile.left_over == {}
 
 
-def test_hostile_names_do_not_reach_labels_or_the_terminal(hostile: Ended) -> None:
+def test_hostile_names_do_not_reach_labels_or_the_terminal(hostile: EndedRun) -> None:
     label = hostile.seen["labels"]["job_name"]
     assert label == safe_label("".join(HARD_NAMES))
     assert re.fullmatch(r"[\w.:@+-]+", label)
     assert json.loads(hostile.seen["view"].stdout)["job_name"] == "".join(HARD_NAMES)
-    assert "two\nlines" not in hostile.job.output.replace(str(hostile.job.run_dir), "")
+    assert "two\nlines" not in hostile.job.output.replace(str(hostile.run_dir), "")
     assert ESCAPE not in hostile.job.output
 
 
