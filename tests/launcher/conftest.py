@@ -1,6 +1,7 @@
 """Fixtures of the launcher's tests."""
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,16 @@ def no_subreaper() -> Iterator[None]:
     """`LocalSteps` makes its process the parent of orphans; pytest would never reap those of later tests."""
     yield
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of the test are in UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture(params=HARD_NAMES, ids=ascii)

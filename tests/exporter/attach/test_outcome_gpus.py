@@ -4,24 +4,15 @@ from typing import Any
 
 from exporter.attach import outcome
 from exporter.attach.outcome import AttachedOutcome
+from tests.support.builders import dead, worker_entry
 from tests.support.gpu_status import XID_79, gpu, gpus, of_worker, use
 
 
 def status(**over: Any) -> dict[str, Any]:
     """Status of a job with two workers, one of which lost its GPU."""
-    common = {"role": "worker", "node": "cn01", "gpus": [0], "up": False, "state": "dead", "start": 1.0, "restarts": 0}
-    end: dict[str, Any] = {"code": 0, "signal": None, "time": 5.0, "restart": 0, "evidence": []}
-    failed, completed = {**end, "reason": "app_error", "code": 1}, {**end, "reason": "completed"}
     workers = [
-        {**common, "worker": "worker_w0", "rank": 0, "exit": failed, "exits": [failed], **of_worker(0)},
-        {
-            **common,
-            "worker": "worker_w1",
-            "rank": 1,
-            "exit": completed,
-            "exits": [completed],
-            **of_worker(1, gpu_use=[use(0)]),
-        },
+        worker_entry(0, node="cn01", **dead("app_error", 1), **of_worker(0)),
+        worker_entry(1, node="cn01", **dead("completed", 0), **of_worker(1, gpu_use=[use(0)])),
     ]
     return {
         "attempt": 0,

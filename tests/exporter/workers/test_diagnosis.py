@@ -47,12 +47,13 @@ from exporter.workers.diagnosis_reader import (
     write_diagnosis,
 )
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
+from tests.support import builders
+from tests.support.builders import NOW, worker_end
 from tests.support.exporter import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
-NOW = 1_763_784_821.0
 ERRORS = read_error_patterns()
-ENDED = {"reason": "app_error", "code": 1, "signal": None, "time": NOW, "evidence": ["exit status 1"], "restart": 0}
+ENDED = worker_end("app_error", 1, time=NOW)
 TRACEBACK = b"""\
 Traceback (most recent call last):
   File "/home/ada/train.py", line 12, in <module>
@@ -96,30 +97,19 @@ def make_files(*logs: LogEnd, **changes: Any) -> RunFiles:
 def worker_entry(rank: int = 0, **changes: Any) -> dict[str, Any]:
     """A worker's entry in the status, as the collectors write it."""
     entry: dict[str, Any] = {
-        "worker": f"worker_w{rank}",
-        "role": "worker",
-        "rank": rank,
         "node": NODE,
-        "gpus": [rank],
-        "up": True,
         "state": "sleeping",
         "pid": 4711 + rank,
         "start": NOW - 60,
-        "restarts": 0,
         "cpu_s": 10.0,
-        "rss_bytes": 2 << 30,
         "children": 3,
         "threads": 40,
-        "exit": None,
-        "exits": [],
         "items": 12,
-        "last_progress": NOW - 5,
-        "stalled": False,
         "values": {"loss": 0.25},
         "log_errors": {},
         "details": {"pss_bytes": 1 << 30, "open_files": 12, "paths": ["/data/shard-3"], "devices": ["/dev/nvidia0"]},
     }
-    return {**entry, **changes}
+    return builders.worker_entry(rank, **{**entry, **changes})
 
 
 def make_status(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:

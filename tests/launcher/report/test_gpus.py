@@ -8,16 +8,13 @@ import pytest
 
 from launcher.report.text import render_report
 from tests.launcher.conftest import Golden
-from tests.launcher.report.test_report import START, RunDir, _utc  # noqa: F401 - a fixture
+from tests.support.builders import START, RunDir
 from tests.support.gpu_status import GIB, XID_79, XID_NOISE, gpu, gpus, of_worker, use
 
 
 def with_status(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
     """Write a final status with these GPUs."""
-    workers = [{"rank": rank, **entry} for rank, entry in enumerate(entries)]
-    status = {"attempt": 0, "final": True, "gpus": node, "workers": workers}
-    (run_dir.path / "status/cn01.json").write_text(json.dumps(status))
-    return run_dir
+    return run_dir.status(*({"rank": rank, **entry} for rank, entry in enumerate(entries)), final=True, gpus=node)
 
 
 def with_events(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> RunDir:
@@ -107,7 +104,7 @@ def test_missing_gpus_of_the_plan_are_reported(tmp_path: Path) -> None:
     assert "\n| worker_w0 | cn01 | 7 | - | yes | missing |\n" in text
 
 
-@pytest.mark.usefixtures("_utc")
+@pytest.mark.usefixtures("utc")
 def test_the_report_of_a_job_with_gpus_matches_the_golden_page(tmp_path: Path, golden: Golden) -> None:
     golden("launcher/report-gpus.md", render_report(a_job(tmp_path).report()))
 
@@ -135,7 +132,7 @@ def test_each_worker_has_its_planned_and_its_used_gpus(tmp_path: Path) -> None:
 
 
 def test_a_job_without_gpus_has_none_in_its_report(tmp_path: Path) -> None:
-    report = with_status(RunDir(tmp_path).ended(0).ended(1), {}, {}, {}).report()
+    report = completed_job(tmp_path, {}, {}, {}).report()
     assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
     assert "GPU" not in render_report(report)
 
@@ -152,7 +149,7 @@ def test_an_old_report_without_gpus_is_rendered(tmp_path: Path) -> None:
 
 def test_unreadable_gpus_are_reported(tmp_path: Path) -> None:
     blind = gpus(driver_state="no_driver", words="Driver Not Loaded", allocated=2, health=None)
-    text = render_report(with_status(RunDir(tmp_path).ended(0).ended(1), blind, of_worker(gpu_use=None)).report())
+    text = render_report(completed_job(tmp_path, blind, of_worker(gpu_use=None)).report())
     assert "\n- GPUs: could not be read on cn01 (no_driver)\n" in text
     assert "\n| cn01 | none seen | - | - | - | no_driver |\n" in text
     assert "\n- cn01: GPUs could not be read (no_driver): Driver Not Loaded\n" in text
@@ -160,8 +157,6 @@ def test_unreadable_gpus_are_reported(tmp_path: Path) -> None:
 
 
 def test_use_of_an_invisible_gpu_is_unknown(tmp_path: Path) -> None:
-    text = render_report(
-        with_status(RunDir(tmp_path).ended(0).ended(1), gpus(gpu(0)), of_worker(1, gpu_use=[])).report()
-    )
+    text = render_report(completed_job(tmp_path, gpus(gpu(0)), of_worker(1, gpu_use=[])).report())
     assert "\n| worker_w0 | cn01 | - | GPU-01 | yes | - |\n" in text
     assert "all 1" not in text

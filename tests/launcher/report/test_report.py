@@ -1,15 +1,11 @@
 """The report of a job and its checks, built from hand-written run directories."""
 
-import json
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.logs.log_files_reader import progress_path
 from exporter.progress.work import job_work
@@ -22,43 +18,8 @@ from launcher.rundir.statuses import merge_workers
 from launcher.verify.verify import VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
+from tests.support.builders import KILLED, START, TERM_SENT, RunDir, restartable
 from tests.support.launcher import read_json, settled_run_dir
-
-START = 1763784000.0  # 2025-11-22 04:00:00 UTC
-
-
-class RunDir:
-    """The hand-written run directory of a job that has ended."""
-
-    def __init__(self, folder: Path, count: int = 2, **over: Any) -> None:
-        spec = {"name": "job", "workers": [{"count": count, "command": "true"}], **over}
-        self.path = settled_run_dir(folder, spec)
-        facts = {"schema": 1, "job_id": "4459", "pid": 1, "host": "h", "hosts": ["cn01"], "attempt": 0, "start": START}
-        (self.path / "orchestrator.json").write_text(json.dumps(facts))
-
-    def ended(self, rank: int, restart: int = 0, *, end: float = 100.0, log: str = "", **facts: Any) -> "RunDir":
-        """Write the records and the log of one run of a worker."""
-        stem = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
-        base = {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, "pid": 7, "start": START + 1}
-        (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
-        record = {**base, "end": START + end, "code": 0, "signal": None, "oom_kills": 0, "signals": [], **facts}
-        (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))
-        run = f"_r{restart}" if restart else ""
-        (self.path / f"cn01_worker_w{rank}{run}.out").write_text(log)
-        return self
-
-    def stop(self, reason: str, cause: str, at: float = 90.0) -> "RunDir":
-        """Write the stop of the job."""
-        notice: dict[str, object] = {"reason": reason, "cause": cause, "time": START + at}
-        run_files.write_job_state(str(self.path), "completing", notice)
-        return self
-
-    def report(self) -> dict[str, Any]:
-        return build_report(self.path, now=START + 200, ended=True)
-
-
-KILLED: dict[str, Any] = {"code": None, "signal": 9}
-TERM_SENT: dict[str, Any] = {"code": None, "signal": 15, "signals": [[START + 95, 15, 1]]}
 
 
 def test_a_stop_during_the_read_explains_the_workers_that_it_ended(
@@ -72,7 +33,7 @@ def test_a_stop_during_the_read_explains_the_workers_that_it_ended(
         return read_runs(*given)
 
     monkeypatch.setattr("launcher.report.report.read_runs", stopped_meanwhile)
-    report = build_report(run_dir.path, now=START + 97, ended=False)
+    report = run_dir.report(now=START + 97, ended=False)
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["app_error", "terminated_peer"]
     assert report["stopped"]["cause"] == "worker_w0 rank 0 ended by app_error"
 
@@ -81,13 +42,12 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run_dir = RunDir(tmp_path).ended(0, code=1, log="Watchdog caught collective operation timeout\n")
     run_dir.ended(1, log="Processed 80/100 items\n", end=96, **TERM_SENT).stop("time_limit", "the time limit", at=91)
     workers = [{"rank": 1, "worker": "worker_w1", "items": 60, "items_expected": 100, "unit": "items"}]
-    (run_dir.path / "status").mkdir(exist_ok=True)
-    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
+    run_dir.status(*workers)
     full_report = run_dir.report()
     assert [worker["exit"]["reason"] for worker in full_report["workers"]] == ["nccl_timeout", "time_limit"]
     assert (full_report["state"], [worker["items"] for worker in full_report["workers"]]) == ("TIMEOUT", [None, 80])
     finder = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
-    known = build_report(run_dir.path, now=START + 200, ended=True, finder=finder)
+    known = run_dir.report(finder=finder)
     assert known == full_report
 
     def read(path: Path, *_: object) -> bytes:
@@ -97,7 +57,7 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(f"launcher.report.run_logs.{name}", read)
     # a finder that has read the logs keeps their evidence
     for given, first in ((finder, "nccl_timeout"), (None, "app_error")):
-        quick = build_report(run_dir.path, now=START + 200, ended=True, finder=given, quick=True)
+        quick = run_dir.report(finder=given, quick=True)
         assert [worker["exit"]["reason"] for worker in quick["workers"]] == [first, "time_limit"]
         assert (quick["state"], [worker["items"] for worker in quick["workers"]]) == ("TIMEOUT", [None, 60])
     with pytest.raises(AssertionError, match="looked into"):
@@ -105,7 +65,7 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
-    report = build_report(RunDir(tmp_path).ended(0).ended(1).path, now=START + 200, ended=True, quick=True)
+    report = RunDir(tmp_path).ended(0).ended(1).report(quick=True)
     assert (report["state"], report["verification"]) == ("COMPLETED", {"verified": False, "checks": []})
     assert render_report(report).startswith("# Job 4459 job: COMPLETED, output not checked\n")
 
@@ -166,39 +126,29 @@ def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
     assert report["state"] == "FAILED"
 
 
-def test_a_worker_without_an_exit_record_was_killed_by_an_unknown_sender(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path).ended(0).ended(1)
-    (run_dir.path / "workers/worker_w1_rank1_a0_r0.exit.json").unlink()
-    report = run_dir.report()
-    assert (report["state"], report["cause"]["reason"]) == ("FAILED", "killed_unknown")
-    assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
-
-
 def remove_exit_record(run_dir: RunDir, rank: int) -> RunDir:
     """Remove the exit record of a worker, as if its node had failed."""
     (run_dir.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json").unlink()
     return run_dir
 
 
+def test_a_worker_without_an_exit_record_was_killed_by_an_unknown_sender(tmp_path: Path) -> None:
+    run_dir = remove_exit_record(RunDir(tmp_path).ended(0).ended(1), 1)
+    report = run_dir.report()
+    assert (report["state"], report["cause"]["reason"]) == ("FAILED", "killed_unknown")
+    assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
+
+
 def test_a_failed_node_is_the_cause_and_other_workers_are_consequences(tmp_path: Path) -> None:
     """The orchestrator publishes the node when srun names it."""
     run_dir = RunDir(tmp_path, resources={"nodes": 2, "cpus_per_node": 2})
-    facts = json.loads((run_dir.path / "orchestrator.json").read_text())
-    (run_dir.path / "orchestrator.json").write_text(json.dumps({**facts, "hosts": ["cn01", "cn02"]}))
-    manifest = json.loads((run_dir.path / "manifest.json").read_text())
-    for task in manifest["tasks"]:
-        task["node_index"] = task["rank"]
-    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    tasks = read_json(run_dir.path / "manifest.json")["tasks"]
+    run_dir.edit("manifest.json", tasks=[{**task, "node_index": task["rank"]} for task in tasks])
+    run_dir.edit("orchestrator.json", hosts=["cn01", "cn02"])
     run_dir.ended(0, **TERM_SENT).ended(1)
     remove_exit_record(run_dir, 1)
-    orphaned = build_report(run_dir.path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
-    notice = {
-        "reason": "terminated_peer",
-        "cause": "Slurm: node cn02 has failed",
-        "time": START + 90,
-        "nodes": ["cn02"],
-    }
-    run_files.write_job_state(str(run_dir.path), "completing", notice)
+    orphaned = run_dir.report(slurm_state="NODE_FAIL")
+    run_dir.stop("terminated_peer", "Slurm: node cn02 has failed", nodes=["cn02"])
 
     report = run_dir.report()
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "node_failure"]
@@ -224,7 +174,7 @@ def test_the_slurm_state_is_used_without_a_stop_of_the_orchestrator(
     slurm_state: str, state: str, reason: str, tmp_path: Path
 ) -> None:
     run_dir = RunDir(tmp_path).ended(0, **TERM_SENT).ended(1, **TERM_SENT)
-    report = build_report(run_dir.path, now=START + 200, ended=True, slurm_state=slurm_state)
+    report = run_dir.report(slurm_state=slurm_state)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
     assert report["state"] == state
 
@@ -232,7 +182,7 @@ def test_the_slurm_state_is_used_without_a_stop_of_the_orchestrator(
 def test_an_oom_kill_found_by_the_sidecar_explains_the_end(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
     found = {"schema": 1, "oom_victim": "its process 7 was killed for lack of memory"}
-    (run_dir.path / "workers/worker_w1_rank1_a0_r0.found.json").write_text(json.dumps(found))
+    run_dir.write("workers/worker_w1_rank1_a0_r0.found.json", found)
     report = run_dir.report()
     assert (report["state"], report["cause"]["reason"]) == ("OUT_OF_MEMORY", "host_oom")
     assert report["cause"]["evidence"][-1] == "the kernel log says: its process 7 was killed for lack of memory"
@@ -255,12 +205,6 @@ def test_all_runs_of_a_worker_are_listed_and_the_last_one_counts(tmp_path: Path)
     first = report["workers"][0]
     assert (first["restarts"], [end["reason"] for end in first["exits"]]) == (1, ["app_error", "completed"])
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
-
-
-def restartable(folder: Path, **over: Any) -> RunDir:
-    """A job with two workers. Each may be restarted twice."""
-    workers = [{"count": 2, "command": "true", "restart": {"max": 2, "backoff": 1}}]
-    return RunDir(folder, workers=workers, **over)
 
 
 def test_used_up_restarts_are_in_the_evidence(tmp_path: Path) -> None:
@@ -301,9 +245,8 @@ def test_a_worker_of_a_later_stage_is_not_started_when_the_job_stops(
     stop: str, state: str, reason: str, tmp_path: Path
 ) -> None:
     run_dir = RunDir(tmp_path, workers=[{"command": "true"}, {"role": "benchmark", "command": "true"}])
-    manifest = read_json(run_dir.path / "manifest.json")
-    next(task for task in manifest["tasks"] if task["role"] == "benchmark")["later"] = True
-    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    tasks = read_json(run_dir.path / "manifest.json")["tasks"]
+    run_dir.edit("manifest.json", tasks=[{**task, "later": task["role"] == "benchmark"} for task in tasks])
     report = run_dir.ended(0, **TERM_SENT).stop(stop, "why it ended").report()
     never = next(worker for worker in report["workers"] if worker["role"] == "benchmark")
     evidence = ["never started: the job ended in an earlier stage", "the job was being stopped: why it ended"]
@@ -329,7 +272,7 @@ def test_a_worker_that_never_started_has_no_exit_without_a_known_stop(tmp_path: 
 
 
 def test_a_node_that_failed_before_its_worker_started_is_the_cause(tmp_path: Path) -> None:
-    report = build_report(RunDir(tmp_path).path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
+    report = RunDir(tmp_path).report(slurm_state="NODE_FAIL")
     assert (report["state"], report["cause"]["reason"]) == ("NODE_FAIL", "node_failure")
     assert report["cause"]["evidence"][0] == "never started: its node failed"
     assert (report["workers"][0]["state"], report["diagnoses"]) == ("not_started", [])
@@ -340,9 +283,8 @@ def test_services_that_were_not_ready_in_time_are_reported_line_by_line(tmp_path
     missing = [{"worker": f"worker_w{rank}", "rank": rank, "node": "cn01"} for rank in range(5)]
     log = ["worker_w0 is not ready: refused", "cn01_worker_w0.out:", "    loading | 10 %", "    loading;  20 %"]
     failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
-    notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
-    cause = {**failed, "evidence": [notice["cause"], *log]}
-    run_files.write_job_state(str(run_dir.path), "completing", {**notice, "failed": cause})
+    why = "not ready after 60 s: missing worker_w0"
+    run_dir.stop("launch_failed", why, failed={**failed, "evidence": [why, *log]})
     text = render_report(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
@@ -393,9 +335,7 @@ def test_positions_come_from_progress_files_without_a_sidecar(tmp_path: Path) ->
 
 def test_positions_come_from_the_logs_of_the_program_without_a_sidecar(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100}).ended(0).ended(1)
-    manifest = json.loads((run_dir.path / "manifest.json").read_text())
-    manifest["logs"] = {"name": "log", "directory": "own", "pattern": "*.log"}
-    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    run_dir.edit("manifest.json", logs={"name": "log", "directory": "own", "pattern": "*.log"})
     (run_dir.path / "own").mkdir()
     for name, done, mtime in (("a_worker_0", 7, START), ("b_worker_0", 50, START + 9), ("b_worker_1", 50, START + 9)):
         path = run_dir.path / "own" / f"{name}.log"
@@ -487,8 +427,7 @@ def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1)
     entry = {"unit": "steps", "items": 300, "items_expected": 300, "exit": {"reason": "completed"}}
     workers = [{**entry, "rank": rank, "items_processed": 200 + rank} for rank in range(2)]
-    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
-    report = run_dir.report()
+    report = run_dir.status(*workers).report()
     assert (report["items"], report["items_processed"], report["throughput_items_per_second"]) == (300, 200, 1.0)
     assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in render_report(report)
 
@@ -496,16 +435,15 @@ def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
 def test_a_log_that_counts_another_unit_does_not_change_the_position(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, count=1).ended(0, log="step 7/9\n")
     entry = {"rank": 0, "unit": "tokens", "items": 5000, "items_expected": None, "items_processed": 5000}
-    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
-    report = run_dir.report()
+    report = run_dir.status(entry).report()
     assert [report[key] for key in ("unit", "items", "items_processed")] == ["tokens", 5000, 5000]
-    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [{**entry, "unit": "steps"}]}))
-    assert [run_dir.report()[key] for key in ("unit", "items", "items_expected")] == ["steps", 7, 9]
+    report = run_dir.status({**entry, "unit": "steps"}).report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["steps", 7, 9]
 
 
 def test_the_report_of_a_running_job_is_not_final(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0)
-    report = build_report(run_dir.path, now=START + 200, ended=False)
+    report = run_dir.report(ended=False)
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
 
 
@@ -602,16 +540,7 @@ def test_output_of_an_earlier_job_is_ignored(tmp_path: Path) -> None:
     assert not [check for check in report["verification"]["checks"] if check["name"] == "records" and check["passed"]]
 
 
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures("_utc")
+@pytest.mark.usefixtures("utc")
 def test_the_text_report_matches_the_golden_page(tmp_path: Path, golden: Golden) -> None:
     run_dir = RunDir(tmp_path, count=3, name="embed | v2\nß", progress={"total_items": 100})
     run_dir.ended(0, end=50, log="Processed 20/34 items\n", code=3).ended(1, 0, end=40, **KILLED)

@@ -8,7 +8,7 @@ import pytest
 from launcher.report.restarts import RESTARTS_SHOWN, restart_causes, restart_lines, restart_text
 from launcher.report.text import render_report
 from launcher.words import clock_text
-from tests.launcher.report.test_report import KILLED, START, RunDir, restartable
+from tests.support.builders import KILLED, START, RunDir, restartable
 
 
 def end(reason: str, restart: int, time: float | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from launcher.report.text import FLAWS_SHOWN, render_report
 from launcher.watch.view import JobClient
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
-from tests.launcher.report.test_report import START, RunDir
+from tests.support.builders import START, RunDir
 from tests.support.launcher import GPUJOB, clean_environment, gpujob, poll, read_json
 
 ITEMS = 20
@@ -107,19 +107,16 @@ def test_a_worker_without_remaining_items_needs_no_file(tmp_path: Path) -> None:
     (job.path / "output_worker_1.jsonl").unlink()
     assert check_result(job.report(), "outputs") is False
     entry = {"rank": 1, "unit": "items", "items": 0, "items_expected": 0, "exit": {"reason": "completed"}}
-    (job.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
-    assert check_result(job.report(), "outputs") is True
+    assert check_result(job.status(entry).report(), "outputs") is True
 
 
 def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    facts = read_json(job.path / run_files.ORCHESTRATOR_FILE)
-    again = {**facts, "attempt": 1, "start": START + 1000}
-    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(again))
+    job.edit(run_files.ORCHESTRATOR_FILE, attempt=1, start=START + 1000)
     for rank in range(2):
         stem = run_files.record_name(f"worker_w{rank}", rank, 1, 0)
         first = read_json(job.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json")
-        (job.path / f"workers/{stem}.exit.json").write_text(json.dumps({**first, "start": START + 1001}))
+        job.write(f"workers/{stem}.exit.json", {**first, "start": START + 1001})
     assert check_result(job.report(), "valid") is True
     (job.path / "workers/worker_w0_rank0_a0_r0.start.json").unlink()
     checks = {check["name"]: check for check in job.report()["verification"]["checks"]}
@@ -230,8 +227,7 @@ def test_a_damaged_file_of_a_cancelled_job_is_reported(tmp_path: Path) -> None:
 def test_a_cancelled_job_without_a_report_can_be_verified(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
     (job.path / run_files.REPORT_FILE).unlink()
-    facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
-    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
+    job.edit(run_files.ORCHESTRATOR_FILE, local=True, host="elsewhere", start_ticks=1)
     assert JobClient(job.path).report()["verification"]["checks"] == []
     assert check_result(JobClient(job.path).report(verify=True), "valid") is True
 
@@ -246,8 +242,7 @@ def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
 
 def test_a_job_with_a_lost_orchestrator_can_be_verified(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
-    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
+    job.edit(run_files.ORCHESTRATOR_FILE, local=True, host="elsewhere", start_ticks=1)
     done = job.verify("--json")
     assert check_result(json.loads(done.stdout), "records") is True
 
@@ -255,8 +250,7 @@ def test_a_job_with_a_lost_orchestrator_can_be_verified(tmp_path: Path) -> None:
 def test_the_result_of_an_attached_job_comes_from_its_monitor(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     report = job.write_report()
-    manifest = read_json(job.path / run_files.MANIFEST_FILE)
-    (job.path / run_files.MANIFEST_FILE).write_text(json.dumps({**manifest, "attached": True}))
+    job.edit(run_files.MANIFEST_FILE, attached=True)
     unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it"}
     verification = {"verified": False, "checks": [unmet]}
     saved = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}

@@ -26,6 +26,7 @@ import yaml
 from exporter.contract.identity import safe_label
 from tests.launcher.run.before.test_node_facts import free_port
 from tests.realstack.waiting import readable
+from tests.support.builders import orchestrator_record
 from tests.support.launcher import (
     HARD_NAMES,
     LocalJob,
@@ -896,8 +897,7 @@ def test_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
     with subprocess.Popen(["sleep", "600"]) as foreign_process:
         try:
-            record = {"schema": 1, "job_id": "local-1", "pid": foreign_process.pid, "host": os.uname().nodename}
-            record |= {"hosts": ["here"], "attempt": 0, "start": 1000.0, "start_ticks": 1, "local": True}
+            record = orchestrator_record(pid=foreign_process.pid, start_ticks=1)
             (run_dir / "orchestrator.json").write_text(json.dumps(record))
             done = gpujob("stop", str(run_dir), cwd=tmp_path)
             assert "has ended: UNKNOWN" in done.stdout

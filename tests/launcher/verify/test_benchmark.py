@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.contract import run_files
 from launcher.jobfile.monitoring import PatternsSpec
-from launcher.report.report import build_report, write_report
+from launcher.report.report import write_report
 from launcher.report.text import render_report
 from launcher.report.verification import verify_again
 from launcher.verify.benchmark import (
@@ -24,8 +23,9 @@ from launcher.verify.benchmark import (
     read_planned_benchmark,
 )
 from launcher.verify.verify import CHECKPOINT, DEFAULT_PATTERNS, OUTPUT
-from tests.launcher.report.test_report import KILLED, START, RunDir
 from tests.launcher.verify.test_benchmark_results import AIPERF, sa_bench
+from tests.support.builders import KILLED, START, RunDir
+from tests.support.launcher import read_json
 
 CONCURRENCIES = (1, 4, 16)
 SA_BENCH = {"type": "sa-bench", "command": "b", "isl": 128, "osl": 8, "concurrencies": "1x4x16"}
@@ -40,8 +40,6 @@ ZERO: dict[str, Any] = {"completed": 0, "total_output_tokens": 0, "request_throu
 class Serving(RunDir):
     """A finished serving job with two workers, a front end and a benchmark."""
 
-    WORKERS = ("agg_w0", "agg_w1", "frontend_0", "benchmark")
-
     def __init__(
         self, folder: Path, benchmark: dict[str, Any], *, agg: dict[str, Any] | None = None, **over: Any
     ) -> None:
@@ -50,29 +48,12 @@ class Serving(RunDir):
         model = {"path": "hf:a/M", "name": "toy"}
         super().__init__(folder, workers=workers, model=model, frontend=frontend, benchmark=benchmark, **over)
         for rank in range(4):
-            self.end(rank)
-
-    def end(self, rank: int, **facts: Any) -> "Serving":
-        """Write the start and exit records of one worker."""
-        worker = self.WORKERS[rank]
-        base = {"schema": 1, "worker": worker, "rank": rank, "pid": 7, "start": START + 1}
-        stem = run_files.record_name(worker, rank, 0, 0)
-        (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
-        record = {**base, "end": START + 100, "code": 0, "signal": None, **facts}
-        (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))
-        return self
+            self.ended(rank)
 
     def write_results(self, *concurrencies: int, **over: Any) -> "Serving":
         """Write results of sa-bench."""
         for each in concurrencies:
             self.write(f"{FOLDER}/results_concurrency_{each}_gpus_4.json", json.dumps(sa_bench(each, **over)))
-        return self
-
-    def write(self, name: str, text: str) -> "Serving":
-        """Write a file in the run directory."""
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
         return self
 
     def check(self) -> tuple[str, bool | None, str]:
@@ -299,8 +280,8 @@ def test_a_result_without_concurrency_may_belong_to_any() -> None:
 
 
 def test_a_failed_job_names_missing_concurrencies_and_has_no_total(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).write_results(4).end(0, code=3, end=START + 50)
-    report = job.end(3, **KILLED).stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()
+    job = Serving(tmp_path, SA_BENCH).write_results(4).ended(0, code=3, end=50)
+    report = job.ended(3, **KILLED).stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()
     assert report["state"] == "FAILED"
     assert [report[key] for key in ("items", "items_expected")] == [16, None]
     text = render_report(report)
@@ -317,7 +298,7 @@ def test_without_results_the_total_is_not_taken_from_the_log_of_one_run(tmp_path
 
 
 def test_a_benchmark_that_never_started_has_no_missing_results(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH).end(0, code=3, end=START + 50)
+    job = Serving(tmp_path, SA_BENCH).ended(0, code=3, end=50)
     for path in job.path.glob("workers/benchmark_*"):
         path.unlink()
     assert job.stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()["benchmark"] == []
@@ -338,7 +319,7 @@ def test_verifying_again_reads_the_results_again(tmp_path: Path) -> None:
 def test_a_cancelled_job_needs_no_results(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH).write_results(4)
     for rank in range(4):
-        job.end(rank, code=None, signal=15)
+        job.ended(rank, code=None, signal=15)
     report = job.stop("cancelled", "the job was cancelled").report()
     assert report["state"] == "CANCELLED"
     again = verify_again(job.path, report)
@@ -349,10 +330,8 @@ def test_a_cancelled_job_needs_no_results(tmp_path: Path) -> None:
 
 def test_output_requested_in_the_job_file_is_checked(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
-    manifest = json.loads((job.path / "manifest.json").read_text())
-    for group in manifest["groups"]:
-        group["pattern"] = f"my_{group['pattern']}"
-    (job.path / "manifest.json").write_text(json.dumps(manifest))
+    groups = read_json(job.path / "manifest.json")["groups"]
+    job.edit("manifest.json", groups=[{**group, "pattern": f"my_{group['pattern']}"} for group in groups])
     names = [check["name"] for check in job.report()["verification"]["checks"]]
     assert names == ["workers", "benchmark", "outputs", "checkpoint"]
 
@@ -362,7 +341,7 @@ def test_default_patterns_are_those_of_a_job_file() -> None:
 
 
 def test_a_failed_worker_that_is_not_critical_is_reported_as_tolerated(tmp_path: Path) -> None:
-    job = Serving(tmp_path, SA_BENCH, agg={"critical": False}).write_results(1, 4, 16).end(1, code=3, end=START + 40)
+    job = Serving(tmp_path, SA_BENCH, agg={"critical": False}).write_results(1, 4, 16).ended(1, code=3, end=40)
     report = job.report()
     assert report["state"] == "COMPLETED"
     (end,) = report["tolerated"]
@@ -381,7 +360,7 @@ def test_a_failed_worker_that_is_not_critical_is_reported_as_tolerated(tmp_path:
 
 
 def test_a_failed_critical_worker_is_the_cause_and_not_tolerated(tmp_path: Path) -> None:
-    report = Serving(tmp_path, SA_BENCH).end(1, code=3, end=START + 40).report()
+    report = Serving(tmp_path, SA_BENCH).ended(1, code=3, end=40).report()
     assert (report["state"], report["cause"]["worker"], report["tolerated"]) == ("FAILED", "agg_w1", [])
     assert "tolerated" not in render_report(report)
     alone = RunDir(tmp_path / "b", workers=[{"command": "x", "critical": False}]).ended(0, code=3).report()
@@ -400,7 +379,7 @@ def test_only_some_of_many_tolerated_failures_are_named(tmp_path: Path) -> None:
 
 def test_final_values_are_not_missing_before_the_end(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH)
-    running = build_report(job.path, now=START + 200, ended=False)
+    running = job.report(ended=False)
     assert running["monitoring"]["nodes_without"] == []
     assert "no final values" not in render_report(running)
     assert "\n- no final values from: cn01\n" in render_report(job.report())

@@ -29,7 +29,7 @@ from launcher.verify.benchmark_results import (
     parse_partial_result,
 )
 from tests.launcher.conftest import Golden
-from tests.launcher.report.test_report import START, RunDir
+from tests.support.builders import RunDir
 
 FOLDER = "sa-bench_isl_1024_osl_128"
 SIZES: dict[str, Any] = {"isl": 1024, "osl": 128, "concurrencies": "4x8"}
@@ -82,17 +82,7 @@ class Bench(RunDir):
 
     def __init__(self, folder: Path, role: str = ROLE, log: str = "", **over: Any) -> None:
         super().__init__(folder, **{"workers": [{"role": role, "command": "true"}], **over})
-        base = {"schema": 1, "worker": f"{role}_w0", "rank": 0, "pid": 7, "start": START + 1}
-        record = {**base, "end": START + 100, "code": 0, "signal": None}
-        (self.path / f"workers/{role}_w0_rank0_a0_r0.exit.json").write_text(json.dumps(record))
-        (self.path / f"cn01_{role}_w0.out").write_text(log)
-
-    def write(self, name: str, content: object) -> "Bench":
-        """Write a file of the benchmark."""
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return self
+        self.ended(0, log=log)
 
     def results(self) -> list[dict[str, Any]]:
         """The results in the report."""

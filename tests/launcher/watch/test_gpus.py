@@ -7,8 +7,11 @@ import pytest
 from exporter.gpus.analysis.node_status import worker_devices
 from launcher.watch.gpus import gpu_cells, gpu_index_text, gpu_problems, mean_utilization
 from tests.launcher.conftest import Golden
-from tests.launcher.watch.test_picture import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
+from tests.launcher.watch.test_picture import Lines, a_view, screen
+from tests.support.builders import NOW, dead, worker_entry
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
+
+pytestmark = pytest.mark.usefixtures("utc")
 
 FOREIGN_PROCESS = {"pid": 7, "memory_bytes": 5 * GIB}
 FELL_OFF = {"gpu": "1", "severity": "failure", "words": "it has fallen off the bus (Xid 79)"}
@@ -18,7 +21,7 @@ def on_gpus(rank: int, *indices: int | str, node: dict[str, Any], **over: Any) -
     """A worker with the GPUs that its sidecar reports."""
     entry = of_worker(*indices, **{key: over.pop(key) for key in list(over) if key.startswith("gpu_")})
     shown = {key: entry[key] for key in ("gpu_misplaced", "gpu_conditions", "gpu_memory_full")}
-    return {**worker(rank, **over), **shown, "gpus": list(range(len(indices))),
+    return {**worker_entry(rank, **over), **shown, "gpus": list(range(len(indices))),
             "gpu_devices": worker_devices(entry, node)}  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def test_a_long_node_name_is_shortened_before_columns_are_dropped() -> None:
 
 
 def test_a_job_without_gpus_has_no_gpu_columns() -> None:
-    shown = screen(a_view(workers=[worker(0, gpus=[]), worker(1, gpus=[])]), 200)
+    shown = screen(a_view(workers=[worker_entry(0, gpus=[]), worker_entry(1, gpus=[])]), 200)
     assert "GPU" not in shown
     assert " WORKER" not in shown
     assert "WORKER     NODE  STATE " in shown
@@ -122,7 +125,7 @@ def test_unknown_values_are_a_dash() -> None:
     dim = gpus(gpu(0, utilization_ratio=None, memory_total_bytes=None))
     assert cells(0, node=dim) == ("0", "-", "15.0")
     assert cells(0, node=gpus(driver_state="failing"), gpu_use=[]) == ("0", "-", "-")
-    assert gpu_cells(worker(0, gpus=[]), {}) == ("-", "-", "-")
+    assert gpu_cells(worker_entry(0, gpus=[]), {}) == ("-", "-", "-")
 
 
 def test_an_ended_worker_shows_only_its_gpu() -> None:
@@ -191,7 +194,7 @@ def test_a_foreign_process_on_a_shared_gpu_is_shown_once(of_second: dict[str, An
 def test_a_missing_gpu_is_shown_for_its_node_and_its_worker() -> None:
     node = gpus(gpu(0), allocated=2)
     entry = of_worker(0, gpu_missing=["7"])
-    missing = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
+    missing = {**worker_entry(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
     found = gpu_problems(a_view(workers=[missing], gpus=[{"node": "cn00", **node}]))
     assert [(subject, [problem.text for problem in problems]) for subject, problems in found] == [
         ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),

@@ -14,77 +14,27 @@ from launcher.watch import picture
 from launcher.watch.picture import LineView, eta_text, progress_text, render_picture, worker_state
 from launcher.watch.text import clock_time_text, printable_line, size_text
 from tests.launcher.conftest import Golden
+from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
 
-NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
+pytestmark = pytest.mark.usefixtures("utc")
+
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 EVIL = "evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e"
-
-
-def worker(rank: int, **over: Any) -> dict[str, Any]:
-    """A worker without problems."""
-    return {
-        "worker": f"worker_w{rank}",
-        "role": "worker",
-        "rank": rank,
-        "node": f"cn0{rank // 2}",
-        "gpus": [rank % 2],
-        "up": True,
-        "state": "running",
-        "start": NOW - 600,
-        "restarts": 0,
-        "exits": [],
-        "exit": None,
-        "items": 750 + rank,
-        "items_expected": 1500,
-        "items_processed": 750 + rank,
-        "rate": 12.5,
-        "average_rate": 12.0,
-        "eta": {"seconds": 60.0, "low": 55.0, "high": 75.0},
-        "last_progress": NOW - 1.2,
-        "stalled": False,
-        "rss_bytes": 3.2 * 1024**3,
-        "pid": 1000 + rank,
-        **over,
-    }
-
-
-def dead(reason: str, code: int | None, signal: str | None = None) -> dict[str, Any]:
-    evidence = f"killed by {signal}" if signal else f"exit status {code}"
-    entry = {"reason": reason, "code": code, "signal": signal, "time": NOW - 30, "restart": 0, "evidence": [evidence]}
-    return {"up": False, "state": "dead", "exit": entry, "rate": None, "eta": None}
 
 
 def a_view(**over: Any) -> dict[str, Any]:
     """A job with each worker in a different state."""
     workers = [
-        worker(0),
-        worker(1, restarts=1, gpus=[1, 2]),
-        worker(2, stalled=True, rate=None, eta=None, last_progress=NOW - 432),
-        worker(3, **dead("killed_unknown", None, "SIGKILL")),
-        worker(4, **dead("completed", 0), items=1500),
-        worker(
+        worker_entry(0),
+        worker_entry(1, restarts=1, gpus=[1, 2]),
+        worker_entry(2, stalled=True, rate=None, eta=None, last_progress=NOW - 432),
+        worker_entry(3, **dead("killed_unknown", None, "SIGKILL")),
+        worker_entry(4, **dead("completed", 0), items=1500),
+        worker_entry(
             5, up=False, state="not_found", start=None, items=None, rate=None, eta=None, gpus=[], last_progress=None
         ),
     ]
-    return {
-        "schema": 1,
-        "time": NOW,
-        "job_id": "4459",
-        "job_name": "embed-v2",
-        "user": "ana",
-        "state": "RUNNING",
-        "phase": "running",
-        "start": NOW - 3725,
-        "end": None,
-        "time_limit_s": 7200.0,
-        "limit_end": NOW - 3725 + 7200,
-        "items": 4506,
-        "items_expected": 9000,
-        "items_processed": 4600,
-        "rate": 37.5,
-        "eta": {"seconds": 125.0, "low": 100.0, "high": 3700.0},
-        "time_limit_met_probability": 0.995,
-        "first_to_stop": None,
+    common = {
         "workers": workers,
         "outputs": [
             {"group": "output", "files": 6, "bytes": 5 * 1024**2, "growth_bytes_per_second": 2048.0, "mtime": NOW},
@@ -106,29 +56,22 @@ def a_view(**over: Any) -> dict[str, Any]:
                 ]
             )
         ],
-        "launch": {"verified": True, "lacking": []},
         "nodes": [
             {"node": "cn00", "address": "cn00:9410", "source": "http", "age_s": 0.5, "error": None},
             {"node": "cn01", "address": "cn01:9410", "source": "file", "age_s": 9.0, "error": "no answer"},
         ],
         "cause": {
+            **worker_end("killed_unknown", None, "SIGKILL", evidence=["killed by SIGKILL", "sender unknown"]),
             "worker": "worker_w3",
             "rank": 3,
             "node": "cn01",
-            "reason": "killed_unknown",
-            "code": None,
-            "signal": "SIGKILL",
-            "time": NOW - 30,
-            "evidence": ["killed by SIGKILL", "sender unknown"],
         },
-        "report": None,
-        "run_dir": "/logs/4459_embed-v2_20251122_041341",
-        **over,
     }
+    return job_view(**{**common, **over})
 
 
 def ended_view() -> dict[str, Any]:
-    workers = [worker(rank, **dead("completed", 0), items=1500) for rank in range(2)]
+    workers = [worker_entry(rank, **dead("completed", 0), items=1500) for rank in range(2)]
     return a_view(
         state="COMPLETED", phase="finished", end=NOW - 10, items=3000, items_expected=3000, rate=None, eta=None,
         workers=workers, nodes=[], cause=None, events=[], report={"state": "COMPLETED", "duration_s": 3715.0},
@@ -137,10 +80,9 @@ def ended_view() -> dict[str, Any]:
 
 def pending_view() -> dict[str, Any]:
     idle: dict[str, Any] = {"up": False, "state": "not_found", "start": None, "items": None, "rate": None, "eta": None}
-    return a_view(
+    return job_view(
         state="PENDING", phase="launching", start=None, limit_end=None, items=None, items_expected=None, rate=None,
-        eta=None, workers=[worker(rank, **idle) for rank in range(2)], outputs=[], filesystems=[], events=[], nodes=[],
-        cause=None, pending_reason="Dependency",
+        eta=None, workers=[worker_entry(rank, **idle) for rank in range(2)], pending_reason="Dependency",
     )  # fmt: skip
 
 
@@ -148,24 +90,17 @@ def serving_view(*states: str, **over: Any) -> dict[str, Any]:
     """A job of services without a position, in these worker states. The benchmark is last."""
     idle: dict[str, Any] = {"items": None, "items_expected": None, "rate": None, "eta": None, "last_progress": None}
     workers = [
-        worker(rank, state=state, service=rank < len(states) - 1, gpus=[], **idle)
+        worker_entry(rank, state=state, service=rank < len(states) - 1, gpus=[], **idle)
         | ({} if state == "running" else {"up": False, "start": None})
         for rank, state in enumerate(states)
     ]
-    return a_view(
-        workers=workers, items=None, items_expected=None, rate=None, eta=None, events=[], cause=None, nodes=[],
-        outputs=[], filesystems=[],
+    return job_view(
+        workers=workers, items=None, items_expected=None, rate=None, eta=None,
         readiness={
             "ready": False, "since": None, "not_ready_since": NOW - 130, "waiting": "decode_w0 and the model",
             "workers": {},
         }, **over,
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
 
 
 def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
@@ -208,8 +143,8 @@ def test_workers_and_their_states_are_readable_at_80_columns() -> None:
 
 
 def test_failed_workers_are_shown_when_not_all_workers_fit() -> None:
-    workers = [worker(rank) for rank in range(40)]
-    workers[33] = worker(33, **dead("app_error", 3))
+    workers = [worker_entry(rank) for rank in range(40)]
+    workers[33] = worker_entry(33, **dead("app_error", 3))
     shown = screen(a_view(workers=workers), 120, most_workers=4)
     assert "! app_error" in shown
     assert "... and 36 more" in shown
@@ -288,7 +223,7 @@ def test_progress_is_in_the_unit_of_the_job() -> None:
 
 def in_units(*units: str, **over: Any) -> dict[str, Any]:
     """A view with workers that count in these units."""
-    workers = [worker(rank, unit=unit) for rank, unit in enumerate(units)]
+    workers = [worker_entry(rank, unit=unit) for rank, unit in enumerate(units)]
     return a_view(workers=workers, unit=units[0] if len(set(units)) == 1 else None, **over)
 
 
@@ -467,7 +402,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
 
 
 def two_workers(**over: Any) -> dict[str, Any]:
-    return a_view(workers=[worker(0), worker(1)], **over)
+    return a_view(workers=[worker_entry(0), worker_entry(1)], **over)
 
 
 def test_a_line_has_the_state_of_the_job(lines: Lines) -> None:
@@ -501,7 +436,7 @@ def test_a_line_is_written_on_changes_and_at_least_once_a_minute(lines: Lines) -
 def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
     lines.show(two_workers())
     ended = two_workers()
-    ended["workers"][1] = worker(1, **dead("app_error", 3))
+    ended["workers"][1] = worker_entry(1, **dead("app_error", 3))
     assert lines.show(ended) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
     assert lines.show(ended) == []
 
@@ -509,26 +444,20 @@ def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
 def test_a_restart_has_a_line_with_its_reason_even_if_the_end_was_not_seen(lines: Lines) -> None:
     lines.show(two_workers())
     evidence = ["killed by SIGKILL", "sender unknown"]
-    nothing = dict.fromkeys(("code", "signal"))
-    exits = [
-        {"reason": "killed_unknown", "time": NOW - 9 + run, "restart": run, "evidence": evidence, **nothing}
-        for run in range(2)
-    ]
+    exits = [worker_end("killed_unknown", time=NOW - 9 + run, restart=run, evidence=evidence) for run in range(2)]
     again = two_workers()
-    again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
+    again["workers"][1] = worker_entry(1, restarts=1, exits=exits[:1])
     prefix = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
     assert lines.show(again) == [f"{prefix} (killed by SIGKILL; sender unknown)"]
     assert lines.show(again) == []
-    again["workers"][1] = worker(1, restarts=2, exits=exits)
+    again["workers"][1] = worker_entry(1, restarts=2, exits=exits)
     (line,) = lines.show(again)
     assert line.startswith("2025-11-22 04:13:33 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
 
 
 def test_restarts_before_the_first_view_keep_their_own_times(lines: Lines) -> None:
-    exits = [
-        dead("app_error", 3)["exit"] | {"restart": run, "time": time} for run, time in ((0, NOW - 7200), (1, None))
-    ]
-    found = lines.show(a_view(workers=[worker(1, restarts=2, exits=exits)]))
+    exits = [worker_end("app_error", 3, restart=run, time=time) for run, time in ((0, NOW - 7200), (1, None))]
+    found = lines.show(a_view(workers=[worker_entry(1, restarts=2, exits=exits)]))
     assert [line.partition(" after")[0] for line in found[:2]] == [
         "2025-11-22 02:13:41 worker_w1 on cn00 restarted (run 2)",
         "2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 3)",
@@ -550,7 +479,7 @@ def late_view(**over: Any) -> dict[str, Any]:
     missing = {"worker": "worker_w1", "rank": 1, "node": "cn00"}
     evidence = ["not ready after 7 s", "worker_w1 is not ready: /health answers 503"]
     cause = {**missing, "missing": [missing], "missing_total": 1, "reason": "launch_failed", "evidence": evidence}
-    return a_view(workers=[worker(0, **asked), worker(1, **asked)], cause=cause, **over)
+    return a_view(workers=[worker_entry(0, **asked), worker_entry(1, **asked)], cause=cause, **over)
 
 
 def test_a_worker_that_was_not_ready_in_time_is_shown_as_failed(lines: Lines) -> None:
@@ -563,7 +492,7 @@ def test_a_worker_that_was_not_ready_in_time_is_shown_as_failed(lines: Lines) ->
     assert [[cell.strip() for cell in row if cell.strip()][3] for row in rows] == ["completed", "! launch_failed"]
     view = late_view()
     evidence = ["never started: the job ended in an earlier stage", "the job was being stopped: not ready"]
-    view["workers"].append(worker(2, **dead("terminated_peer", None)) | {"state": "not_started"})
+    view["workers"].append(worker_entry(2, **dead("terminated_peer", None)) | {"state": "not_started"})
     view["workers"][2]["exit"]["evidence"] = evidence
     assert [line.partition(" on cn01 ")[2] for line in lines.show(view)] == [
         "was not started (the job ended in an earlier stage; the job was being stopped: not ready)"

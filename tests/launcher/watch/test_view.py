@@ -3,7 +3,6 @@
 import http.server
 import io
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,11 @@ from rich.console import Console
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from exporter.contract.process_identity import read_start_ticks
 from launcher.report.report import build_report
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
 from launcher.watch.view import JobClient
+from tests.support.builders import orchestrator_record
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.gpu_status import gpu, gpus, of_worker, use
 from tests.support.launcher import settled_run_dir
@@ -29,23 +28,8 @@ from tests.support.launcher import settled_run_dir
 def run_dir(tmp_path: Path) -> Path:
     """A local job with two workers. Its orchestrator is the test process."""
     path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"count": 2, "command": "true"}]})
-    write(path / "orchestrator.json", orchestrator())
+    write(path / "orchestrator.json", orchestrator_record())
     return path
-
-
-def orchestrator(attempt: int = 0) -> dict[str, Any]:
-    """The record of an orchestrator in the test process."""
-    return {
-        "schema": 1,
-        "job_id": "local-1",
-        "pid": os.getpid(),
-        "start_ticks": read_start_ticks(os.getpid()),
-        "host": os.uname().nodename,
-        "hosts": ["here"],
-        "attempt": attempt,
-        "start": 1000.0,
-        "local": True,
-    }
 
 
 def write(path: Path, value: object) -> None:
@@ -252,12 +236,12 @@ def test_positions_come_from_the_report_when_it_exists(run_dir: Path) -> None:
 
 def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     write(run_dir / "report.json", {"attempt": 0, "state": "FAILED"})
-    write(run_dir / "orchestrator.json", orchestrator(attempt=1))
+    write(run_dir / "orchestrator.json", orchestrator_record(attempt=1))
     assert JobClient(run_dir).read_view()["state"] == "RUNNING"
 
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
-    write(run_dir / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
+    write(run_dir / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
     assert JobClient(run_dir).read_view()["state"] == "UNKNOWN"
 
 
@@ -336,7 +320,7 @@ PREFILL, DECODE, FRONTEND, BENCHMARK = "prefill_w0", "decode_w0", "frontend_0", 
 def serving(tmp_path: Path) -> Path:
     """A local job with two engine workers, a front end and a benchmark."""
     path = settled_run_dir(tmp_path, yaml.safe_load(SERVING))
-    write(path / "orchestrator.json", orchestrator())
+    write(path / "orchestrator.json", orchestrator_record())
     return path
 
 
@@ -383,7 +367,7 @@ def test_the_benchmark_is_known_without_a_readable_plan(serving: Path) -> None:
 
 
 def test_no_task_is_waiting_in_a_job_that_does_not_run(serving: Path) -> None:
-    write(serving / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
+    write(serving / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
     view = JobClient(serving).read_view()
     assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
     assert view["readiness"] is None
@@ -463,7 +447,7 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeS
     for name, value in slurm.environment().items():
         monkeypatch.setenv(name, value)
     path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
-    write(path / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    write(path / "orchestrator.json", orchestrator_record(job_id="4459", local=False))
     record(path, "start", pid=1, start=1000.0)
     record(path, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
     run_files.write_job_state(str(path), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
@@ -548,7 +532,7 @@ def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> 
     assert [client.read_view()["state"] for _ in range(2)] == ["PENDING"] * 2
     assert len(slurm.calls("squeue")) == 1
     slurm.say("squeue", "out", "RUNNING|None\n")
-    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    write(run_dir / "orchestrator.json", orchestrator_record(job_id="4459", local=False))
     views = [client.read_view() for _ in range(3)]
     assert [(view["state"], view["attempt"], view["requeued"]) for view in views] == [("RUNNING", 0, None)] * 3
     assert len(slurm.calls("squeue")) == 2
@@ -563,7 +547,7 @@ def test_the_queue_is_queried_again_for_another_orchestrator(
     client = JobClient(run_dir)
     assert client.read_view()["state"] == "PENDING"
     slurm.say("squeue", "out", "RUNNING|None\n")
-    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False, **change})
+    write(run_dir / "orchestrator.json", orchestrator_record(**{"job_id": "4459", "local": False, **change}))
     assert [client.read_view()["state"] for _ in range(2)] == ["RUNNING"] * 2
     assert len(slurm.calls("squeue")) == 2
 
@@ -571,7 +555,7 @@ def test_the_queue_is_queried_again_for_another_orchestrator(
 def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     write_report(run_dir, requeued=True)
-    write(run_dir / "orchestrator.json", {**orchestrator(1), "job_id": "4459", "local": False})
+    write(run_dir / "orchestrator.json", orchestrator_record(job_id="4459", local=False, attempt=1))
     slurm.say("squeue", "out", "RUNNING|None\n")
     view = JobClient(run_dir).read_view()
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)

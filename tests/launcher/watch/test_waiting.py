@@ -1,19 +1,13 @@
 """The text about what a job waits for."""
 
-import time
 from typing import Any
 
 import pytest
 
 from launcher.watch.waiting import wait_text
+from tests.support.builders import NOW
 
-NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def text_for(state: str = "RUNNING", reason: str | None = None, **readiness: Any) -> str:
