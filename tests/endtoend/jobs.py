@@ -25,11 +25,6 @@ def user_for(cluster: Cluster) -> str:
     return cluster.user if version.returncode == 0 else ROOT
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    """Events of a job, oldest first."""
-    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-
-
 def diagnosis(run_dir: Path, worker: str) -> dict[str, Any]:
     """The JSON diagnosis of a failed worker. The text one must exist, too."""
     folder = run_dir / "diagnostics"

@@ -71,13 +71,6 @@ def serving_job(folder: Path, *, prefill: int, decode: int, repeat: bool = False
     }
 
 
-def events(run_dir: Path, *names: str) -> list[dict[str, Any]]:
-    """Events with these names so far, oldest first, or all events."""
-    path = run_dir / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if not names or event["event"] in names]
-
-
 def readiness_lines(run_dir: Path) -> list[str]:
     """Readiness lines in the log of the benchmark."""
     lines = (run_dir / "benchmark.out").read_text().splitlines()

@@ -21,10 +21,10 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.workers.exit_reason import CONSEQUENCES
-from tests.endtoend.jobs import Job, JobSpace, JobSpaces, diagnosis, embed_job, events, was_asked
+from tests.endtoend.jobs import Job, JobSpace, JobSpaces, diagnosis, embed_job, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.support import launcher
-from tests.support.launcher import LocalJob, poll
+from tests.support.launcher import LocalJob, poll, read_events
 from tests.support.scenarios import Ended, Results, Scenarios
 
 AT_ONCE = 3
@@ -535,7 +535,7 @@ def dispensable(folder: Path) -> Ended:
 
     def act(job: LocalJob) -> None:
         job.phase("running", 60)
-        poll(lambda: [event for event in events(job.run_dir) if event["event"] == "worker ended"], "its end", 60)
+        poll(lambda: read_events(job.run_dir, "worker ended"), "its end", 60)
         start_file.touch()
 
     return run_local(folder, {**spec, "workers": [work, helper]}, act)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.endtoend.fake_gpus import GPUS, uuid_of
-from tests.endtoend.jobs import Job, JobSpace, events
+from tests.endtoend.jobs import Job, JobSpace
 from tests.realstack.cluster import Cluster
+from tests.support.launcher import read_events
 
 NODES, TAKEN = 4, 2
 EACH = GPUS - TAKEN
@@ -91,7 +92,7 @@ def test_each_worker_is_matched_to_its_gpu_although_indices_restart_at_0(
     misplaced = re.findall(r"^gpujob_worker_gpu_misplaced\{.*worker=\"(\w+)\".*\} (\d)$", page, re.MULTILINE)
     assert dict(misplaced) == {f"worker_w{rank}": str(int(rank == ASTRAY)) for rank in (ASTRAY - 1, ASTRAY)}
     assert job.wait() == "COMPLETED"
-    misplaced_events = [event for event in events(job.run_dir) if event["event"] == "GPU misplaced"]
+    misplaced_events = read_events(job.run_dir, "GPU misplaced")
     assert [(event["worker"], event["rank"]) for event in misplaced_events] == [(f"worker_w{ASTRAY}", ASTRAY)]
     report = job.report()
     assert report["gpus"]["count"] == WORKERS

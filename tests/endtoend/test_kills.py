@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.endtoend.jobs import JobSpace, JobSpaces
-from tests.endtoend.serving import ENOUGH, events, place_stand_ins, serving_job
+from tests.endtoend.serving import ENOUGH, place_stand_ins, serving_job
 from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster, slurm_unavailable
+from tests.support.launcher import read_events
 from tests.support.scenarios import Results, Scenarios
 
 pytestmark = pytest.mark.slurm
@@ -126,10 +127,8 @@ def time_limit(job: RunningJob) -> Row:
     job.cluster.run(["scontrol", "update", f"JobId={job.job.job_id}", f"EndTime={soon}"], user=ROOT, check=True)
 
     # Slurm signals workers and batch step together, so the end of a worker may be seen first
-    def stopping() -> list[dict[str, Any]]:
-        return events(run_dir, "signal", "job stopping")
-
-    found = job.cluster.wait_for(stopping, 150, f"the time limit of {run_dir}")
+    names = ("signal", "job stopping")
+    found = job.cluster.wait_for(lambda: read_events(run_dir, *names), 150, f"the time limit of {run_dir}")
     job.killed_at = found[0]["time"]
     return job.row()
 

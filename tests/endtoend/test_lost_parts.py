@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.endtoend.jobs import Job, JobSpace, events
+from tests.endtoend.jobs import Job, JobSpace
 from tests.realstack.cluster import ROOT, Cluster
+from tests.support.launcher import read_events
 
 pytestmark = pytest.mark.slurm
 
@@ -87,17 +88,14 @@ def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) 
     cluster.run(["scancel", "--batch", "--signal=USR1", job.job_id], user=jobs.user, check=True)
     cluster.wait_for(lambda: all("saving" in text for text in outputs(job)), 60, "the workers' answer")
 
-    def events_named(kind: str) -> list[dict[str, Any]]:
-        return [event for event in events(job.run_dir) if event["event"] == kind]
-
-    cluster.wait_for(lambda: events_named("checkpoint signal"), 60, "the word that they were warned")
+    cluster.wait_for(lambda: read_events(job.run_dir, "checkpoint signal"), 60, "the word that they were warned")
     cluster.run(["scancel", job.job_id], user=jobs.user, check=True)
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
     assert outputs(job) == ["up\nsaving\ntold\n"] * 4
-    assert [event["processes"] for event in events_named("checkpoint signal")] == [4]
-    assert events_named("job stopping")[-1]["reason"] == "cancelled"
-    assert len(events_named("signal")) <= 1, "Slurm may report the cancellation before the signal arrives"
+    assert [event["processes"] for event in read_events(job.run_dir, "checkpoint signal")] == [4]
+    assert read_events(job.run_dir, "job stopping")[-1]["reason"] == "cancelled"
+    assert len(read_events(job.run_dir, "signal")) <= 1, "Slurm may report the cancellation before the signal arrives"
 
 
 def test_the_ranks_of_one_step_are_distinct(jobs: JobSpace) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.endtoend.jobs import JobSpace, embed_job, events
+from tests.endtoend.jobs import JobSpace, embed_job
 from tests.realstack.cluster import Cluster
+from tests.support.launcher import read_events
 
 ITEMS, WORKERS, NODES, RATE = 1600, 4, 2, 10.0
 BROKEN, AT = 2, 100
@@ -63,7 +64,7 @@ def test_stalled_output_and_a_truncated_checkpoint_are_reported(jobs: JobSpace, 
     assert str(ITEMS - missing) in checks["records"]["detail"]
     assert checks["checkpoint"]["passed"] is False
     assert f"checkpoint_worker_{BROKEN}_step_400.json" in checks["checkpoint"]["detail"]
-    job_events = events(job.run_dir)
+    job_events = read_events(job.run_dir)
     assert [event["rank"] for event in job_events if event["event"] == "output stalled"] == [BROKEN]
     event_names = {event["event"] for event in job_events}
     assert {"checkpoint saved", "first output", "milestone"} <= event_names, event_names

@@ -18,7 +18,6 @@ from tests.endtoend.serving import (
     RECORD_START,
     RESULTS,
     WAIT_FOR_FILE,
-    events,
     place_stand_ins,
     readiness_lines,
     results,
@@ -26,6 +25,7 @@ from tests.endtoend.serving import (
     serving_job,
 )
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+from tests.support.launcher import read_events
 
 pytestmark = pytest.mark.slurm
 
@@ -71,7 +71,7 @@ def await_event(job: Job, name: str, count: int = 1) -> dict[str, Any]:
     """Wait for the `count`-th event with this name."""
 
     def find_event() -> dict[str, Any] | None:
-        found = events(job.run_dir, name)
+        found = read_events(job.run_dir, name)
         return found[count - 1] if len(found) >= count else None
 
     return job.space.cluster.wait_for(find_event, 90, f"event {name!r} of {job.run_dir}")
@@ -172,8 +172,8 @@ def test_a_killed_critical_decode_worker_ends_the_job_within_seconds(serve: Serv
     assert job.wait(60) == "FAILED"
     seconds = time.time() - killed
     assert job.our_processes() == []
-    (stopping,) = events(job.run_dir, "job stopping")
-    last = max(event["time"] for event in events(job.run_dir, "worker ended"))
+    (stopping,) = read_events(job.run_dir, "job stopping")
+    last = max(event["time"] for event in read_events(job.run_dir, "worker ended"))
     assert last - stopping["time"] <= GANG_KILL_S
     print(f"\ndecode killed, critical: all others have ended {last - killed:.1f} s later, and the job {seconds:.1f} s")
     report = job.report()

@@ -147,6 +147,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def read_events(run_dir: Path, *names: str) -> list[dict[str, Any]]:
+    """Events with these names so far, oldest first, or all events."""
+    path = run_dir / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in events if not names or event["event"] in names]
+
+
 def gpujob(
     *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Scenarios: jobs that run once, in parallel, while several tests check the result of each."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from tests.support.launcher import kill_all_with, read_json
+from tests.support.launcher import kill_all_with, read_events, read_json
 
 RESULT_S = 600.0  # for one scenario and the wait for earlier ones
 
@@ -43,8 +42,7 @@ class Ended:
 
     def events(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
         """Events with this name and these facts."""
-        events = [json.loads(line) for line in self.log("events.jsonl").splitlines()]
-        return [event for event in events if event["event"] == kind and facts.items() <= event.items()]
+        return [event for event in read_events(self.run_dir, kind) if facts.items() <= event.items()]
 
     def has_run(self, worker: str) -> bool:
         """Whether a worker has a start record."""

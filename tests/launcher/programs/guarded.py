@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import shlex
 import subprocess
 import sys
@@ -16,7 +15,15 @@ from launcher.planner.planner import make_plan
 from launcher.rundir import rundir
 from launcher.steps.batch_script import render_sbatch
 from launcher.steps.steps import PYTHON_FLAGS
-from tests.support.launcher import clean_environment, job_spec, kill_all_with, poll, processes_with, read_json
+from tests.support.launcher import (
+    clean_environment,
+    job_spec,
+    kill_all_with,
+    poll,
+    processes_with,
+    read_events,
+    read_json,
+)
 
 SERVER = """
 import http.server, os, signal, sys
@@ -107,9 +114,7 @@ class Guarded:
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """Events with these names so far."""
-        path = self.run_dir / "events.jsonl"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [event for event in found if event["event"] in names]
+        return read_events(self.run_dir, *names)
 
     def await_event(self, name: str, count: int = 1) -> dict[str, Any]:
         """Wait for the `count`-th event with this name."""

@@ -36,6 +36,7 @@ from tests.support.launcher import (
     kill_all_with,
     poll,
     processes_with,
+    read_events,
     read_json,
     settled_run_dir,
 )
@@ -177,7 +178,7 @@ def test_the_run_directory_contains_the_documented_files(completed: EndedRun) ->
 
 
 def test_events_record_the_history_of_the_job(completed: EndedRun) -> None:
-    events = [json.loads(line) for line in (completed.run_dir / "events.jsonl").read_text().splitlines()]
+    events = read_events(completed.run_dir)
     names = [event["event"] for event in events]
     last_start = len(names) - 1 - names[::-1].index("worker started")
     assert names.index("launch verified") > last_start, (

@@ -11,7 +11,6 @@ import pytest
 from tests.endtoend.serving import (
     ENOUGH,
     RESULTS,
-    events,
     fetch,
     place_stand_ins,
     readiness_lines,
@@ -19,7 +18,7 @@ from tests.endtoend.serving import (
     series,
     serving_job,
 )
-from tests.support.launcher import LocalJob, poll
+from tests.support.launcher import LocalJob, poll, read_events
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 
@@ -73,7 +72,7 @@ def test_a_benchmark_runs_through_nginx_routers_prefill_and_decode(tmp_path: Pat
     assert results(run_dir) == done
     assert RESULTS in {path.name for path in run_dir.iterdir()}
     assert f"Frontend available at: http://127.0.0.1:{port}" in job.log()
-    assert [event["stage"] for event in events(run_dir, "stage started")] == [
+    assert [event["stage"] for event in read_events(run_dir, "stage started")] == [
         *("workers", "frontends", "balancer", "benchmark"),
     ]
     for worker, text in (("prefill_w0", "Prefill batch"), ("prefill_w1", "Prefill batch"), ("decode_w0", "Decode b")):
