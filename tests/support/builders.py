@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from launcher.programs.wrapper import read_start_ticks
+from exporter.contract.process_identity import read_start_ticks
 from launcher.report.report import build_report
 from tests.support.launcher import read_json, settled_run_dir
 
