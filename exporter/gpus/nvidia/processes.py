@@ -1,4 +1,8 @@
-"""Processes on a GPU through NVML: memory and share of its time."""
+"""Processes on a GPU through NVML: memory and share of its time.
+
+The binding's functions for lists call the driver twice, and fail when a list grows in between. Some of its versions
+have other records, which are also slow to read.
+"""
 
 import ctypes
 from collections.abc import Iterator
@@ -30,26 +34,13 @@ class _NvmlProcessV1(ctypes.Structure):
     _fields_ = (("pid", c_uint), ("memory", c_ulonglong))
 
 
-class _NvmlUtilizationSample(ctypes.Structure):
-    """``nvmlProcessUtilizationSample_t``; percent, and microseconds since 1970."""
-
-    _fields_ = (
-        ("pid", c_uint),
-        ("time", c_ulonglong),
-        ("sm", c_uint),
-        ("memory", c_uint),
-        ("encoder", c_uint),
-        ("decoder", c_uint),
-    )
-
-
 class _ProcessList:
     """One list of processes, in the newest version that the driver supports."""
 
     def __init__(self, device: NvmlDevice, name: str) -> None:
         self._device = device
         forms = (f"{name}_v3", f"{name}_v2", name)
-        self._name = next((form for form in forms if device.library.function(form) is not None), forms[0])
+        self._name = next((form for form in forms if device.library.has(form)), forms[0])
         self._record: type[ctypes.Structure] = _NvmlProcessV1 if self._name == name else _NvmlProcessV2
         self._records: Any = (self._record * FIRST_LENGTH)()
         self._count = c_uint()
@@ -60,7 +51,7 @@ class _ProcessList:
         device, count = self._device, self._count
         for _ in range(TRIES):
             count.value = len(self._records)
-            code = device.call(self._name, device.handle, self._count_ref, self._records)
+            code, _ = device.call(self._name, device.handle, self._count_ref, self._records, direct=True)
             if code != INSUFFICIENT_SIZE:
                 break
             self._records = (self._record * _next_length(len(self._records), count.value))()
@@ -81,7 +72,8 @@ class GpuProcessReader:
         self._mps = _ProcessList(device, "nvmlDeviceGetMPSComputeRunningProcesses")
         self._graphics = _ProcessList(device, "nvmlDeviceGetGraphicsRunningProcesses")
         self._graphics_due = float("-inf")
-        self._samples = (_NvmlUtilizationSample * FIRST_LENGTH)()
+        self._sample = device.library.nvml.c_nvmlProcessUtilizationSample_t
+        self._samples = (self._sample * FIRST_LENGTH)()
         self._count = c_uint()
         self._last_sample_us: int | None = None
 
@@ -120,12 +112,11 @@ class GpuProcessReader:
         seen = self._last_sample_us
         for _ in range(TRIES):
             count.value = len(self._samples)
-            code = device.call(
-                "nvmlDeviceGetProcessUtilization", device.handle, self._samples, byref(count), c_ulonglong(seen)
-            )
+            arguments = device.handle, self._samples, byref(count), c_ulonglong(seen)
+            code, _ = device.call("nvmlDeviceGetProcessUtilization", *arguments, direct=True)
             if code != INSUFFICIENT_SIZE:
                 break
-            self._samples = (_NvmlUtilizationSample * _next_length(len(self._samples), count.value))()
+            self._samples = (self._sample * _next_length(len(self._samples), count.value))()
         if code == NOT_FOUND:
             return {}
         if code:
@@ -141,8 +132,8 @@ class GpuProcessReader:
         """Valid samples: some drivers also return old ones, and values above 100."""
         for position in range(min(self._count.value, len(self._samples))):
             sample = self._samples[position]
-            if sample.time > since_us and sample.sm <= 100 and 0 < sample.pid <= LARGEST_PID:
-                yield sample.pid, sample.time, sample.sm
+            if sample.timeStamp > since_us and sample.smUtil <= 100 and 0 < sample.pid <= LARGEST_PID:
+                yield sample.pid, sample.timeStamp, sample.smUtil
 
 
 def _next_length(length: int, needed: int) -> int:
