@@ -41,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 WAITS = re.compile(
-    r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|tests\.bin|tests\.endtoend|LocalJob)"
+    r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|getrusage|LocalJob"
+    r"|tests\.bin|tests\.endtoend)"
 )
 WITH_PARTS = ("endtoend", "realstack", "packaging", "docker", "gpu", "fakenvml", "engines", "examples", "alertmanager")
 
