@@ -1,8 +1,17 @@
 """Activity of a GPU through NVML: cheap calls every second, slow values every five seconds."""
 
+import ctypes
+from ctypes import byref, c_int, c_void_p
 from typing import Any
 
-from exporter.gpus.nvidia.calls import NvmlDevice, NvmlFieldReader
+from exporter.gpus.nvidia.calls import (
+    NvmlDevice,
+    NvmlFieldReader,
+    NvmlMemory,
+    NvmlMemoryV2,
+    NvmlTemperature,
+    NvmlUtilization,
+)
 from exporter.gpus.nvidia.gpm import GpmReader
 from exporter.gpus.records import THROTTLE_REASONS, GpuActivity, GpuFailed, ThrottleReason
 
@@ -46,6 +55,9 @@ class GpuActivityReader:
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         self._memory = GpuMemoryReader(device)
+        self._utilization = NvmlUtilization()
+        self._utilization_ref = byref(self._utilization)
+        self._temperature = NvmlTemperature(NvmlTemperature.VERSION, SENSOR_GPU)
         self._fields = NvmlFieldReader(device, FIELDS)
         self._is_set_up = False
         self._has_power_fields = False
@@ -72,7 +84,8 @@ class GpuActivityReader:
 
     def _read(self, now: float) -> GpuActivity:
         device = self._device
-        utilization = device.value("nvmlDeviceGetUtilizationRates")
+        utilization = self._utilization
+        used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_ref)
         memory_used, memory_total = self._memory.read()
         if not self._is_set_up:
             self._find_supported_fields()
@@ -83,10 +96,10 @@ class GpuActivityReader:
             average, instant = self._read_power()
         energy = fields.get("energy")
         if energy is None:
-            energy = device.value("nvmlDeviceGetTotalEnergyConsumption")
+            energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
         return GpuActivity(
-            utilization_ratio=utilization.gpu / 100 if utilization else None,
-            memory_utilization_ratio=utilization.memory / 100 if utilization else None,
+            utilization_ratio=utilization.gpu / 100 if used else None,
+            memory_utilization_ratio=utilization.memory / 100 if used else None,
             memory_used_bytes=memory_used,
             memory_total_bytes=memory_total,
             power_average_w=average,
@@ -94,9 +107,9 @@ class GpuActivityReader:
             power_limit_w=self._limit_w if now < self._limit_due else self._read_power_limit(now),
             energy_j=_thousandth(energy),
             memory_temperature_c=fields.get("memory_temperature") or None,  # a GPU in use is never at 0
-            sm_clock_hz=_millions(device.value("nvmlDeviceGetClockInfo", CLOCK_SM)),
+            sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
             throttle_s=self._throttle_times(fields, now),
-            **self._slow_values(now, used=utilization is not None),
+            **self._slow_values(now, used=used),
         )
 
     def _slow_values(self, now: float, *, used: bool) -> dict[str, Any]:
@@ -109,7 +122,7 @@ class GpuActivityReader:
         self._slow, self._slow_at = {}, None
         self._slow = {
             "temperature_c": self._read_temperature(),
-            "memory_clock_hz": _millions(self._device.value("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
+            "memory_clock_hz": _millions(self._device.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
             **self.gpm.read(now),
         }
         if not self.gpm.is_warming_up:
@@ -118,22 +131,27 @@ class GpuActivityReader:
 
     def _read_power(self) -> tuple[float | None, float | None]:
         """Average and instant power, for a driver without these fields."""
-        watts = _thousandth(self._device.value("nvmlDeviceGetPowerUsage"))
+        watts = _thousandth(self._device.number("nvmlDeviceGetPowerUsage"))
         if watts is None:
             return None, None
         if self._capability is None:
-            self._capability = self._device.value("nvmlDeviceGetCudaComputeCapability") or (0, 0)
+            major, minor = c_int(), c_int()
+            self._device.call("nvmlDeviceGetCudaComputeCapability", self._device.handle, byref(major), byref(minor))
+            self._capability = major.value, minor.value
         return (watts, None) if self._capability >= AVERAGES_POWER else (None, watts)
 
     def _read_power_limit(self, now: float) -> float | None:
-        self._limit_w = _thousandth(self._device.value("nvmlDeviceGetEnforcedPowerLimit"))
+        self._limit_w = _thousandth(self._device.number("nvmlDeviceGetEnforcedPowerLimit"))
         self._limit_due = now + LIMIT_EVERY_S
         return self._limit_w
 
     def _read_temperature(self) -> float | None:
-        older = self._device.library.has("nvmlDeviceGetTemperature")
-        name = "nvmlDeviceGetTemperature" if older else "nvmlDeviceGetTemperatureV"
-        degrees: int | None = self._device.value(name, SENSOR_GPU)
+        device = self._device
+        if device.library.function("nvmlDeviceGetTemperature") is not None:
+            return device.number("nvmlDeviceGetTemperature", SENSOR_GPU)
+        if device.call("nvmlDeviceGetTemperatureV", device.handle, byref(self._temperature)):
+            return None
+        degrees: int = self._temperature.temperature
         return degrees
 
     def _find_supported_fields(self) -> None:
@@ -160,8 +178,8 @@ class GpuActivityReader:
     def _accumulate(self, reasons: list[ThrottleReason], now: float) -> None:
         """Add the time since the last reading to the reasons that are active now."""
         device = self._device
-        newer = device.library.has("nvmlDeviceGetCurrentClocksEventReasons")
-        mask = device.value(
+        newer = device.library.function("nvmlDeviceGetCurrentClocksEventReasons") is not None
+        mask = device.long(
             "nvmlDeviceGetCurrentClocksEventReasons" if newer else "nvmlDeviceGetCurrentClocksThrottleReasons"
         )
         last_read_at, self._reasons_read_at = self._reasons_read_at, now
@@ -178,7 +196,7 @@ class GpuActivityReader:
 class MigActivityReader:
     """Activity of one MIG instance: memory and performance monitors. Other values exist only for the whole GPU."""
 
-    def __init__(self, device: NvmlDevice, gpu_handle: Any, instance: int | None) -> None:
+    def __init__(self, device: NvmlDevice, gpu_handle: c_void_p, instance: int | None) -> None:
         self._memory = GpuMemoryReader(device)
         self.gpm = None if instance is None else GpmReader(device, gpu_handle, instance)
 
@@ -197,15 +215,16 @@ class GpuMemoryReader:
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
-        newer = device.library.has("nvmlDeviceGetMemoryInfo_v2")
+        newer = device.library.function("nvmlDeviceGetMemoryInfo_v2") is not None
         self._name = "nvmlDeviceGetMemoryInfo_v2" if newer else "nvmlDeviceGetMemoryInfo"
-        self._version = device.library.nvml.nvmlMemory_v2 if newer else None
+        self._memory: ctypes.Structure = NvmlMemoryV2(NvmlMemoryV2.VERSION) if newer else NvmlMemory()
+        self._memory_ref = byref(self._memory)
 
     def read(self) -> tuple[int | None, int | None]:
         """Used and total bytes; None for a device without its own memory."""
-        device = self._device
-        _, memory = device.call("nvmlDeviceGetMemoryInfo", device.handle, self._version, key=self._name)
-        return (memory.used, memory.total) if memory else (None, None)
+        if self._device.call(self._name, self._device.handle, self._memory_ref):
+            return None, None
+        return self._memory.used, self._memory.total
 
 
 def _thousandth(value: float | None) -> float | None:

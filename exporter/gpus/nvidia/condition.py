@@ -1,8 +1,9 @@
 """Condition of a GPU through NVML: counters of faults and links, once a minute."""
 
 from collections.abc import Iterable
+from ctypes import byref, c_uint
 
-from exporter.gpus.nvidia.calls import NvmlDevice, NvmlFieldReader
+from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, SUCCESS, NvmlDevice, NvmlFieldReader
 from exporter.gpus.records import GpuCondition, RecoveryAction
 
 CORRECTED, UNCORRECTED = 0, 1
@@ -35,33 +36,37 @@ class GpuConditionReader:
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
+        self._rows = tuple(c_uint() for _ in range(4))
         self._fields = NvmlFieldReader(device, FIELDS)
+        self._count = c_uint()
         self._links = _NvlinkReader(device)
 
     def read(self) -> GpuCondition:
         """Read all supported values."""
-        value = self._device.value
-        corrected, uncorrected, pending, failure = value("nvmlDeviceGetRemappedRows") or (None,) * 4
+        device = self._device
+        number, long = device.number, device.long
+        rows_told = not device.call("nvmlDeviceGetRemappedRows", device.handle, *map(byref, self._rows))
+        corrected, uncorrected, pending, failure = (row.value if rows_told else None for row in self._rows)
         # Ampere and later remap rows; earlier GPUs retire pages.
-        retires = "nvmlDeviceGetRemappedRows" in self._device.unsupported_calls
-        fan = value("nvmlDeviceGetFanSpeed")
+        retires = "nvmlDeviceGetRemappedRows" in device.unsupported_calls
+        fan = number("nvmlDeviceGetFanSpeed")
         received, sent = self._links.traffic()
         return GpuCondition(
-            ecc_corrected=value("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
-            ecc_uncorrected=value("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
+            ecc_corrected=long("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
+            ecc_uncorrected=long("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
             rows_remapped_corrected=corrected,
             rows_remapped_uncorrected=uncorrected,
             row_remap_pending=_flag(pending),
             row_remap_failure=_flag(failure),
             pages_retired_corrected=self._retired_pages(SINGLE_BIT) if retires else None,
             pages_retired_uncorrected=self._retired_pages(DOUBLE_BIT) if retires else None,
-            pages_pending=_flag(value("nvmlDeviceGetRetiredPagesPendingStatus")) if retires else None,
+            pages_pending=_flag(number("nvmlDeviceGetRetiredPagesPendingStatus")) if retires else None,
             recovery_action=RECOVERY_ACTIONS.get(int(self._fields.read().get(RECOVERY, -1))),
-            pcie_replays=value("nvmlDeviceGetPcieReplayCounter"),
-            pcie_generation=value("nvmlDeviceGetCurrPcieLinkGeneration"),
-            pcie_generation_max=value("nvmlDeviceGetMaxPcieLinkGeneration"),
-            pcie_width=value("nvmlDeviceGetCurrPcieLinkWidth"),
-            pcie_width_max=value("nvmlDeviceGetMaxPcieLinkWidth"),
+            pcie_replays=number("nvmlDeviceGetPcieReplayCounter"),
+            pcie_generation=number("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_generation_max=number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width=number("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_width_max=number("nvmlDeviceGetMaxPcieLinkWidth"),
             nvlink_rx_bytes=received,
             nvlink_tx_bytes=sent,
             nvlink_errors=self._links.errors(),
@@ -69,8 +74,11 @@ class GpuConditionReader:
         )
 
     def _retired_pages(self, cause: int) -> int | None:
-        pages = self._device.value("nvmlDeviceGetRetiredPages", cause)
-        return None if pages is None else len(pages)
+        """Number of retired pages, from a call without room for the list."""
+        self._count.value = 0
+        name, device = "nvmlDeviceGetRetiredPages", self._device
+        code = device.call(name, device.handle, cause, byref(self._count), None, key=(name, cause))
+        return self._count.value if code in (SUCCESS, INSUFFICIENT_SIZE) else None
 
 
 class _NvlinkReader:

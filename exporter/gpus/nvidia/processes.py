@@ -1,8 +1,4 @@
-"""Processes on a GPU through NVML: memory and share of its time.
-
-The binding's functions for lists call the driver twice, and fail when a list grows in between. Some of its versions
-have other records, which are also slow to read.
-"""
+"""Processes on a GPU through NVML: memory and share of its time."""
 
 import ctypes
 from collections.abc import Iterator
@@ -34,13 +30,26 @@ class _NvmlProcessV1(ctypes.Structure):
     _fields_ = (("pid", c_uint), ("memory", c_ulonglong))
 
 
+class _NvmlUtilizationSample(ctypes.Structure):
+    """``nvmlProcessUtilizationSample_t``; percent, and microseconds since 1970."""
+
+    _fields_ = (
+        ("pid", c_uint),
+        ("time", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    )
+
+
 class _ProcessList:
     """One list of processes, in the newest version that the driver supports."""
 
     def __init__(self, device: NvmlDevice, name: str) -> None:
         self._device = device
         forms = (f"{name}_v3", f"{name}_v2", name)
-        self._name = next((form for form in forms if device.library.has(form)), forms[0])
+        self._name = next((form for form in forms if device.library.function(form) is not None), forms[0])
         self._record: type[ctypes.Structure] = _NvmlProcessV1 if self._name == name else _NvmlProcessV2
         self._records: Any = (self._record * FIRST_LENGTH)()
         self._count = c_uint()
@@ -51,7 +60,7 @@ class _ProcessList:
         device, count = self._device, self._count
         for _ in range(TRIES):
             count.value = len(self._records)
-            code, _ = device.call(self._name, device.handle, self._count_ref, self._records, direct=True)
+            code = device.call(self._name, device.handle, self._count_ref, self._records)
             if code != INSUFFICIENT_SIZE:
                 break
             self._records = (self._record * _next_length(len(self._records), count.value))()
@@ -72,8 +81,7 @@ class GpuProcessReader:
         self._mps = _ProcessList(device, "nvmlDeviceGetMPSComputeRunningProcesses")
         self._graphics = _ProcessList(device, "nvmlDeviceGetGraphicsRunningProcesses")
         self._graphics_due = float("-inf")
-        self._sample = device.library.nvml.c_nvmlProcessUtilizationSample_t
-        self._samples = (self._sample * FIRST_LENGTH)()
+        self._samples = (_NvmlUtilizationSample * FIRST_LENGTH)()
         self._count = c_uint()
         self._last_sample_us: int | None = None
 
@@ -112,11 +120,12 @@ class GpuProcessReader:
         seen = self._last_sample_us
         for _ in range(TRIES):
             count.value = len(self._samples)
-            arguments = device.handle, self._samples, byref(count), c_ulonglong(seen)
-            code, _ = device.call("nvmlDeviceGetProcessUtilization", *arguments, direct=True)
+            code = device.call(
+                "nvmlDeviceGetProcessUtilization", device.handle, self._samples, byref(count), c_ulonglong(seen)
+            )
             if code != INSUFFICIENT_SIZE:
                 break
-            self._samples = (self._sample * _next_length(len(self._samples), count.value))()
+            self._samples = (_NvmlUtilizationSample * _next_length(len(self._samples), count.value))()
         if code == NOT_FOUND:
             return {}
         if code:
@@ -132,8 +141,8 @@ class GpuProcessReader:
         """Valid samples: some drivers also return old ones, and values above 100."""
         for position in range(min(self._count.value, len(self._samples))):
             sample = self._samples[position]
-            if sample.timeStamp > since_us and sample.smUtil <= 100 and 0 < sample.pid <= LARGEST_PID:
-                yield sample.pid, sample.timeStamp, sample.smUtil
+            if sample.time > since_us and sample.sm <= 100 and 0 < sample.pid <= LARGEST_PID:
+                yield sample.pid, sample.time, sample.sm
 
 
 def _next_length(length: int, needed: int) -> int:

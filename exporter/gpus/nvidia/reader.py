@@ -7,6 +7,7 @@ repartitioning makes their handles stale.
 import contextlib
 import ctypes
 from collections.abc import Mapping
+from ctypes import byref, c_int, c_uint, c_void_p
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -20,9 +21,12 @@ from exporter.gpus.nvidia.calls import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     OPERATING_SYSTEM,
+    SUCCESS,
+    TEXT_BYTES,
     Key,
     NvmlDevice,
     NvmlLibrary,
+    NvmlPciInfo,
 )
 from exporter.gpus.nvidia.condition import GpuConditionReader
 from exporter.gpus.nvidia.events import XidEventSet
@@ -81,6 +85,7 @@ class NvmlReader:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._binding: Any = None
         self._library: NvmlLibrary | None = None
         self._events: XidEventSet | None = None
         self._ordinals: dict[int, _NvmlUnit] = {}
@@ -102,13 +107,10 @@ class NvmlReader:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise GpuUnavailable(UNAVAILABLE.get(error.value, "failing"), str(error)) from error
-        self._library = NvmlLibrary(pynvml)
+        self._binding, self._library = pynvml, NvmlLibrary(pynvml)
         self._events = XidEventSet(self._library, self._clock, self._handles)
         try:
-            _, version = self._library.call("nvmlSystemGetDriverVersion")
-            _, cuda = self._library.call("nvmlSystemGetCudaDriverVersion_v2")
-            cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
-            return GpuDriver(self.vendor, version, cuda_version)
+            return GpuDriver(self.vendor, self._driver_version(), self._cuda_version())
         except GpuDriverReplaced as error:
             self.close()
             raise GpuUnavailable("version_mismatch", str(error)) from error
@@ -116,10 +118,11 @@ class NvmlReader:
     def gpus(self) -> tuple[Gpu, ...]:
         """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID."""
         library = self._claim_library()
-        _, count = library.call("nvmlDeviceGetCount")
-        for ordinal in range(count or 0):
-            if ordinal not in self._ordinals:
-                self._identify(library, ordinal)
+        count = c_uint()
+        if library.call("nvmlDeviceGetCount_v2", byref(count)) == SUCCESS:
+            for ordinal in range(count.value):
+                if ordinal not in self._ordinals:
+                    self._identify(library, ordinal)
         if self._events is not None:
             self._events.retry_registration()
         found: list[Gpu] = []
@@ -186,8 +189,8 @@ class NvmlReader:
                 self._events.free()
             for unit in self._units.values():
                 unit.free()
-        with contextlib.suppress(self._library.nvml.NVMLError):
-            self._library.nvml.nvmlShutdown()
+        with contextlib.suppress(self._binding.NVMLError):
+            self._binding.nvmlShutdown()
         self._library = self._events = None
 
     def _claim_library(self) -> NvmlLibrary:
@@ -208,24 +211,24 @@ class NvmlReader:
                 raise GpuFailed(state, text)
         raise GpuFailed("lost", "the driver no longer lists it")
 
-    def _handles(self) -> Mapping[str, Any]:
+    def _handles(self) -> Mapping[str, c_void_p]:
         """Handles of whole GPUs by UUID, for the event thread."""
         return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
 
     def _identify(self, library: NvmlLibrary, ordinal: int) -> None:
         """Identify a GPU. The first call to it can take seconds or never return."""
-        library.check_thread()
         if ordinal in self._identifying:
             self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not returned")
             return
         self._identifying.add(ordinal)
         try:
-            code, handle = library.call("nvmlDeviceGetHandleByIndex", ordinal)
+            handle = c_void_p()
+            code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
             device, uuid = NvmlDevice(library, handle), None
             if code and code not in HIDDEN:
                 device.record_failure(code)
             if not code:
-                code, uuid = device.call("nvmlDeviceGetUUID", handle)
+                uuid, code = device.text_and_code("nvmlDeviceGetUUID")
             if uuid is not None:
                 self._ordinals[ordinal] = _NvmlUnit(device, self._read_gpu(device, uuid, ordinal))
             self._failed.pop(ordinal, None)
@@ -242,10 +245,10 @@ class NvmlReader:
     def _read_gpu(self, device: NvmlDevice, uuid: str, ordinal: int) -> Gpu:
         gpu = Gpu(uuid, str(ordinal), self.vendor)
         try:
-            persistence = device.value("nvmlDeviceGetPersistenceMode")
+            persistence = device.number("nvmlDeviceGetPersistenceMode")
             return replace(
                 gpu,
-                name=device.value("nvmlDeviceGetName") or "",
+                name=device.text("nvmlDeviceGetName") or "",
                 pci_bus_id=_pci_bus_id(device),
                 persistence=None if persistence is None else bool(persistence),
                 memory_total_bytes=GpuMemoryReader(device).read()[1],
@@ -259,15 +262,16 @@ class NvmlReader:
         if device.call_in_progress is not None:
             return  # a call to it hangs
         try:
-            mode = device.value("nvmlDeviceGetMigMode")
-            if mode is None:
+            current, pending = c_uint(), c_uint()
+            if device.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending)):
                 return
-            unit.gpu = replace(unit.gpu, mig=bool(mode[0]))
-            most = (device.value("nvmlDeviceGetMaxMigDeviceCount") or 0) if unit.gpu.mig else 0
+            unit.gpu = replace(unit.gpu, mig=bool(current.value))
+            most = (device.number("nvmlDeviceGetMaxMigDeviceCount") or 0) if unit.gpu.mig else 0
             found: dict[str, _NvmlUnit] = {}
             for position in range(most):
-                handle = device.value("nvmlDeviceGetMigDeviceHandleByIndex", position)
-                if handle is None:
+                handle = c_void_p()
+                key: Key = ("nvmlDeviceGetMigDeviceHandleByIndex", position)
+                if device.call(str(key[0]), device.handle, c_uint(position), byref(handle), key=key):
                     continue  # instance numbers may have gaps
                 instance = self._instance(unit, position, handle)
                 if instance is not None:
@@ -278,9 +282,9 @@ class NvmlReader:
         except GpuFailed:
             pass  # keep the known instances; the next reading reports the failure
 
-    def _instance(self, parent: _NvmlUnit, position: int, handle: Any) -> _NvmlUnit | None:
+    def _instance(self, parent: _NvmlUnit, position: int, handle: c_void_p) -> _NvmlUnit | None:
         device = NvmlDevice(parent.device.library, handle)
-        uuid = device.value("nvmlDeviceGetUUID")
+        uuid = device.text("nvmlDeviceGetUUID")
         if uuid is None:
             return None
         known = parent.instances.get(uuid)
@@ -291,18 +295,32 @@ class NvmlReader:
             uuid,
             f"{parent.gpu.index}:{position}",
             self.vendor,
-            name=device.value("nvmlDeviceGetName") or "",
+            name=device.text("nvmlDeviceGetName") or "",
             pci_bus_id=parent.gpu.pci_bus_id,
             parent=parent.gpu.uuid,
-            gpu_instance=device.value("nvmlDeviceGetGpuInstanceId"),
+            gpu_instance=device.number("nvmlDeviceGetGpuInstanceId"),
             memory_total_bytes=GpuMemoryReader(device).read()[1],
         )
         return _NvmlUnit(device, gpu, parent)
 
+    def _driver_version(self) -> str | None:
+        buffer = ctypes.create_string_buffer(TEXT_BYTES)
+        if self._claim_library().call("nvmlSystemGetDriverVersion", buffer, c_uint(TEXT_BYTES)):
+            return None
+        return buffer.value.decode("utf-8", "replace")
+
+    def _cuda_version(self) -> str | None:
+        version = c_int()
+        if self._claim_library().call("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
+            return None
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
 
 def _pci_bus_id(device: NvmlDevice) -> str | None:
-    info = device.value("nvmlDeviceGetPciInfo_v3")
-    return info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+    info = NvmlPciInfo()
+    if device.call("nvmlDeviceGetPciInfo_v3", device.handle, byref(info)):
+        return None
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
 def _placeholder_uuid(ordinal: int) -> str:
