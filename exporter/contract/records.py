@@ -1,0 +1,243 @@
+"""Records: frozen values with JSON in and out, for everything that one part writes and another reads.
+
+A subclass of ``Record`` lists its fields as annotations, as a dataclass does. A field with a default may be absent from
+the JSON. ``to_json`` and ``from_json`` follow the annotations, and know records, named tuples and
+dataclasses inside each other. Keys that a record does not know are kept and written again.
+
+Standard library only, and no code is generated: twenty dataclasses would cost each command 10 ms of import.
+"""
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
+
+if typing.TYPE_CHECKING:
+    JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
+else:
+    JsonValue = object  # read as it is
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+T = TypeVar("T")
+_Reader: TypeAlias = Callable[[object, str], object]
+
+NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
+
+
+class RecordError(ValueError):
+    """JSON that is not the record it should be. The text names the place and what was expected there."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Record:
+    """A frozen value with named fields."""
+
+    SCHEMA: ClassVar[int | None] = None  # version of the JSON, in its key "schema", for records that are whole files
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+    unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
+
+    def __init_subclass__(cls) -> None:
+        own = inspect.get_annotations(cls)
+        cls.FIELDS += tuple(name for name, kind in own.items() if "ClassVar" not in str(kind))
+
+    def __init__(self, **values: object) -> None:
+        fields = type(self).FIELDS
+        for name in values:
+            if name not in fields:
+                raise TypeError(f"{type(self).__name__} has no field {name}")
+        for name in fields:
+            if name not in values and not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} needs {name}")
+        self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and to_json(self) == to_json(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with other values of the fields in ``changes``."""
+        new = type(self)(**{name: getattr(self, name) for name in self.FIELDS} | changes)
+        new.__dict__["unknown_keys"] = self.unknown_keys
+        return new
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the record as a JSON object, the fields in order of declaration."""
+        body = {name: to_json(getattr(self, name)) for name in self.FIELDS}
+        return {"schema": self.SCHEMA, **body, **self.unknown_keys} if self.SCHEMA else {**body, **self.unknown_keys}
+
+    @classmethod
+    def from_json(cls, value: object, place: str = "") -> Self:
+        """Read the record from a JSON object. ``place`` is what error messages call it.
+
+        Raises RecordError, also if a newer version has written it.
+        """
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{place or cls.__name__}: expected an object, not {_shown(value)}")
+        written = value.get("schema", cls.SCHEMA)
+        if cls.SCHEMA and (not isinstance(written, int) or written > cls.SCHEMA):
+            raise RecordError(
+                f"{place or cls.__name__} has schema {written}, and this gpujob reads up to {cls.SCHEMA}: "
+                "a newer version wrote it, so use that version here"
+            )
+        readers = _readers(typing.cast(type, cls))
+        try:
+            known = {name: read(value[name], name) for name, read in readers.items() if name in value}
+        except RecordError as error:
+            raise RecordError(f"{place}.{error}" if place else str(error)) from None
+        missing = [name for name in readers if name not in known and not hasattr(cls, name)]
+        if missing:
+            raise RecordError(f"{place or cls.__name__}: {missing[0]} is missing")
+        new = cls(**known)
+        rest = {key: entry for key, entry in value.items() if key not in readers and key != "schema"}
+        if rest:
+            new.__dict__["unknown_keys"] = rest
+        return new
+
+
+def to_json(value: object) -> JsonValue:
+    """Return a record, named tuple, dataclass, mapping, sequence, set or scalar as a JSON value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}  # type: ignore[attr-defined]
+    if isinstance(value, AbstractSet):
+        return [to_json(entry) for entry in sorted(value)]
+    if isinstance(value, list | tuple):
+        return [to_json(entry) for entry in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+def from_json(kind: type[T], value: object, place: str = "") -> T:
+    """Read a value of type ``kind``, which may be a generic alias or a union, from JSON. Raises RecordError."""
+    return typing.cast(T, _reader(typing.cast(object, kind))(value, place))
+
+
+@cache
+def _readers(cls: type, /) -> dict[str, _Reader]:
+    """Readers of the fields of a record, named tuple or dataclass."""
+    hints = typing.get_type_hints(cls)
+    if issubclass(cls, Record):
+        names: tuple[str, ...] = cls.FIELDS
+    elif dataclasses.is_dataclass(cls):
+        names = tuple(field.name for field in dataclasses.fields(cls) if field.init)
+    else:
+        names = cls._fields  # type: ignore[attr-defined]
+    return {name: _reader(hints[name]) for name in names}
+
+
+@cache
+def _reader(kind: object) -> _Reader:
+    """The reader of one type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return kind.from_json
+    if kind in (bool, int, float, str, type(None)):
+        return _scalar(typing.cast(type, kind))
+    if origin in (types.UnionType, typing.Union):
+        return _union([_reader(argument) for argument in arguments], " or ".join(map(_name, arguments)))
+    if origin is typing.Literal:
+        return _scalar(str)
+    if origin in (tuple, list, frozenset):
+        return _sequence(origin, arguments)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(_reader(arguments[1]), as_int=arguments[0] is int)
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+        return _plain(kind)
+    return lambda value, place: value  # any JSON value
+
+
+def _scalar(kind: type) -> _Reader:
+    accepted = (int, float) if kind is float else kind
+
+    def read(value: object, place: str) -> object:
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
+        return value
+
+    return read
+
+
+def _union(readers: list[_Reader], names: str) -> _Reader:
+    def read(value: object, place: str) -> object:
+        errors = []
+        for reader in readers:
+            try:
+                return reader(value, place)
+            except RecordError as error:
+                errors.append(str(error))
+        # the error deepest inside the value: of a record or None, the record's own
+        deepest = max(errors, key=lambda text: len(text.partition(": ")[0]))
+        raise RecordError(
+            f"{place}: expected {names}, not {_shown(value)}" if deepest.startswith(f"{place}: ") else deepest
+        )
+
+    return read
+
+
+def _sequence(origin: type, arguments: tuple[object, ...]) -> _Reader:
+    fixed = origin is tuple and arguments[-1:] != (...,)
+    readers = [_reader(argument) for argument in arguments if argument is not ...]
+
+    def read(value: object, place: str) -> object:
+        if not isinstance(value, list | tuple):
+            raise RecordError(f"{place}: expected a list, not {_shown(value)}")
+        if fixed and len(value) != len(readers):
+            raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
+        each = readers if fixed else readers * len(value)
+        return origin(reader(entry, f"{place}[{i}]") for i, (reader, entry) in enumerate(zip(each, value, strict=True)))
+
+    return read
+
+
+def _mapping(reader: _Reader, *, as_int: bool) -> _Reader:
+    def read(value: object, place: str) -> object:
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{place}: expected an object, not {_shown(value)}")
+        try:
+            return {int(key) if as_int else key: reader(entry, f"{place}.{key}") for key, entry in value.items()}
+        except ValueError as error:
+            raise error if isinstance(error, RecordError) else RecordError(f"{place}: {error}") from None
+
+    return read
+
+
+def _plain(kind: type) -> _Reader:
+    """Reader of a named tuple or dataclass, which is written as an object."""
+
+    def read(value: object, place: str) -> object:
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{place}: expected an object, not {_shown(value)}")
+        fields = {
+            name: reader(value[name], f"{place}.{name}") for name, reader in _readers(kind).items() if name in value
+        }
+        try:
+            return kind(**fields)
+        except TypeError as error:
+            raise RecordError(f"{place}: {error}") from None
+
+    return read
+
+
+def _name(kind: object) -> str:
+    return {float: "a number", int: "a whole number", str: "a text", bool: "true or false", type(None): "null"}.get(
+        typing.cast(type, kind), getattr(kind, "__name__", str(kind))
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
