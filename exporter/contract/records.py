@@ -2,19 +2,22 @@
 
 A subclass of ``Record`` lists its fields as annotations, as a dataclass does. A field with a default may be absent from
 the JSON. ``to_json`` and ``from_json`` follow the annotations, and know records, named tuples and
-dataclasses inside each other. Keys that a record does not know are kept and written again.
+dataclasses inside each other. Keys that a record does not know are kept and written again. A field whose name ends with
+``_`` has a key without it.
 
 Standard library only, and no code is generated: twenty dataclasses would cost each command 10 ms of import.
 """
 
 import dataclasses
-import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
+from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
+
+from exporter.contract import run_files
 
 if typing.TYPE_CHECKING:
     JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -40,8 +43,9 @@ class Record:
     unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
 
     def __init_subclass__(cls) -> None:
-        own = inspect.get_annotations(cls)
-        cls.FIELDS += tuple(name for name, kind in own.items() if "ClassVar" not in str(kind))
+        own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+        inherited = [name for base in cls.__bases__ if issubclass(base, Record) for name in base.FIELDS]
+        cls.FIELDS = tuple(dict.fromkeys((*inherited, *own)))
 
     def __init__(self, **values: object) -> None:
         fields = type(self).FIELDS
@@ -68,9 +72,14 @@ class Record:
         new.__dict__["unknown_keys"] = self.unknown_keys
         return new
 
+    @classmethod
+    def join(cls, *parts: "Record", **others: object) -> Self:
+        """Return the record with the values of ``parts``, whose classes are bases of this one, and of ``others``."""
+        return cls(**{name: getattr(part, name) for part in parts for name in part.FIELDS} | others)
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the record as a JSON object, the fields in order of declaration."""
-        body = {name: to_json(getattr(self, name)) for name in self.FIELDS}
+        body = {name.removesuffix("_"): to_json(getattr(self, name)) for name in self.FIELDS}
         return {"schema": self.SCHEMA, **body, **self.unknown_keys} if self.SCHEMA else {**body, **self.unknown_keys}
 
     @classmethod
@@ -89,17 +98,28 @@ class Record:
             )
         readers = _readers(typing.cast(type, cls))
         try:
-            known = {name: read(value[name], name) for name, read in readers.items() if name in value}
+            known = {
+                name: read(value[key], key)
+                for name, read in readers.items()
+                if (key := name.removesuffix("_")) in value
+            }
         except RecordError as error:
             raise RecordError(f"{place}.{error}" if place else str(error)) from None
         missing = [name for name in readers if name not in known and not hasattr(cls, name)]
         if missing:
             raise RecordError(f"{place or cls.__name__}: {missing[0]} is missing")
         new = cls(**known)
-        rest = {key: entry for key, entry in value.items() if key not in readers and key != "schema"}
+        keys = {"schema", *(name.removesuffix("_") for name in readers)}
+        rest = {key: entry for key, entry in value.items() if key not in keys}
         if rest:
             new.__dict__["unknown_keys"] = rest
         return new
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read the record from a file; None if it is absent or contains no JSON object. Raises RecordError."""
+        body = run_files.read_json(path)
+        return None if body is None else cls.from_json(body, path.name)
 
 
 def to_json(value: object) -> JsonValue:
@@ -148,7 +168,11 @@ def _reader(kind: object) -> _Reader:
     if kind in (bool, int, float, str, type(None)):
         return _scalar(typing.cast(type, kind))
     if origin in (types.UnionType, typing.Union):
-        return _union([_reader(argument) for argument in arguments], " or ".join(map(_name, arguments)))
+        readers = [_reader(argument) for argument in arguments]
+        absent = type(None) in arguments and any(
+            isinstance(kind, type) and issubclass(kind, Record) for kind in arguments
+        )
+        return _union(readers, " or ".join(map(_name, arguments)), is_none_if_empty=absent)
     if origin is typing.Literal:
         return _scalar(str)
     if origin in (tuple, list, frozenset):
@@ -171,8 +195,10 @@ def _scalar(kind: type) -> _Reader:
     return read
 
 
-def _union(readers: list[_Reader], names: str) -> _Reader:
+def _union(readers: list[_Reader], names: str, *, is_none_if_empty: bool) -> _Reader:
     def read(value: object, place: str) -> object:
+        if is_none_if_empty and value == {}:  # how version 0.1 wrote that there is no such record
+            return None
         errors = []
         for reader in readers:
             try:
