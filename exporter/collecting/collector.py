@@ -14,46 +14,10 @@ from exporter.machine.process_exits import ProcessExitWatch
 
 if TYPE_CHECKING:  # only for annotations: collectors are defined before GPUs
     from exporter.gpus.host_reader import GpuHost
-    from exporter.gpus.records import GpuReading
 
 Snapshot = TypeVar("Snapshot")
 
 WORKER_LABELS = ("worker", "role", "rank")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerProgress:
-    """Progress of one worker according to its log."""
-
-    last_rise: float | None = None  # when its position last rose; None if never, or unknown
-    stalled: bool | None = None  # by the rhythm of its log, whatever its GPUs do; None if no position is known
-    done: bool = False  # whether it has no work left
-    waits_for_requests: bool = False  # whether it serves requests and has none
-
-
-@dataclass
-class PublishedValues:
-    """Values that one collector publishes for others."""
-
-    log_phase: str | None = None  # activity that replaces the work, from the logs: checkpointing or evaluating
-    checkpoint_times: tuple[float, ...] = ()  # times of its last checkpoint files, in order
-    # Ranks of this node's workers that exist while the job is running; empty before and after that phase
-    running_ranks: frozenset[int] = frozenset()
-    gpu_reading: "GpuReading | None" = None  # last reading of all GPUs that this sidecar sees
-    own_gpus: tuple[str, ...] = ()  # UUIDs of the job's GPUs among them, in the plan's order
-    # processes of each worker by rank, with descendants
-    pids: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    start_times: Mapping[int, float] = field(default_factory=dict)  # start of each worker's latest run, by rank
-    job_phase: str = "launching"  # as its page shows it
-    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)  # by rank
-    gpu_positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs by the position in the plan
-    # Ranks of the workers last seen on a GPU, by its UUID
-    gpu_users: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    shared_gpus: frozenset[str] = frozenset()  # UUIDs of GPUs with foreign processes
-    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
-    gpus_lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    # whether a worker's GPUs are busy, by rank; only where known
-    gpus_busy: Mapping[int, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +31,6 @@ class CollectorContext:
     # reports the end of processes
     exits: ProcessExitWatch = field(default_factory=lambda: ProcessExitWatch(SystemClock()))
     kernel: KernelLog | None = None  # None if it cannot be read
-    published: PublishedValues = field(default_factory=PublishedValues)
     # reads files that may hang
     files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), use_helper=False))
     gpus: "GpuHost | None" = None

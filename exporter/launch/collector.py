@@ -56,10 +56,7 @@ class LaunchSnapshot:
 
 
 class LaunchCollector:
-    """Checks the facts of the other collectors, and the few that no other collector reads.
-
-    It is not one of `COLLECTORS`, since it needs ``status`` to see the others.
-    """
+    """Checks the facts of the other collectors, from ``status``, and the few that no other collector reads."""
 
     name = "launch"
     families = (CHECK, VERIFIED)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
@@ -128,9 +129,16 @@ class LogsCollector:
         *job_eta.FAMILIES,
     )
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[JobProgress],
+        gpu_use: Published[NodeGpuUse],
+        checkpoint_times: Published[tuple[float, ...]],
+    ) -> None:
         manifest = context.manifest
-        self._context = context
+        self._context, self._published = context, published
+        self._gpu_use, self._checkpoint_times = gpu_use, checkpoint_times
         self.interval_s = manifest.check_interval_s
         self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
         self._finder = _extra_log_finder(manifest)
@@ -203,13 +211,14 @@ class LogsCollector:
             role: median_seconds_per_item(worker.seconds_per_item for worker in workers if worker.task.role == role)
             for role in {worker.task.role for worker in workers}
         }
-        board = self._context.published
-        facts = tuple(
-            worker.facts(now, peers[worker.task.role], busy=board.gpus_busy.get(worker.task.rank)) for worker in workers
+        busy = self._gpu_use.recent.busy  # GPUs that were busy long ago must not hide a stall
+        facts = tuple(worker.facts(now, peers[worker.task.role], busy=busy.get(worker.task.rank)) for worker in workers)
+        self._published.publish(
+            JobProgress(
+                job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now),
+                {worker.task.rank: worker.progress(now) for worker in workers},
+            )
         )
-        if board.gpu_reading is not None:
-            board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
-        board.log_phase = job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -218,7 +227,7 @@ class LogsCollector:
         return LogsSnapshot(
             workers=facts,
             outlook=job_eta.job_outlook(
-                *(facts, now, self._deadline, board.checkpoint_times),
+                *(facts, now, self._deadline, self._checkpoint_times.value),
                 self._context.manifest.checkpoint_interval_s,
             ),
             timeouts=tuple(timeouts.items()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from exporter.collecting.collector import WorkerProgress
+from exporter.collecting.published import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon

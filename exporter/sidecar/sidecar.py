@@ -3,17 +3,15 @@
 import ipaddress
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from exporter.collecting.collector import Collector, CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.launch.collector import LaunchCollector
-from exporter.sidecar import background_reads, collectors
 from exporter.sidecar.background_reads import CollectorSlot
+from exporter.sidecar.collectors import Register, make_collectors
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
@@ -23,16 +21,6 @@ RESTART_PAUSE_S = 60.0  # least time between two restarts for a replaced driver;
 RESTARTS_KIND = "gpus_restart"
 
 log = logging.getLogger("gpujob.sidecar")
-
-
-def declared_families() -> tuple[Family, ...]:
-    """All declared families, in the order of the page."""
-    found: list[Family] = []
-    for factory in collectors.COLLECTORS:
-        found.extend(factory.families)  # type: ignore[attr-defined]
-    found.extend(LaunchCollector.families)
-    found.extend(background_reads.FAMILIES)
-    return tuple(found)
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
@@ -142,14 +130,11 @@ class StatusPublisher:
 class Sidecar:
     """A sidecar without its web server."""
 
-    def __init__(self, context: CollectorContext, built: Sequence[Collector[Any]] | None = None) -> None:
+    def __init__(self, context: CollectorContext, register: Register | None = None) -> None:
         self.context = context
-        if built is None:
-            built = [
-                *(factory(context) for factory in collectors.COLLECTORS),
-                LaunchCollector(context, self.status),  # last, since it uses the facts of the others
-            ]
-        self.slots = [CollectorSlot(collector, context.clock) for collector in built]
+        register = make_collectors(context, self.status) if register is None else register
+        self.slots = [CollectorSlot(collector, context.clock) for collector in register.collectors]
+        self._gpus = register.gpus
         self.host = ""  # address it listens on; empty for all interfaces
         self.port: int | None = None  # port it listens on; None before it does
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
@@ -179,7 +164,7 @@ class Sidecar:
     @property
     def has_outlived_driver(self) -> bool:
         """Whether a new sidecar could read the GPUs, this one cannot, and a supervisor would start one."""
-        reading = self.context.published.gpu_reading
+        reading = self._gpus.value.reading
         return self.context.identity.supervised and reading is not None and reading.is_driver_replaced
 
     @property

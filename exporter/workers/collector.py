@@ -7,10 +7,13 @@ from typing import Any
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import NodeGpuUse, Published, Publisher, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.gpus.records import JobGpus
 from exporter.machine.folders import FolderChangeCheck
 from exporter.machine.process_tree import ProcessTreeDetails
+from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
 from exporter.workers.runs_reader import WorkerExit, WorkerReading, WorkerRuns
 
@@ -102,11 +105,18 @@ class WorkersCollector:
         LAST_TIME,
     )
 
-    def __init__(self, context: CollectorContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[WorkerProcesses],
+        gpus: Published[JobGpus],
+        gpu_use: Published[NodeGpuUse],
+    ) -> None:
+        self._context, self._published = context, published
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
-        self._workers = [WorkerRuns(context, task, self._add_event) for task in context.tasks]
+        node = NodeFacts(context, published, gpus, gpu_use)
+        self._workers = [WorkerRuns(context, task, node, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
@@ -121,10 +131,13 @@ class WorkersCollector:
             worker.poll(stop, peers, now, fresh=fresh)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
-        board = self._context.published
-        board.running_ranks = frozenset(facts.task.rank for facts in found if facts.up and at_work)
-        board.pids = {worker.task.rank: worker.pids for worker in self._workers}
-        board.start_times = {facts.task.rank: facts.start for facts in found if facts.start is not None}
+        self._published.publish(
+            WorkerProcesses(
+                running=frozenset(facts.task.rank for facts in found if facts.up and at_work),
+                pids={worker.task.rank: worker.pids for worker in self._workers},
+                starts={facts.task.rank: facts.start for facts in found if facts.start is not None},
+            )
+        )
         return WorkersSnapshot(found, tuple(self._events))
 
     def _read_state(self) -> dict[str, object]:

@@ -41,7 +41,7 @@ DiagnosisBuilder = Callable[[RunFiles, NodeSituation], dict[str, Any]]
 class DiagnosticsCollector:
     """Finds workers that failed or stalled in the status of its own sidecar.
 
-    It is not one of `COLLECTORS`: it has no series, and it writes to a run directory that may hang.
+    It is not in the register of collectors: it has no series, and it writes to a run directory that may hang.
     """
 
     name = "diagnostics"

@@ -16,7 +16,7 @@ from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
-from exporter.workers.exit_facts_reader import gpu_exit_facts, oom_exit_facts
+from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
     PEER_WINDOW_S,
     ExitEvidence,
@@ -97,9 +97,9 @@ class _WorkerRun:
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: CollectorContext, task: Task, log_event: EventSink) -> None:
+    def __init__(self, context: CollectorContext, task: Task, node: NodeFacts, log_event: EventSink) -> None:
         self.task = task
-        self._context = context
+        self._context, self._node = context, node
         self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self._runs: list[_WorkerRun] = []
@@ -363,10 +363,7 @@ class WorkerRuns:
         found: dict[str, Any] = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
         if evidence.code != 0:
-            found = {
-                **oom_exit_facts(self._context, pids, since),
-                **gpu_exit_facts(self._context, self.task, pids, since),
-            }
+            found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
             found = {"survivors": left}
         if found:

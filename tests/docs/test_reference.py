@@ -15,13 +15,13 @@ import yaml
 from exporter import cli as exporter_cli
 from exporter.launch.checks import LEVELS
 from exporter.logs.packs_reader import read_packs
-from exporter.sidecar.sidecar import declared_families
 from exporter.workers.exit_reason import REASONS
 from launcher.check import finding
 from launcher.cli.main import commands
 from launcher.jobfile.keys import Key, as_yaml, cluster_keys, job_keys
 from launcher.plan.placeholders import VARIABLES
 from tests.docs.pages import REFERENCE, ROOT
+from tests.support.exporter import declared_families
 
 UPDATE = "pytest tests/docs/test_reference.py --update-golden"
 GENERATED = f"<!-- Written by `{UPDATE}`: change the code or that test, not this page. -->\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
@@ -66,10 +67,11 @@ class CheckpointsCollector:
     name = "checkpoints"
     families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, times: Publisher[tuple[float, ...]]) -> None:
+        """``times`` of its last checkpoint files, in order, are published."""
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
-        self._clock, self._published = context.clock, context.published
+        self._clock, self._times = context.clock, times
         self._is_first_node = context.identity.node_index == 0
         self._tracker = CheckpointTracker(
             start, manifest.checkpoint_interval_s, clock_slack_s=self._clock_slack_s(context)
@@ -144,7 +146,7 @@ class CheckpointsCollector:
             self._events.extend(_event(one, now) for one in events)
             if not reading.has_unread_names:
                 break
-        self._published.checkpoint_times = found.save_times
+        self._times.publish(found.save_times)
         self._save()
         if not self._is_first_node:
             return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published, WorkerProcesses
 from exporter.contract.manifest import PathGroup
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.formats.source import printable
@@ -153,9 +154,9 @@ class OutputsCollector:
         *(WORKER_BYTES, WORKER_RECORDS, WORKER_MTIME, WORKER_STALLED),
     )
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, processes: Published[WorkerProcesses]) -> None:
         manifest = context.manifest
-        self._clock, self._published, self._files = context.clock, context.published, context.files
+        self._clock, self._processes, self._files = context.clock, processes, context.files
         self._timeout_s = manifest.stall_timeout_s
         self._start = context.identity.start
         self.interval_s = manifest.check_interval_s
@@ -185,7 +186,8 @@ class OutputsCollector:
 
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
-        self._running_since = {rank: self._running_since.get(rank, now) for rank in self._published.running_ranks}
+        running = self._processes.value.running  # workers that can no longer be read are taken to run on
+        self._running_since = {rank: self._running_since.get(rank, now) for rank in running}
         results = self._files.poll([group.handle for group in self._groups], now)
         found = [self._update_group(group, result, now) for group, result in zip(self._groups, results, strict=True)]
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))

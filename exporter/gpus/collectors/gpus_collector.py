@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published, Publisher
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
 from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
@@ -17,7 +18,7 @@ from exporter.gpus.collectors import page
 from exporter.gpus.collectors.faults_reader import GpuFaultCounts
 from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.totals_reader import GpuTotals
-from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState
+from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState, JobGpus
 
 DRIVER_STATE = Family(
     "gpu_driver_state",
@@ -83,8 +84,8 @@ class GpusCollector:
     name = "gpus"
     families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *page.FAMILIES)
 
-    def __init__(self, context: CollectorContext) -> None:
-        self._context = context
+    def __init__(self, context: CollectorContext, published: Publisher[JobGpus], job_phase: Published[str]) -> None:
+        self._context, self._published, self._job_phase = context, published, job_phase
         self._positions = {position for task in context.tasks for position in task.gpus}
         self._faults = GpuFaultCounts(context)
         self._health = NodeHealthTracker()
@@ -122,10 +123,10 @@ class GpusCollector:
         own = job_gpus(reading, self._context.manifest, self._context.identity, self._positions, os.environ)
         shown = _with_parents(own.values(), reading)
         risen = self._faults.update(reading, [state.gpu for state in shown])
-        published = self._context.published
-        published.gpu_reading, published.own_gpus = reading, tuple(gpu.uuid for gpu in own.values())
-        published.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
-        is_over = published.job_phase == "finished"
+        lost = self._lost_gpus(now, shown)
+        positions = {position: gpu.uuid for position, gpu in own.items()}
+        self._published.publish(JobGpus(reading, positions, lost))
+        is_over = self._job_phase.value == "finished"
         entries = tuple(self._entry(reading.time, state, is_job_over=is_over) for state in shown)
         self._totals.save()
         result = self._evaluate_health(now, reading, entries)
@@ -135,7 +136,6 @@ class GpusCollector:
             text = f"GPU {', '.join(map(str, missing))} of the plan is missing: the driver shows {len(own)}"
             self._add_event(now, "critical", "GPU missing", text)
         self._reported_missing = missing
-        self._publish_lost_gpus(now, entries)
         self._log_events(now, reading, entries, risen, health.health, health.reasons)
         return GpusSnapshot(
             state=reading.state,
@@ -144,7 +144,7 @@ class GpusCollector:
             allocated=len(self._positions),
             visible=len(own),
             missing=missing,
-            lost_since={uuid: since for uuid, (since, _) in published.gpus_lost.items()},
+            lost_since={uuid: since for uuid, (since, _) in lost.items()},
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
@@ -188,14 +188,13 @@ class GpusCollector:
             energy_job_j=total.energy_j,
         )
 
-    def _publish_lost_gpus(self, now: float, entries: Sequence[GpuEntry]) -> None:
-        """Publish the lost GPUs and when they were lost, for the search for exit reasons."""
-        before = self._context.published.gpus_lost
-        self._context.published.gpus_lost = {
-            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.message or entry.state.state))
-            for entry in entries
-            if entry.state.state in ("lost", "reset_required")
-            or (entry.state.state == "hanging" and entry.state.gpu.uuid in before)
+    def _lost_gpus(self, now: float, states: Sequence[GpuState]) -> dict[str, tuple[float, str]]:
+        """Lost GPUs by UUID, with the time and the driver's text of when they were lost."""
+        before = self._published.value.lost
+        return {
+            state.gpu.uuid: before.get(state.gpu.uuid, (now, state.message or state.state))
+            for state in states
+            if state.state in ("lost", "reset_required") or (state.state == "hanging" and state.gpu.uuid in before)
         }
 
     def _log_events(

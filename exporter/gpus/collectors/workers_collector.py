@@ -1,18 +1,19 @@
 """Users of the job's GPUs on this node: workers, compared with the plan, and foreign processes."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, WorkerProgress, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher, WorkerProcesses, WorkerProgress
 from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
 from exporter.gpus.process_info_reader import GpuProcessInfo
-from exporter.gpus.records import GIB, GpuActivity, GpuState
+from exporter.gpus.records import GIB, GpuActivity, GpuState, JobGpus
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
 
@@ -78,9 +79,18 @@ class GpuWorkersCollector:
     name = "gpu_workers"
     families = (USE, MEMORY, SM, MISPLACED, CONDITION, FULL, FOREIGN, WORKERS)
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[NodeGpuUse],
+        gpus: Published[JobGpus],
+        workers: Published[WorkerProcesses],
+        progress: Published[JobProgress],
+        job_phase: Published[str],
+    ) -> None:
         manifest = context.manifest
-        self._context = context
+        self._clock, self._published = context.clock, published
+        self._gpus, self._workers, self._progress, self._job_phase = gpus, workers, progress, job_phase
         self._tasks = {task.rank: task for task in context.tasks}
         self._detector = ConditionDetector(
             stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s
@@ -95,12 +105,12 @@ class GpuWorkersCollector:
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
 
     def read(self) -> GpuWorkersSnapshot:
-        published, now = self._context.published, self._context.clock.time()
-        reading, own = published.gpu_reading, published.gpu_positions
+        now, gpus, workers = self._clock.time(), self._gpus.value, self._workers.value
+        reading, own = gpus.reading, gpus.positions
         if reading is None or not own or now - reading.time > STALE_S:
-            published.gpus_busy = {}
+            self._published.publish(replace(self._published.value, busy={}))
             return GpuWorkersSnapshot(events=tuple(self._events))
-        usage = self._owners.usage(reading)
+        usage = self._owners.usage(reading, own, workers)
         states = {state.gpu.uuid: state for state in reading.gpus}
         held = {(use.rank, use.uuid): use for use in usage.uses}
         uses: dict[int, list[GpuUse]] = {}
@@ -109,7 +119,10 @@ class GpuWorkersCollector:
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
         standings = {standing.rank: standing for standing in usage.workers}
         for task in self._tasks.values():
-            gpus = [states[uuid] for uuid in self._worker_gpus(task, uses.get(task.rank, ())) if uuid in states]
+            planned_or_used = [
+                *(use.uuid for use in uses.get(task.rank, ())),
+                *(own[at] for at in task.gpus if at in own),
+            ]
             samples = tuple(
                 _gpu_sample(
                     state,
@@ -117,26 +130,28 @@ class GpuWorkersCollector:
                     is_exclusive=state.gpu.uuid not in shared,
                     use=held.get((task.rank, state.gpu.uuid)),
                 )
-                for state in gpus
+                for state in (states[uuid] for uuid in dict.fromkeys(planned_or_used) if uuid in states)
             )
-            self._detector.update(now, self._worker_sample(task, samples))
+            self._detector.update(now, self._worker_sample(task, samples, workers))
         conditions = self._detector.conditions(now)
-        published.gpu_users = self._recent_users_by_gpu(
-            now, usage, {uuid: state.gpu.parent for uuid, state in states.items()}
+        parents = {uuid: state.gpu.parent for uuid, state in states.items()}
+        busy = {rank: self._detector.is_busy(rank, now) for rank in self._tasks}
+        self._published.publish(
+            NodeGpuUse(
+                workers=self._recent_users_by_gpu(now, usage, parents),
+                shared=frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign),
+                busy={rank: value for rank, value in busy.items() if value is not None},
+            )
         )
-        published.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
-        published.gpus_busy = {
-            rank: busy for rank in self._tasks if (busy := self._detector.is_busy(rank, now)) is not None
-        }
         self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
-        young = frozenset(rank for rank, start in published.start_times.items() if now - start < SETTLED_S)
+        young = frozenset(rank for rank, start in workers.starts.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if rank in uses:
                 self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
-        ended = {rank: last for rank, last in self._last_uses.items() if not published.pids.get(rank)}
+        ended = {rank: last for rank, last in self._last_uses.items() if not workers.pids.get(rank)}
         return GpuWorkersSnapshot(
             usage, conditions, planned, self._owners.outside_processes, ended, young, tuple(self._events)
         )
@@ -156,11 +171,6 @@ class GpuWorkersCollector:
 
     # -- conditions --------------------------------------------------------------------------------
 
-    def _worker_gpus(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
-        """UUIDs of the GPUs that a worker uses or that the plan gives to it."""
-        own = self._context.published.gpu_positions
-        return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
-
     @staticmethod
     def _uses_gpu(
         task: Task, state: GpuState, uses: Collection[tuple[int, str]], placements: Mapping[int, WorkerPlacement]
@@ -171,16 +181,17 @@ class GpuWorkersCollector:
         standing = placements.get(task.rank)
         return False if standing and standing.unused and state.gpu.index in standing.unused else None
 
-    def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...]) -> WorkerSample:
-        board = self._context.published
-        progress = board.progress.get(task.rank, WorkerProgress())
+    def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...], workers: WorkerProcesses) -> WorkerSample:
+        progress = self._progress.value.workers.get(task.rank, WorkerProgress())
+        # Logs that cannot be read do not show whether a worker is stalled.
+        is_known = task.rank in self._progress.recent.workers
         return WorkerSample(
             rank=task.rank,
             role=task.role,
-            start=board.start_times.get(task.rank) if board.pids.get(task.rank) else None,
-            phase=board.job_phase,
+            start=workers.starts.get(task.rank) if workers.pids.get(task.rank) else None,
+            phase=self._job_phase.value,
             last_rise=progress.last_rise,
-            stalled=progress.stalled,
+            stalled=progress.stalled if is_known else None,
             done=progress.done,
             waits_for_requests=progress.waits_for_requests,
             gpus=gpus,

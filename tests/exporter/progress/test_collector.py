@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.published import RECENT_S as RECENT_VALUE_S
+from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
@@ -51,6 +53,7 @@ from tests.support.exporter import (
     make_manifest,
     make_task,
     page_of,
+    publisher,
     samples_of,
 )
 from tests.support.strategies import PLACES, cut
@@ -72,8 +75,13 @@ class Logs:
 
     def fresh(self) -> LogsCollector:
         """A collector that has read nothing yet, as after a restart of the sidecar."""
-        self.context = make_context(self.manifest, self.clock)
-        return LogsCollector(self.context)
+        return self.collector_of(make_context(self.manifest, self.clock))
+
+    def collector_of(self, context: CollectorContext) -> LogsCollector:
+        """A collector whose published values the test sees and sets."""
+        self.context, self.published = context, publisher(JobProgress(), self.clock)
+        self.gpu_use = publisher(NodeGpuUse(), self.clock)
+        return LogsCollector(context, self.published, self.gpu_use, publisher(()))
 
     def append(self, text: str | bytes, name: str = f"{NODE}_worker_w0.out") -> None:
         with (self.run_dir / name).open("ab") as out:
@@ -585,12 +593,12 @@ def test_saving_a_checkpoint_is_the_phase_of_the_job(logs: Logs) -> None:
     steady_work(logs, 20)
     logs.append("Saving checkpoint\n")
     logs.facts()
-    assert logs.context.published.log_phase == "checkpointing"
+    assert logs.published.value.phase == "checkpointing"
     logs.clock.advance(400)
     assert not logs.facts().stalled, "the log explains the silence"
     logs.append(items(101, total=1000))
     logs.facts()
-    assert logs.context.published.log_phase is None
+    assert logs.published.value.phase is None
 
 
 def test_a_pattern_that_backtracks_forever_times_out_and_is_counted(tmp_path: Path) -> None:
@@ -811,8 +819,7 @@ def test_the_next_attempt_counts_only_items_after_the_position_of_the_last(tmp_p
     page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
     (tmp_path / "status_a0").mkdir()
     run_files.write_json(tmp_path / ("report_a0.json" if source == "report" else f"status_a0/{NODE}.json"), page)
-    logs.context = make_context(logs.manifest, logs.clock, attempt=1)
-    logs.collector = LogsCollector(logs.context)
+    logs.collector = logs.collector_of(make_context(logs.manifest, logs.clock, attempt=1))
     record_start(logs, attempt=1)
     logs.clock.advance(60)
     name = f"{NODE}_worker_w0_a1.out"
@@ -881,3 +888,12 @@ def test_items_skipped_in_the_backlog_of_a_fast_writer_count(logs: Logs) -> None
     logs.clock.advance(5)
     facts = logs.facts()
     assert (facts.position, facts.processed) == (29_999, 141 + 29_999)
+
+
+def test_gpus_that_were_busy_long_ago_do_not_hide_a_stall(logs: Logs) -> None:
+    log_each_second(logs, range(1, 60), LOG)
+    logs.clock.advance(1.5 * logs.manifest.stall_timeout_s)
+    logs.gpu_use.publish(NodeGpuUse(busy={0: True}))
+    assert logs.facts().stalled is False
+    logs.clock.advance(RECENT_VALUE_S + 1)
+    assert logs.facts().stalled is True

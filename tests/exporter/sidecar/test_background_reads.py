@@ -13,8 +13,7 @@ from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import SystemClock
 from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, CollectorSlot
-from exporter.sidecar.sidecar import Sidecar
-from tests.support.exporter import FakeClock, make_context, make_manifest, samples_of, until
+from tests.support.exporter import FakeClock, make_context, make_manifest, make_sidecar, samples_of, until
 
 DEADLINE_S = 10.0
 VALUE = Family("test_value", "Reads so far.", labels=("which",))
@@ -268,7 +267,7 @@ def test_the_read_deadline_is_three_intervals_and_at_least_ten_seconds(interval_
 
 def test_a_snapshot_that_cannot_be_rendered_loses_only_its_own_series(tmp_path: Path) -> None:
     bad, good = ScriptedCollector("bad"), ScriptedCollector("good")
-    sidecar = Sidecar(make_context(make_manifest(tmp_path)), built=[bad, good])
+    sidecar = make_sidecar(make_context(make_manifest(tmp_path)), bad, good)
     sidecar.start()
     until(lambda: sidecar.ready, "the first reads")
     bad.mode = "cannot be shown"

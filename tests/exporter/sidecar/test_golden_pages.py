@@ -11,45 +11,42 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import PREFIX, Samples
-from exporter.contract.clock import SystemClock
-from exporter.files.checkpoints.collector import CheckpointsCollector, CheckpointsSnapshot
+from exporter.files.checkpoints.collector import CheckpointsSnapshot
 from exporter.files.checkpoints.sets import Checkpoint
-from exporter.files.disks.collector import DiskCollector, DiskSnapshot, GroupSpace
+from exporter.files.disks.collector import DiskSnapshot, GroupSpace
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts
-from exporter.files.outputs.collector import OutputGroup, OutputsCollector, OutputsSnapshot
+from exporter.files.outputs.collector import OutputGroup, OutputsSnapshot
 from exporter.files.outputs.collector import WorkerOutput as OutputOfWorker
 from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors.faults_reader import XidCount
-from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
+from exporter.gpus.collectors.gpus_collector import GpusSnapshot
 from exporter.gpus.collectors.page import GpuEntry
-from exporter.gpus.collectors.workers_collector import GpuWorkersCollector, GpuWorkersSnapshot
+from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
-from exporter.launch.collector import LaunchCollector, LaunchSnapshot
-from exporter.launch.readiness_collector import ReadinessCollector
+from exporter.launch.collector import LaunchSnapshot
 from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
 from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
 from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
-from exporter.progress.collector import LogsCollector, LogsSnapshot
+from exporter.progress.collector import LogsSnapshot
 from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.job_eta import JobOutlook
 from exporter.progress.worker_logs_reader import WorkerLogFacts
-from exporter.sidecar import collectors, self_collector
+from exporter.sidecar import self_collector
 from exporter.sidecar.background_reads import FAMILIES, CollectorSlot
-from exporter.sidecar.figures_collector import FigureOfMerit, FomCollector
-from exporter.sidecar.job_collector import JobCollector, JobSnapshot
-from exporter.sidecar.self_collector import SelfCollector, SelfSnapshot
-from exporter.sidecar.sidecar import Sidecar, declared_families
-from exporter.workers.collector import WorkersCollector, WorkersSnapshot
-from exporter.workers.memory_collector import MemoryCollector, MemorySnapshot
+from exporter.sidecar.figures_collector import FigureOfMerit
+from exporter.sidecar.job_collector import JobSnapshot
+from exporter.sidecar.self_collector import SelfSnapshot
+from exporter.sidecar.sidecar import Sidecar
+from exporter.workers.collector import WorkersSnapshot
+from exporter.workers.memory_collector import MemorySnapshot
 from exporter.workers.runs_reader import WorkerExit, WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
-from tests.support.exporter import FakeClock, make_context, make_manifest, make_task
+from tests.support.exporter import FakeClock, declared_families, make_context, make_manifest, make_task
 from tests.support.promql import metric_names, rule_metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,22 +57,22 @@ CONTEXT = make_context(
     make_manifest(Path("/runs/1"), FIRST, SECOND, time_limit_s=3600.0, total_items=1000), job_name='embed "v2" [a]'
 )
 
+COLLECTORS = {slot.collector.name: slot.collector for slot in Sidecar(CONTEXT).slots}
+
 parse_openmetrics: Callable[[str], Iterator[Metric]] = openmetrics_parser.text_string_to_metric_families
 
 
-def job(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    return JobCollector(CONTEXT), JobSnapshot("running", None)
+def job() -> object:
+    return JobSnapshot("running", None)
 
 
-def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def readiness() -> object:
     roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
     waiting = "1 prefills and 0 decodes"
-    return ReadinessCollector(CONTEXT), PublishedReadiness(
-        ready=False, since=None, timeout_s=1800.0, missing=waiting, roles=roles
-    )
+    return PublishedReadiness(ready=False, since=None, timeout_s=1800.0, missing=waiting, roles=roles)
 
 
-def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def workers() -> object:
     running = WorkerReading(
         FIRST,
         up=True,
@@ -103,10 +100,10 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
         ),
     )
-    return WorkersCollector(CONTEXT), WorkersSnapshot((running, dead), ())
+    return WorkersSnapshot((running, dead), ())
 
 
-def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def memory() -> object:
     facts = CgroupMemory(
         used_bytes=300 << 30,
         limit_bytes=400 << 30,
@@ -116,10 +113,10 @@ def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         pressure_some_s=2.5,
         pressure_full_s=0.787540,
     )
-    return MemoryCollector(CONTEXT), MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
+    return MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
 
 
-def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def gpus() -> object:
     parent = Gpu("GPU-5e1f", "0", "nvidia", 'H200 "a"', "0000:18:00.0", mig=True, persistence=True)
     activity = GpuActivity(
         utilization_ratio=0.97,
@@ -177,11 +174,10 @@ def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     )
     xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
     driver = GpuDriver("nvidia", "570.86.15", "12.8")
-    snapshot = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
-    return GpusCollector(CONTEXT), snapshot
+    return GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
 
 
-def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def gpu_workers() -> object:
     usage = NodeGpuUsage(
         uses=(
             GpuUse(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
@@ -201,10 +197,10 @@ def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         ),
         1: (WorkerGpuCondition("unused", state=True),),
     }
-    return GpuWorkersCollector(CONTEXT), GpuWorkersSnapshot(usage, conditions, planned={})
+    return GpuWorkersSnapshot(usage, conditions, planned={})
 
 
-def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def logs() -> object:
     errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
     working = WorkerLogFacts(
         task=FIRST,
@@ -242,17 +238,17 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         checkpoint_fits=True,
         lags={FIRST.rank: 0.0, SECOND.rank: 0.25},
     )
-    return LogsCollector(CONTEXT), LogsSnapshot((working, silent), outlook, (("slow", 2),))
+    return LogsSnapshot((working, silent), outlook, (("slow", 2),))
 
 
-def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    return FomCollector(CONTEXT), (
+def fom() -> object:
+    return (
         FigureOfMerit("gflops", 511.264069, START + 60.5),
         FigureOfMerit("samples_per_second", 12.0, START + 90),
     )
 
 
-def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def outputs() -> object:
     output = OutputGroup(
         *("output", 12, 5 << 40, 1536.5, START + 599.5),
         records=123_456,
@@ -264,16 +260,15 @@ def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
         },
     )
-    return OutputsCollector(CONTEXT), OutputsSnapshot((output, OutputGroup("checkpoint", 0, 0, None, None)))
+    return OutputsSnapshot((output, OutputGroup("checkpoint", 0, 0, None, None)))
 
 
-def checkpoints(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def checkpoints() -> object:
     last = Checkpoint("step 300", "step_300", "invalid", 300, None, 8, 5 << 40, START + 500.5, 12.0, valid=False)
-    snapshot = CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
-    return CheckpointsCollector(CONTEXT), snapshot
+    return CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
 
 
-def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def disk() -> object:
     healthy = GroupSpace(
         "output",
         responding=True,
@@ -285,20 +280,19 @@ def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     )
     hanging = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", silent_since=START + 590)
     full = GroupSpace("run", responding=True, space=SpaceFacts(0, 1 << 40), full_at=START + 500)
-    return DiskCollector(CONTEXT), DiskSnapshot((healthy, hanging, full))
+    return DiskSnapshot((healthy, hanging, full))
 
 
-def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def launch() -> object:
     checks = {name: {"passed": passed} for name, passed in (("processes", True), ("gpus", False), ("output", None))}
-    return LaunchCollector(CONTEXT, dict), LaunchSnapshot(verified=False, final=False, checks=checks)
+    return LaunchSnapshot(verified=False, final=False, checks=checks)
 
 
-def self_page(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.setattr(self_collector, "__version__", "1.2.3")
-    return SelfCollector(CONTEXT), SelfSnapshot(1.25, 42 << 20)
+def self_page() -> object:
+    return SelfSnapshot(1.25, 42 << 20)
 
 
-PAGE_INPUTS: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
+SNAPSHOTS: dict[str, Callable[[], object]] = {
     "job": job,
     "readiness": readiness,
     "workers": workers,
@@ -315,18 +309,20 @@ PAGE_INPUTS: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
 }
 
 
-def render(name: str, monkeypatch: pytest.MonkeyPatch, *, openmetrics: bool = False) -> str:
-    collector, snapshot = PAGE_INPUTS[name](monkeypatch)
+@pytest.fixture(autouse=True)
+def fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_collector, "__version__", "1.2.3")
+
+
+def render(name: str, *, openmetrics: bool = False) -> str:
     out = Samples(CONTEXT.identity.constant_labels())
-    collector.render(snapshot, out)
+    COLLECTORS[name].render(SNAPSHOTS[name](), out)
     return out.page(openmetrics=openmetrics)
 
 
-@pytest.mark.parametrize("name", PAGE_INPUTS)
-def test_the_page_of_a_collector_matches_its_golden_page(
-    name: str, golden: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    golden(f"exporter/{name}.prom", render(name, monkeypatch))
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_the_page_of_a_collector_matches_its_golden_page(name: str, golden: Callable[[str, str], Path]) -> None:
+    golden(f"exporter/{name}.prom", render(name))
 
 
 class Failing:
@@ -360,7 +356,7 @@ def test_the_page_about_reads_matches_its_golden_page(golden: Callable[[str, str
     golden("exporter/refresh.prom", out.page())
 
 
-@pytest.mark.parametrize("name", [*PAGE_INPUTS, "refresh"])
+@pytest.mark.parametrize("name", [*SNAPSHOTS, "refresh"])
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_every_golden_page(name: str) -> None:
     text = (PAGES / f"{name}.prom").read_text(encoding="utf-8")
@@ -370,10 +366,10 @@ def test_promtool_accepts_every_golden_page(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("name", PAGE_INPUTS)
-def test_every_page_is_valid_openmetrics(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = list(parse_openmetrics(render(name, monkeypatch, openmetrics=True)))
-    declared = {family.full_name for family in PAGE_INPUTS[name](monkeypatch)[0].families}
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_every_page_is_valid_openmetrics(name: str) -> None:
+    metrics = list(parse_openmetrics(render(name, openmetrics=True)))
+    declared = {family.full_name for family in COLLECTORS[name].families}
     assert {sample.name for metric in metrics for sample in metric.samples} == declared
 
 
@@ -384,8 +380,8 @@ def golden_names() -> set[str]:
 
 
 def test_every_collector_has_a_golden_page() -> None:
-    built = {slot.collector.name for slot in Sidecar(CONTEXT).slots if slot.collector.families}
-    assert built == PAGE_INPUTS.keys()
+    built = {name for name, collector in COLLECTORS.items() if collector.families}
+    assert built == SNAPSHOTS.keys()
     assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
 
 
@@ -415,13 +411,8 @@ def test_no_family_has_a_reserved_or_process_label() -> None:
 
 
 def test_no_collector_declares_the_families_about_reads() -> None:
-    built = [
-        factory(CollectorContext(CONTEXT.manifest, CONTEXT.identity, SystemClock()))
-        for factory in collectors.COLLECTORS
-    ]
-    assert not {family.full_name for collector in built for family in collector.families} & {
-        family.full_name for family in FAMILIES
-    }
+    declared = {family.full_name for collector in COLLECTORS.values() for family in collector.families}
+    assert not declared & {family.full_name for family in FAMILIES}
 
 
 def panel_metric_names(path: Path) -> set[str]:

@@ -20,10 +20,11 @@ import pytest
 
 from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Samples
+from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.gpus.records import GpuReading
+from exporter.gpus.records import GpuReading, JobGpus
 from exporter.sidecar import service
 from exporter.sidecar.background_reads import SUCCESS
 from exporter.sidecar.figures_collector import FIGURE, FomCollector
@@ -47,7 +48,17 @@ from exporter.sidecar.sidecar import (
     fom_url,
     parse_listen_address,
 )
-from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
+from tests.support.exporter import (
+    NODE,
+    SOON_S,
+    FakeClock,
+    ShiftedClock,
+    make_context,
+    make_manifest,
+    make_sidecar,
+    publisher,
+    samples_of,
+)
 
 TIMEOUT_S = SOON_S  # for events that must happen
 
@@ -160,12 +171,12 @@ def clock() -> ShiftedClock:
     return ShiftedClock()
 
 
-def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
+def phase_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
     """A sidecar that reads the phase all the time and publishes on request."""
     context = make_context(make_manifest(run_dir, **changes), clock)
-    job = JobCollector(context)
+    job = JobCollector(context, publisher(""), publisher(JobProgress()))
     job.interval_s = 0.005
-    sidecar = Sidecar(context, built=[job, *others])
+    sidecar = make_sidecar(context, job, *others)
     for slot in (sidecar.diagnostics, sidecar.publisher):
         slot.collector.interval_s = 1e6  # type: ignore[misc]  # they read only on request
     return sidecar
@@ -188,7 +199,7 @@ def test_a_sidecar_is_ready_when_every_collector_has_read(tmp_path: Path, clock:
         await served.until(lambda: served.sidecar.ready, "the first read")
         assert await served.get("/-/ready") == (200, "The exporter is ready.\n")
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -201,14 +212,14 @@ def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedCloc
         assert "<script>" not in text
         assert 'href="metrics"' in text
 
-    scenario(Sidecar(context, built=[]), play)
+    scenario(make_sidecar(context), play)
 
 
 def test_an_unknown_path_gives_404(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         assert (await served.get("/etc/passwd"))[0] == 404
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -222,11 +233,11 @@ def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: Shifted
         assert [value for key, value in success.items() if 'collector="job"' in key] == [1]
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock: ShiftedClock) -> None:
-    sidecar = make_sidecar(tmp_path, clock)
+    sidecar = phase_sidecar(tmp_path, clock)
     sidecar.host = "127.0.0.1"
     path = tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json"
 
@@ -263,7 +274,7 @@ def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock
 def test_clients_can_connect_to_the_published_address(
     tmp_path: Path, clock: ShiftedClock, host: str, address: str
 ) -> None:
-    sidecar = make_sidecar(tmp_path, clock)
+    sidecar = phase_sidecar(tmp_path, clock)
     sidecar.host, sidecar.port = host, 7
     sidecar.publisher.collector.read()
     assert (run_files.read_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json") or {})["address"] == address
@@ -276,7 +287,7 @@ def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
     if record is not None:
         run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", record)
-    assert find_earlier_port(make_sidecar(tmp_path, clock)) is None
+    assert find_earlier_port(phase_sidecar(tmp_path, clock)) is None
 
 
 def test_a_full_run_directory_only_prevents_publishing(
@@ -293,7 +304,7 @@ def test_a_full_run_directory_only_prevents_publishing(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", full)
-        scenario(make_sidecar(tmp_path, clock), play)
+        scenario(phase_sidecar(tmp_path, clock), play)
 
 
 # -- figures of merit ----------------------------------------------------------------------------
@@ -303,7 +314,7 @@ def with_figures(run_dir: Path, clock: ShiftedClock) -> Sidecar:
     """A sidecar that accepts figures of merit and reads them on request."""
     fom = FomCollector(make_context(make_manifest(run_dir), clock))
     fom.interval_s = 1e6
-    return make_sidecar(run_dir, clock, fom)
+    return phase_sidecar(run_dir, clock, fom)
 
 
 def test_a_posted_figure_of_merit_is_immediately_on_both_pages(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -413,7 +424,7 @@ def test_a_sidecar_that_was_never_scraped_ends_immediately(tmp_path: Path, clock
         status = json.loads((tmp_path / run_files.STATUS_DIR / f"{NODE}.json").read_text(encoding="utf-8"))
         assert status["final"]
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 async def finished(served: Served, run_dir: Path, scrape_check_begun: threading.Event) -> None:
@@ -433,7 +444,7 @@ def test_a_scraper_gets_the_final_values_before_the_end(
         await served.ended()
         assert 'phase="finished"} 1\n' in page
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_the_status_is_final_before_the_job_is_finished(
@@ -449,7 +460,7 @@ def test_the_status_is_final_before_the_job_is_finished(
         await finished(served, tmp_path, scrape_check_begun)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_the_status_is_not_final_while_a_worker_still_runs(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -459,7 +470,7 @@ def test_the_status_is_not_final_while_a_worker_still_runs(tmp_path: Path, clock
         await served.keeps_running()
         assert not served.sidecar.final
 
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
+    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
 
 
 async def terminate_while_workers_save(served: Served, run_dir: Path) -> None:
@@ -477,7 +488,7 @@ def test_a_sidecar_keeps_running_while_workers_save_their_work(tmp_path: Path, c
         await served.ended()
         assert served.sidecar.final
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_a_sidecar_ends_before_slurm_kills_it(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -487,7 +498,7 @@ def test_a_sidecar_ends_before_slurm_kills_it(tmp_path: Path, clock: ShiftedCloc
         await served.ended()
         assert served.sidecar.final
 
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
+    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
 
 
 def test_the_final_values_are_written_even_if_writing_is_slow(
@@ -508,7 +519,7 @@ def test_the_final_values_are_written_even_if_writing_is_slow(
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
     assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
 
 
@@ -519,7 +530,7 @@ def test_a_second_signal_ends_a_sidecar_immediately(tmp_path: Path, clock: Shift
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
 def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
@@ -544,7 +555,7 @@ def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
         run_files.write_job_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
 def test_a_sidecar_waits_for_every_scraper(
@@ -560,7 +571,7 @@ def test_a_sidecar_waits_for_every_scraper(
         await served.get("/metrics", User_Agent="Prometheus/2")
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -570,7 +581,7 @@ def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: Shift
         finish(tmp_path)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
@@ -586,7 +597,7 @@ def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
         await served.ended()
         assert "the linger time is over and the final values were not scraped" in caplog.messages
 
-    scenario(make_sidecar(tmp_path, clock, linger_s=120.0), play)
+    scenario(phase_sidecar(tmp_path, clock, linger_s=120.0), play)
 
 
 def test_a_scraper_that_stopped_long_ago_is_not_awaited(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -596,7 +607,7 @@ def test_a_scraper_that_stopped_long_ago_is_not_awaited(tmp_path: Path, clock: S
         finish(tmp_path)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_an_announced_job_leaves_time_for_discovery(
@@ -608,7 +619,7 @@ def test_an_announced_job_leaves_time_for_discovery(
         clock.shift += ScrapeLog.DISCOVERY_S
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
+    scenario(phase_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
 
 
 def test_a_hanging_collector_does_not_block_the_end(
@@ -622,7 +633,7 @@ def test_a_hanging_collector_does_not_block_the_end(
         await served.ended()
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -639,7 +650,7 @@ def test_a_signal_ends_a_sidecar_promptly_while_a_collector_hangs(
         await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
@@ -658,7 +669,7 @@ def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", hang)
-        scenario(make_sidecar(tmp_path, clock, blocked), play)
+        scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 # -- scrapes, headers, addresses -----------------------------------------------------------------
@@ -773,7 +784,7 @@ def test_an_empty_host_means_every_interface() -> None:
 
 # -- restart after the driver was replaced -------------------------------------------------------
 
-REPLACED = GpuReading(0.0, "version_mismatch", is_driver_replaced=True)
+REPLACED = JobGpus(GpuReading(0.0, "version_mismatch", is_driver_replaced=True))
 
 
 def test_driver_restarts_become_rarer(tmp_path: Path) -> None:
@@ -810,32 +821,34 @@ def test_an_invalid_record_of_restarts_is_ignored(saved: dict[str, Any], tmp_pat
     assert not DriverRestarts(context).acquire()
 
 
-def make_supervised_sidecar(run_dir: Path, clock: ShiftedClock, *, supervised: bool = True) -> Sidecar:
+def make_supervised_sidecar(
+    run_dir: Path, clock: ShiftedClock, gpus: Published[JobGpus], *, supervised: bool = True
+) -> Sidecar:
     """A sidecar with a supervisor that would restart it."""
-    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=supervised), built=[])
+    sidecar = make_sidecar(make_context(make_manifest(run_dir), clock, supervised=supervised), gpus=gpus)
     sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
     return sidecar
 
 
 def test_a_service_restarts_once_for_a_replaced_driver(tmp_path: Path, clock: ShiftedClock) -> None:
+    gpus = publisher(REPLACED)
+
     async def ends(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.ended()
 
     async def stays(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.keeps_running()
-        served.sidecar.context.published.gpu_reading = None  # its publisher outlives the test
+        gpus.publish(JobGpus())  # its publisher outlives the test
 
-    scenario(make_supervised_sidecar(tmp_path, clock), ends)
-    scenario(make_supervised_sidecar(tmp_path, clock), stays)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), stays)
+    gpus.publish(REPLACED)
     clock.shift += 1.1 * RESTART_PAUSE_S
-    scenario(make_supervised_sidecar(tmp_path, clock), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
 
 
 def test_a_service_without_a_supervisor_does_not_end_for_a_driver(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.keeps_running()
 
-    scenario(make_supervised_sidecar(tmp_path, clock, supervised=False), play)
+    scenario(make_supervised_sidecar(tmp_path, clock, publisher(REPLACED), supervised=False), play)

@@ -23,9 +23,17 @@ from exporter import __version__
 from exporter.__main__ import HASH_MODULES, SHA2_MODULES
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
-from exporter.sidecar.sidecar import declared_families
 from tests.launcher.run.before.test_node_facts import free_port
-from tests.support.exporter import NODE, SOON_S, Wrappers, make_manifest, make_task, until, write_manifest
+from tests.support.exporter import (
+    NODE,
+    SOON_S,
+    Wrappers,
+    declared_families,
+    make_manifest,
+    make_task,
+    until,
+    write_manifest,
+)
 
 EXPORTER = (sys.executable, "-I", "-m", "exporter")
 SCRIPT = Path(sys.executable).with_name("gpujob-exporter")

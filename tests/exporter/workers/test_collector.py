@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_start_ticks
+from exporter.gpus.records import JobGpus
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
 from exporter.workers.collector import (
@@ -45,6 +47,7 @@ from tests.support.exporter import (
     make_manifest,
     make_task,
     page_of,
+    publisher,
     samples_of,
     until,
 )
@@ -53,12 +56,16 @@ TASK = make_task(0)
 LABELS = 'worker="worker_w0",role="worker",rank="0"'
 
 
+def make_collector(context: CollectorContext) -> WorkersCollector:
+    return WorkersCollector(context, publisher(WorkerProcesses()), publisher(JobGpus()), publisher(NodeGpuUse()))
+
+
 class CollectedWorker:
     """A collector with a fake clock over the run directory of real wrappers."""
 
     def __init__(self, run_dir: Path, *tasks: Task) -> None:
         self.clock = FakeClock(time.time())
-        self.collector = WorkersCollector(make_context(make_manifest(run_dir, *tasks), self.clock, end=None))
+        self.collector = make_collector(make_context(make_manifest(run_dir, *tasks), self.clock, end=None))
 
     def facts(self) -> WorkerReading:
         """The first worker from one read."""
@@ -216,15 +223,15 @@ def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers, collected
 def test_records_of_another_attempt_do_not_count(wrappers: Wrappers) -> None:
     wrappers.start(TASK, "true").wait()
     context = make_context(make_manifest(wrappers.run_dir, TASK), FakeClock(), attempt=1)
-    assert WorkersCollector(context).read().workers[0].state == "not_found"
+    assert make_collector(context).read().workers[0].state == "not_found"
 
 
 def test_a_node_reads_only_its_own_workers(wrappers: Wrappers) -> None:
     other = make_task(1, node_index=1)
     wrappers.start(other, "true").wait()
     manifest = make_manifest(wrappers.run_dir, TASK, other)
-    (first,) = WorkersCollector(make_context(manifest)).read().workers
-    (second,) = WorkersCollector(make_context(manifest, node_index=1)).read().workers
+    (first,) = make_collector(make_context(manifest)).read().workers
+    (second,) = make_collector(make_context(manifest, node_index=1)).read().workers
     assert (first.task.rank, first.state) == (0, "not_found")
     assert (second.task.rank, second.state) == (1, "dead")
 
@@ -469,7 +476,7 @@ def attach(run_dir: Path, pid: int) -> CollectedWorker:
     """A collector for an attached job whose worker has been found."""
     collected = CollectedWorker(run_dir, TASK)
     manifest = make_manifest(run_dir, TASK, attached=True)
-    collected.collector = WorkersCollector(make_context(manifest, collected.clock, end=None))
+    collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
     record = {"pid": pid, "start_ticks": read_start_ticks(pid), "start": time.time(), "found_by": "pid_file"}
     run_files.write_json(run_dir / run_files.WORKERS_DIR / "worker_w0_rank0_a0_r0.start.json", record)
     return collected
@@ -536,7 +543,7 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
     kernel = KernelLog(FakeClock(), None, path="/nowhere")
     collected = CollectedWorker(wrappers.run_dir, TASK)
     context = make_context(make_manifest(wrappers.run_dir, TASK), collected.clock, end=None)
-    collected.collector = WorkersCollector(dataclasses.replace(context, kernel=kernel))
+    collected.collector = make_collector(dataclasses.replace(context, kernel=kernel))
     wrapper = wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
     until(lambda: collected.facts().up, "the worker")

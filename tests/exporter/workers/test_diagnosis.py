@@ -49,7 +49,16 @@ from exporter.workers.diagnosis_reader import (
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support import builders
 from tests.support.builders import NOW, worker_end
-from tests.support.exporter import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
+from tests.support.exporter import (
+    NODE,
+    Wrappers,
+    make_context,
+    make_manifest,
+    make_sidecar,
+    make_task,
+    until,
+    write_manifest,
+)
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
 ERRORS = read_error_patterns()
@@ -706,7 +715,7 @@ class RecordingCollector:
 def test_diagnoses_are_written_before_the_final_status(tmp_path: Path) -> None:
     reads: list[tuple[str, bool]] = []
     context = make_context(make_manifest(tmp_path), SystemClock())
-    sidecar = Sidecar(context, [])
+    sidecar = make_sidecar(context)
     sidecar.slots = [CollectorSlot(RecordingCollector("workers", sidecar, reads), context.clock)]
     sidecar.diagnostics = CollectorSlot(RecordingCollector("diagnostics", sidecar, reads), context.clock)
     sidecar.publisher = CollectorSlot(RecordingCollector("publish", sidecar, reads), context.clock)

@@ -10,6 +10,7 @@ import pytest
 
 from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family
+from exporter.collecting.published import Publisher
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup
 from exporter.files.checkpoints import checkpoints_reader
@@ -25,7 +26,16 @@ from exporter.files.checkpoints.collector import (
     CheckpointsCollector,
 )
 from tests.exporter.files.checkpoints.checkpoint_trees import START, safetensors_bytes, torch_bytes
-from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
+from tests.support.exporter import (
+    FakeClock,
+    make_context,
+    make_manifest,
+    make_task,
+    page_of,
+    publisher,
+    samples_of,
+    until,
+)
 
 
 class Node:
@@ -37,7 +47,8 @@ class Node:
         self.folder = run_dir / "ckpt"
         self.folder.mkdir(exist_ok=True)
         self.context: CollectorContext = make_context(manifest or make_manifest(run_dir), self.clock, **identity)
-        self.collector = CheckpointsCollector(self.context)
+        self.times: Publisher[tuple[float, ...]] = publisher(())
+        self.collector = CheckpointsCollector(self.context, self.times)
         self.watched = self.collector._handle
         self.snapshot = self.collector.read()
 
@@ -80,7 +91,7 @@ def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
         node.reads(595)
     assert (node.value(TOTAL), node.value(WRITING), node.value(VALID), node.value(MISSING)) == (3, 0, 1, 0)
     assert (node.value(LAST), node.value(LAST_BYTES), node.value(INTERVAL)) == (written, len(content), 600)
-    assert node.context.published.checkpoint_times == (written - 1200, written - 600, written)
+    assert node.times.value == (written - 1200, written - 600, written)
     found = node.status().checkpoints
     assert (found["count"], found["interval_s"], found["next_expected"]) == (3, 600, written + 600)
     assert (found["last"]["name"], found["last"]["state"], found["last"]["step"]) == ("checkpoint_2.pt", "complete", 2)
@@ -150,7 +161,7 @@ def test_other_nodes_know_the_rhythm_but_publish_no_series(tmp_path: Path) -> No
     node.reads(60)
     assert node.snapshot is None
     assert page_of(node.collector, node.snapshot) == ""
-    assert len(node.context.published.checkpoint_times) == 1
+    assert len(node.times.value) == 1
 
 
 @pytest.mark.parametrize("groups", [(), (PathGroup("checkpoint", "ckpt", None),)])
@@ -167,7 +178,7 @@ def test_files_of_an_earlier_job_do_not_affect_the_rhythm(tmp_path: Path) -> Non
     os.utime(old, (START - 900.0, START - 900.0))
     node = Node(tmp_path)
     node.reads(60)
-    assert (node.value(TOTAL), node.value(LAST), node.context.published.checkpoint_times) == (0, None, ())
+    assert (node.value(TOTAL), node.value(LAST), node.times.value) == (0, None, ())
 
 
 def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(
@@ -235,9 +246,10 @@ def restart_sidecar(node: Node, run_dir: Path, **identity: Any) -> Node:
     """The node after a restart of its sidecar."""
     clock = node.clock
     new = Node.__new__(Node)
+    new.times = publisher(())
     new.clock, new.folder = clock, node.folder
     new.context = make_context(make_manifest(run_dir), clock, **identity)
-    new.collector = CheckpointsCollector(new.context)
+    new.collector = CheckpointsCollector(new.context, new.times)
     new.watched, new.snapshot = new.collector._handle, new.collector.read()
     return new
 
@@ -248,7 +260,7 @@ def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
     assert node.value(TOTAL) == 6
     new = restart_sidecar(node, tmp_path)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (6, 60)
-    assert new.context.published.checkpoint_times == node.context.published.checkpoint_times
+    assert new.times.value == node.times.value
     write_and_keep_two(new, 7)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (7, 60)
     assert [event["event"] for event in new.status().events] == ["checkpoint saved"]

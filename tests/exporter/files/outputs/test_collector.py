@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.published import WorkerProcesses
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup
 from exporter.contract.worker_names import rank_in_file_name
@@ -35,7 +36,16 @@ from exporter.files.outputs.collector import (
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
 from exporter.machine.file_host import FileWatchHost, WatchHanging
 from exporter.machine.mounts import is_node_local, mount_of, parse_mountinfo
-from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
+from tests.support.exporter import (
+    FakeClock,
+    make_context,
+    make_manifest,
+    make_task,
+    page_of,
+    publisher,
+    samples_of,
+    until,
+)
 
 OUTPUT = 'group="output"'
 START = 1_700_000_000.0  # of the job and of the fake clock
@@ -58,8 +68,13 @@ def write(run_dir: Path, name: str, content: int | str | bytes, mtime: float) ->
     os.utime(run_dir / "out" / name, (mtime, mtime))
 
 
+def make_collector(context: CollectorContext) -> OutputsCollector:
+    """A collector while no worker is known to run."""
+    return OutputsCollector(context, publisher(WorkerProcesses()))
+
+
 def collector_of(manifest: Manifest, node_index: int = 0, clock: FakeClock | None = None) -> OutputsCollector:
-    return OutputsCollector(make_context(manifest, clock or FakeClock(), node_index=node_index))
+    return make_collector(make_context(manifest, clock or FakeClock(), node_index=node_index))
 
 
 def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
@@ -165,9 +180,9 @@ class Job:
         self.clock = FakeClock()
         (run_dir / "out").mkdir(exist_ok=True)
         manifest = make_manifest(run_dir, make_task(0), make_task(1), stall_timeout_s=TIMEOUT_S, **changes)
+        self.processes = publisher(WorkerProcesses(running=frozenset({0, 1})))
         self.context = make_context(manifest, self.clock)
-        self.context.published.running_ranks = frozenset({0, 1})
-        self.collector = OutputsCollector(self.context)
+        self.collector = OutputsCollector(self.context, self.processes)
         self.snapshot = self.collector.read()
 
     def poll(self, after_s: float = 5.0) -> str:
@@ -215,7 +230,6 @@ def test_checkpoint_groups_have_no_worker_series_stalls_or_events(tmp_path: Path
     assert samples_of(page, WORKER_BYTES) == samples_of(page, STALLED) == samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, INVALID) == {'group="checkpoint"': 1}
     assert job.snapshot.events == ()
-    assert job.context.published.checkpoint_times == ()
 
 
 def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: Path) -> None:
@@ -337,7 +351,7 @@ def test_a_node_counts_all_files_of_a_node_local_directory(tmp_path: Path) -> No
         for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
             manifest = make_manifest(tmp_path, *tasks)
             contexts = [replace(make_context(manifest, node_index=node), files=host) for node in range(len(found))]
-            assert [OutputsCollector(context).read().groups[0].files for context in contexts] == found
+            assert [make_collector(context).read().groups[0].files for context in contexts] == found
     finally:
         host.close()
 
@@ -346,11 +360,11 @@ def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> Non
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
     job.poll()
-    job.context.published.running_ranks = frozenset()
+    job.processes.publish(WorkerProcesses(running=frozenset()))
     page = job.after(2 * TIMEOUT_S)
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
-    job.context.published.running_ranks = frozenset({0})
+    job.processes.publish(WorkerProcesses(running=frozenset({0})))
     assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
@@ -453,7 +467,7 @@ def collector_and_host(tmp_path: Path) -> Iterator[tuple[OutputsCollector, FakeH
     write(tmp_path, "output_rank0.jsonl", 10, START)
     host = FakeHost(SystemClock(), use_helper=False)
     context = replace(make_context(make_manifest(tmp_path), FakeClock()), files=host)
-    yield OutputsCollector(context), host
+    yield make_collector(context), host
     host.close()
 
 
@@ -489,7 +503,7 @@ def test_polls_in_a_helper_process_give_the_same_figures(tmp_path: Path) -> None
     write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
     host = FileWatchHost(SystemClock(), use_helper=True)
     try:
-        collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
+        collector = make_collector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
         group = until(lambda: next(iter(collector.read().groups), None), "a poll")
         assert (group.files, group.bytes, group.records) == (1, 6, 2)
     finally:

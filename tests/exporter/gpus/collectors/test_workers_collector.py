@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus, WorkerProgress
+from exporter.collecting.collector import NodeStatus
+from exporter.collecting.published import RECENT_S, WorkerProgress
 from exporter.gpus.collectors.workers_collector import (
     CONDITION,
     FOREIGN,
@@ -94,7 +95,7 @@ def test_a_worker_uses_the_gpus_of_its_processes(tmp_path: Path) -> None:
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     assert samples_of(page, WORKERS) == {'gpu="0"': 1, 'gpu="1"': 0}
     assert samples_of(page, FOREIGN) == {'gpu="0"': 0, 'gpu="1"': 0}
-    assert node.published.gpu_users == {uuid(0): {0}, uuid(1): set()}
+    assert node.gpu_use.value.workers == {uuid(0): {0}, uuid(1): set()}
 
 
 def test_descendants_count_for_their_worker(tmp_path: Path) -> None:
@@ -171,14 +172,14 @@ def test_gpu_use_is_unknown_in_the_first_seconds_of_a_worker(tmp_path: Path) -> 
     node = two_gpus(tmp_path)
     node.run(0, 100, since=5.0)
     assert workers_status(node)[0]["gpu_use"] is None
-    node.published.pids = {}
+    node.run_only({})
     assert workers_status(node)[0]["gpu_use"] is None
 
 
 def test_an_ended_worker_that_never_used_a_gpu_has_empty_gpu_use(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     assert workers_status(node)[0]["gpu_use"] == []
-    node.published.pids = {}
+    node.run_only({})
     assert workers_status(node)[0]["gpu_use"] == []
 
 
@@ -193,7 +194,7 @@ def test_workers_on_mig_instances_are_distinguished(tmp_path: Path) -> None:
     assert samples_of(page, FOREIGN) == {'gpu="0:0"': 0, 'gpu="0:1"': 0}
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     first, second = (node.host.gpus[at].gpu.uuid for at in (1, 2))
-    assert node.published.gpu_users == {first: {0}, second: {1}, uuid(0): {0, 1}}
+    assert node.gpu_use.value.workers == {first: {0}, second: {1}, uuid(0): {0, 1}}
 
 
 # Foreign processes and namespaces
@@ -355,7 +356,7 @@ def test_a_real_worker_in_a_pid_namespace_is_found_by_its_inner_pid(tmp_path: Pa
 def test_gpu_use_is_inferred_from_the_device_list_of_the_worker(tmp_path: Path, child: Child) -> None:
     node = two_gpus(tmp_path, proc="/proc", plan=((0,), ()))
     node.run(0, child(CUDA_VISIBLE_DEVICES=uuid(1)))
-    node.published.pids = {0: node.published.pids[0]}
+    node.run_only({0: node.pids[0]})
     node.use(1, NO_SUCH_PID)
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="1",attribution="inferred"': 1}
@@ -385,7 +386,7 @@ def test_conditions_are_shown_when_they_can_be_decided(tmp_path: Path) -> None:
     node.use(1, 101)
     advance(node, 60)
     assert conditions(node) == {"held_idle": 0, "unused": 0, "idle_beside_peers": 0}
-    node.published.progress = {0: WorkerProgress(node.clock.now, stalled=False)}
+    node.report(0, WorkerProgress(node.clock.now, stalled=False))
     node.change(0, throttle_s={"thermal": 0.0})
     advance(node, 60)
     known = conditions(node)
@@ -393,7 +394,7 @@ def test_conditions_are_shown_when_they_can_be_decided(tmp_path: Path) -> None:
     assert "throttled" not in known
     advance(node, 300)
     assert conditions(node)["throttled"] == 0
-    node.published.pids = {1: frozenset({101})}
+    node.run_only({1: frozenset({101})})
     assert conditions(node) == {}
 
 
@@ -431,11 +432,15 @@ def test_a_busy_gpu_with_a_stalled_log_is_busy_without_progress(tmp_path: Path) 
     node = two_gpus(tmp_path, stall_timeout_s=120.0)
     node.use(0, 100)
     node.change(0, utilization_ratio=1.0, power_average_w=150.0)
-    node.published.progress = {0: WorkerProgress(node.clock.now - 100, stalled=True)}
+    node.report(0, WorkerProgress(node.clock.now - 100, stalled=True))
     advance(node, 180)
     assert conditions(node)["busy_without_progress"] == 1
     assert conditions(node)["busy_without_progress_low_power"] == 1
-    assert 0 not in node.published.gpus_busy
+    assert 0 not in node.gpu_use.value.busy
+    for _ in range(int(RECENT_S) // 5 + 1):  # the logs can no longer be read
+        node.read_gpus(5)
+        snapshot = node.workers.read()
+    assert "busy_without_progress" not in page_of(node.workers, snapshot)
 
 
 def test_growing_memory_has_a_predicted_time_of_being_full(tmp_path: Path) -> None:
@@ -461,7 +466,7 @@ def test_the_busy_state_of_gpus_is_published(tmp_path: Path) -> None:
     node.change(1, utilization_ratio=0.0)
     node.page()
     advance(node, 90)
-    assert node.published.gpus_busy == {0: True, 1: False}
+    assert node.gpu_use.value.busy == {0: True, 1: False}
 
 
 def test_workers_on_a_shared_gpu_are_busy_by_their_own_utilization(tmp_path: Path) -> None:
@@ -470,10 +475,10 @@ def test_workers_on_a_shared_gpu_are_busy_by_their_own_utilization(tmp_path: Pat
     node.change(0, utilization_ratio=0.97)
     node.page()
     advance(node, 90)
-    assert node.published.gpus_busy == {0: True, 1: False}
+    assert node.gpu_use.value.busy == {0: True, 1: False}
     node.use(0, GpuProcess(100, GIB, None), GpuProcess(101, GIB, None))
     advance(node, 90)
-    assert node.published.gpus_busy == {}
+    assert node.gpu_use.value.busy == {}
 
 
 def test_gpu_use_is_unknown_without_process_lists(tmp_path: Path) -> None:
@@ -491,13 +496,13 @@ def test_an_outdated_reading_is_not_used(tmp_path: Path) -> None:
     node.use(0, 100)
     node.use(1, 100, 101)
     advance(node, 30)
-    assert node.published.gpus_busy[0] is True
+    assert node.gpu_use.value.busy[0] is True
     before = node.workers.read().events
     assert [event["event"] for event in before] == ["GPU misplaced"]
     node.clock.advance(STALE_S + 1)  # no more GPU readings
     snapshot = node.workers.read()
     assert page_of(node.workers, snapshot) == ""
-    assert node.published.gpus_busy == {}
+    assert node.gpu_use.value.busy == {}
     status = NodeStatus()
     node.workers.describe(snapshot, status)
     assert status == NodeStatus(events=list(before))
@@ -546,7 +551,7 @@ def test_an_ended_worker_keeps_its_last_gpu_use(tmp_path: Path) -> None:
     assert used["gpu_misplaced"]
     node.use(1)
     assert workers_status(node)[0]["gpu_use"] == []
-    node.published.pids = {}
+    node.run_only({})
     ended = workers_status(node)
     assert (ended[0]["gpu_use"], ended[0]["gpu_misplaced"]) == (used["gpu_use"], used["gpu_misplaced"])
     assert ended[1]["gpu_use"] == [], "it was never seen on a GPU"
@@ -557,10 +562,10 @@ def test_gpus_shared_with_foreign_processes_are_published(tmp_path: Path) -> Non
     node = two_gpus(tmp_path)
     node.use(0, 100, 1)
     node.page()
-    assert node.published.shared_gpus == {uuid(0)}
+    assert node.gpu_use.value.shared == {uuid(0)}
     node.use(0, 100)
     node.page()
-    assert node.published.shared_gpus == frozenset()
+    assert node.gpu_use.value.shared == frozenset()
 
 
 def test_planned_gpus_are_uuids_in_the_order_of_the_device_list(
@@ -575,7 +580,7 @@ def test_a_lost_gpu_is_still_in_the_plan(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.host.gpus[0] = dataclasses.replace(node.host.gpus[0], state="lost", activity=None, processes=None)
     assert workers_status(node)[0]["gpu_plan"] == [uuid(0)]
-    assert node.published.gpus_busy.get(0) is None
+    assert node.gpu_use.value.busy.get(0) is None
 
 
 def test_the_interval_is_the_check_interval_between_five_and_fifteen_seconds(tmp_path: Path) -> None:
