@@ -302,29 +302,29 @@ CASES = {
         ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
         "app_error",
     ),
-    "a device that was lost, and no Xid": (ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
+    "a device that was lost, and no Xid": (ExitEvidence(code=124, end=104.0, gpu_lost=(LOST,)), "gpu_fault"),
     "a device that was lost, and the error of the program about it": (
-        ExitEvidence(code=1, end=160.0, log=LogEvidence((), ILLEGAL), gpu_losses=(LOST,)),
+        ExitEvidence(code=1, end=160.0, log=LogEvidence((), ILLEGAL), gpu_lost=(LOST,)),
         "gpu_fault",
     ),
     "a device that was found lost just after the end": (
-        ExitEvidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
+        ExitEvidence(signal=ABRT, end=98.0, gpu_lost=(LOST,)),
         "gpu_fault",
     ),
-    "a device that was lost later": (ExitEvidence(code=1, end=89.0, gpu_losses=(LOST,)), "app_error"),
+    "a device that was lost later": (ExitEvidence(code=1, end=89.0, gpu_lost=(LOST,)), "app_error"),
     "a device that was lost ten minutes before": (
-        ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+        ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_lost=(LOST,)),
         "app_error",
     ),
     "a device that was lost, and a collective that timed out ten minutes later": (
-        ExitEvidence(signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_losses=(LOST,)),
+        ExitEvidence(signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_lost=(LOST,)),
         "gpu_fault",
     ),
     "a device that was lost, and a notice that the job ends": (
-        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_losses=(LOST,)),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_lost=(LOST,)),
         "terminated_peer",
     ),
-    "a device that was lost, and exit 0": (ExitEvidence(code=0, end=104.0, gpu_losses=(LOST,)), "completed"),
+    "a device that was lost, and exit 0": (ExitEvidence(code=0, end=104.0, gpu_lost=(LOST,)), "completed"),
     "a device that has lost memory, as the log says": (
         ExitEvidence(code=1, log=LogEvidence(("cuda_error", "gpu_xid"), ECC)),
         "gpu_fault",
@@ -398,11 +398,11 @@ CASES = {
         "host_oom",
     ),
     "a command that does not exist": (
-        ExitEvidence(code=127, launch_error="cannot start 'x': No such file or directory"),
+        ExitEvidence(code=127, error="cannot start 'x': No such file or directory"),
         "launch_failed",
     ),
     "a command that could not start during the teardown": (
-        ExitEvidence(code=126, launch_error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
+        ExitEvidence(code=126, error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
         "launch_failed",
     ),
 }
@@ -453,7 +453,7 @@ EVIDENCE = st.builds(
     code=st.none() | st.integers(0, 255),
     signal=NUMBERS,
     end=st.none() | st.floats(0, 1e9),
-    launch_error=st.none() | st.just("cannot start"),
+    error=st.none() | st.just("cannot start"),
     oom_kills=st.none() | st.integers(0, 5),
     forwarded=st.lists(st.integers(1, 64), max_size=3).map(tuple),
     log=st.builds(
@@ -470,7 +470,7 @@ EVIDENCE = st.builds(
     gpu_faults=st.lists(st.builds(GpuFault, st.floats(0, 1e9), st.integers(1, 200), st.just("Xid")), max_size=2).map(
         tuple
     ),
-    gpu_losses=st.lists(st.builds(LostGpu, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
+    gpu_lost=st.lists(st.builds(LostGpu, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
     node=st.sampled_from(["n1", "n2"]),
     peer=st.none() | st.builds(FailedPeer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
     survivors=st.integers(0, 3),
@@ -486,7 +486,7 @@ def test_all_evidence_gives_a_reason_with_an_explanation(evidence: ExitEvidence)
     assert result.reason in REASONS
     assert result.evidence
     assert all(result.evidence)
-    if evidence.code == 0 and not evidence.launch_error:
+    if evidence.code == 0 and not evidence.error:
         assert result.reason == "completed"
 
 
@@ -503,7 +503,7 @@ def test_a_reason_that_needs_no_log_ignores_the_log(evidence: ExitEvidence, log:
     ("evidence", "needs"),
     [
         (ExitEvidence(code=0), False),
-        (ExitEvidence(code=127, launch_error="cannot start 'x'"), False),
+        (ExitEvidence(code=127, error="cannot start 'x'"), False),
         (ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), False),
         (ExitEvidence(end=101.0, stop=PEER), False),
         (ExitEvidence(code=1, end=101.0, stop=PEER), True),
@@ -554,7 +554,7 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
             ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
             ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
         ),
-        (ExitEvidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
+        (ExitEvidence(code=127, error="cannot start 'x'"), ("cannot start 'x'",)),
         (ExitEvidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
         (
             ExitEvidence(
@@ -571,27 +571,27 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
             ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; calls to it hang"),
         ),
         (
-            ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)),
+            ExitEvidence(code=124, end=104.0, gpu_lost=(LOST,)),
             ("exit status 124", "GPU 0 (GPU-a) was lost 4 s before its end: GPU is lost"),
         ),
         (
-            ExitEvidence(code=1, end=98.0, gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=98.0, gpu_lost=(LOST,)),
             ("exit status 1", "GPU 0 (GPU-a) was found lost 2 s after its end: GPU is lost"),
         ),
-        (ExitEvidence(code=1, gpu_losses=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
+        (ExitEvidence(code=1, gpu_lost=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
         (
-            ExitEvidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_lost=(LOST,)),
             ("exit status 1", FELL_OFF.words, "GPU 0 (GPU-a) was lost 0 s before its end: GPU is lost"),
         ),
         (
-            ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_lost=(LOST,)),
             (
                 "exit status 1",
                 "the last error in its log: ValueError: bad shard",
                 "GPU 0 (GPU-a) was lost 605 s before its end: GPU is lost",
             ),
         ),
-        (ExitEvidence(code=1, end=89.0, gpu_losses=(LOST,)), ("exit status 1",)),
+        (ExitEvidence(code=1, end=89.0, gpu_lost=(LOST,)), ("exit status 1",)),
         (
             ExitEvidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
             ("exit status 1", "Xid 31 on GPU 3, process 7: invalid address, by the program"),
