@@ -177,24 +177,10 @@ def _event_time(body: Mapping[str, Any]) -> float:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Replace a text atomically, as ``run_files.write_json`` does."""
     whole = text.encode("utf-8", "replace")
     try:
-        _replace(path, whole)
+        run_files.replace_file(path, whole)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _replace(path, whole[:SMALL_TEXT_BYTES])
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        run_files.replace_file(path, whole[:SMALL_TEXT_BYTES])

@@ -264,6 +264,4 @@ def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     from launcher.report.text import render_report  # lazy: `watch` writes no report
 
     run_files.write_json(run_dir / run_files.REPORT_FILE, report)
-    temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
-    temporary.write_text(render_report(report), encoding="utf-8", errors="replace")
-    temporary.replace(run_dir / REPORT_TEXT_FILE)
+    run_files.replace_file(run_dir / REPORT_TEXT_FILE, render_report(report).encode("utf-8", "replace"))
