@@ -38,16 +38,17 @@ class ReadinessCollector:
     def render(self, readiness: PublishedReadiness, out: Samples) -> None:
         out.add(READY, int(readiness.ready))
         out.add(TIMEOUT, readiness.timeout_s)
-        for entry in readiness.roles:
-            out.add(WORKERS, entry.registered, role=entry.role)
-            out.add(EXPECTED, entry.expected, role=entry.role)
+        for role, (registered, expected) in readiness.roles.items():
+            out.add(WORKERS, registered, role=role)
+            out.add(EXPECTED, expected, role=role)
 
     def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
         status.job["readiness"] = {
             "ready": readiness.ready,
             "since": readiness.since,
-            "waiting": readiness.missing,
+            "waiting": readiness.waiting,
             "workers": {
-                entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in readiness.roles
+                role: {"ready": registered, "expected": expected}
+                for role, (registered, expected) in readiness.roles.items()
             },
         }

@@ -56,8 +56,8 @@ def readiness_view(
         return None
     body: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": None, "waiting": "", "workers": {}}
     if found is not None:
-        workers = {entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in found.roles}
-        body |= {"ready": found.ready, "since": found.since, "waiting": found.missing, "workers": workers}
+        workers = {role: {"ready": ready, "expected": expected} for role, (ready, expected) in found.roles.items()}
+        body |= {"ready": found.ready, "since": found.since, "waiting": found.waiting, "workers": workers}
     if not body["ready"] and start is not None:
         body["not_ready_since"] = _not_ready_since(run_dir, start, phase)
     return body

@@ -54,7 +54,7 @@ def test_a_ready_job_has_the_time_since_when(tmp_path: Path) -> None:
     )
     snapshot = collector.read()
     assert snapshot is not None
-    assert (snapshot.ready, snapshot.since, snapshot.roles) == (True, 1_700_000_090.5, ())
+    assert (snapshot.ready, snapshot.since, snapshot.roles) == (True, 1_700_000_090.5, {})
     assert samples_of(page_of(collector, snapshot), READY) == {"": 1.0}
 
 

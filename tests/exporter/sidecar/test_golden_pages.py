@@ -28,7 +28,7 @@ from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
 from exporter.launch.collector import LaunchSnapshot
-from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
+from exporter.launch.readiness_reader import PublishedReadiness
 from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
 from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot
@@ -67,9 +67,8 @@ def job() -> object:
 
 
 def readiness() -> object:
-    roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
-    waiting = "1 prefills and 0 decodes"
-    return PublishedReadiness(ready=False, since=None, timeout_s=1800.0, missing=waiting, roles=roles)
+    counts = {"seen": {"prefill": 3, "decode": 1}, "expected": {"prefill": 4, "decode": 1}}
+    return PublishedReadiness(attempt=0, ready=False, since=None, timeout_s=1800.0, waiting="1 prefills", **counts)
 
 
 def workers() -> object:
@@ -183,10 +182,7 @@ def gpu_workers() -> object:
             GpuUse(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
             GpuUse(1, "GPU-5e1f", "0", "inferred", planned=False),
         ),
-        gpus=(
-            GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)),
-            GpuUsers("GPU-77", "1", (), None),
-        ),
+        gpus=(GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)), GpuUsers("GPU-77", "1", (), None)),
         workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
     )
     conditions = {
@@ -242,10 +238,7 @@ def logs() -> object:
 
 
 def fom() -> object:
-    return (
-        FigureOfMerit("gflops", 511.264069, START + 60.5),
-        FigureOfMerit("samples_per_second", 12.0, START + 90),
-    )
+    return (FigureOfMerit("gflops", 511.264069, START + 60.5), FigureOfMerit("samples_per_second", 12.0, START + 90))
 
 
 def outputs() -> object:
