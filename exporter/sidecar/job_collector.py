@@ -35,16 +35,7 @@ class JobCollector:
 
     name = "job"
     interval_s = 1.0
-    families = (
-        INFO,
-        START,
-        TIME_LIMIT,
-        PHASE,
-        WORKERS_EXPECTED,
-        GPUS_ALLOCATED,
-        STALL_TIMEOUT,
-        LAUNCH_TIMEOUT,
-    )
+    families = (INFO, START, TIME_LIMIT, PHASE, WORKERS_EXPECTED, GPUS_ALLOCATED, STALL_TIMEOUT, LAUNCH_TIMEOUT)
 
     def __init__(self, context: CollectorContext, published: Publisher[str], progress: Published[JobProgress]) -> None:
         self._manifest, self._identity, self._tasks = context.manifest, context.identity, context.tasks

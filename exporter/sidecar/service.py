@@ -106,10 +106,7 @@ class HttpService:
     async def _metrics(self, request: web.Request) -> web.Response:
         openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
         body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
-        headers = {
-            "Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE,
-            "Vary": "Accept, Accept-Encoding",
-        }
+        headers = {"Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE, "Vary": "Accept, Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             # Level 9 takes ten times as long and saves a tenth of the size.
             packer = zlib.compressobj(1, zlib.DEFLATED, 31)

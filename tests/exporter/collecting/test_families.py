@@ -116,10 +116,7 @@ def test_pages_are_equivalent_to_those_of_the_library(samples: list[AddedSample]
     registry.register(LibraryCollector(samples))
     for ours, theirs in (
         (parse_text(page(samples)), parse_text(library_text(registry).decode())),
-        (
-            parse_openmetrics(page(samples, openmetrics=True)),
-            parse_openmetrics(library_openmetrics(registry).decode()),
-        ),
+        (parse_openmetrics(page(samples, openmetrics=True)), parse_openmetrics(library_openmetrics(registry).decode())),
     ):
         ours_found, theirs_found = list(ours), list(theirs)
         assert sorted(parsed_samples(ours_found)) == sorted(parsed_samples(theirs_found))

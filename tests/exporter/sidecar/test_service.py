@@ -263,13 +263,7 @@ def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock
 
 @pytest.mark.parametrize(
     ("host", "address"),
-    [
-        ("", f"{NODE}:7"),
-        ("0.0.0.0", f"{NODE}:7"),
-        ("::", f"{NODE}:7"),
-        ("10.0.0.1", "10.0.0.1:7"),
-        ("::1", "[::1]:7"),
-    ],
+    [("", f"{NODE}:7"), ("0.0.0.0", f"{NODE}:7"), ("::", f"{NODE}:7"), ("10.0.0.1", "10.0.0.1:7"), ("::1", "[::1]:7")],
 )
 def test_clients_can_connect_to_the_published_address(
     tmp_path: Path, clock: ShiftedClock, host: str, address: str
@@ -743,20 +737,7 @@ def test_a_listen_address_has_host_and_port(text: str, host: str, port: int) -> 
     assert parse_listen_address(text) == (host, port)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "9410",
-        "node01",
-        "node01:",
-        "node01:http",
-        ":65536",
-        ":-1",
-        "[::1]",
-        ":²",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "9410", "node01", "node01:", "node01:http", ":65536", ":-1", "[::1]", ":²"])
 def test_an_invalid_listen_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ExporterError) as info:
         parse_listen_address(text)

@@ -254,7 +254,7 @@ CASES = {
     "preempted": {
         "SIGTERM at a preemption": ExitEvidence(
             signal=TERM, forwarded=(18, TERM), end=101.0, stop=JobStop("preempted", "Slurm: preempted", 100.0)
-        ),
+        )
     },
     "cancelled": {
         "a signal long after a limit that was extended": ExitEvidence(
@@ -439,10 +439,7 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
             ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
         ),
         (ExitEvidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
-        (
-            ExitEvidence(code=0, survivors=2),
-            ("exit status 0", "it had left 2 processes in the background"),
-        ),
+        (ExitEvidence(code=0, survivors=2), ("exit status 0", "it had left 2 processes in the background")),
         (
             ExitEvidence(attached=True, source="kernel"),
             ("exit status unknown", "it was not started by gpujob, so its status is unknown"),
