@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.contract.records import RecordError, from_json
@@ -442,29 +442,11 @@ _RECORDED = (
 )  # fields of `ExitEvidence` that an exit record has under the same name
 
 
-def evidence_from_record(
-    record: Mapping[str, object],
-    *,
-    stop: JobStop | None = None,
-    log: LogEvidence = LogEvidence(),
-    peer: FailedPeer | None = None,
-    node: str | None = None,
-    job_end: float | None = None,
-    attached: bool = False,
-) -> ExitEvidence:
-    """Evidence from an exit record, and from what is known beside it."""
+def evidence_from_record(record: Mapping[str, object], stop: JobStop | None = None) -> ExitEvidence:
+    """Evidence from an exit record, with its signals shortly before the end or after the stop began."""
     known = from_json(ExitEvidence, {name: record[name] for name in _RECORDED if record.get(name) is not None})
-    forwarded = tuple(_relevant_signals(record, known.end, stop))
-    return replace(
-        known, forwarded=forwarded, stop=stop, log=log, peer=peer, node=node, job_end=job_end, attached=attached
-    )
-
-
-def _relevant_signals(record: Mapping[str, object], end: float | None, stop: JobStop | None) -> Iterator[int]:
-    """Signals shortly before the end or after the stop began."""
-    since = float("-inf") if end is None else end - SIGNAL_WINDOW_S
+    since = float("-inf") if known.end is None else known.end - SIGNAL_WINDOW_S
     if stop is not None:
         since = min(since, stop.time - CLOCK_SKEW_S)
-    for moment, number, _ in from_json(tuple[tuple[float, int, int], ...], record.get("signals") or ()):
-        if moment >= since:
-            yield number
+    signals = from_json(tuple[tuple[float, int, int], ...], record.get("signals") or ())
+    return replace(known, stop=stop, forwarded=tuple(number for moment, number, _ in signals if moment >= since))

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -351,9 +351,8 @@ class WorkerRuns:
         self._stop_watching(run)
         end = recorded.end if recorded.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_from_record(
-            record,
-            stop=stop,
+        evidence = replace(
+            evidence_from_record(record, stop),
             log=log_evidence(self._read_log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,

@@ -60,9 +60,8 @@ class ExitReasonFinder:
             stop = None
         end = record.get("end")
         lately = [peer for peer in peers if end is not None and end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_from_record(
-            {**found, **record},
-            stop=stop,
+        evidence = replace(
+            evidence_from_record({**found, **record}, stop),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=node,
             job_end=self._job_end,

@@ -65,8 +65,9 @@ CASES = {
     "app_error": {
         "exit 3": ExitEvidence(code=3),
         "exit 1 with a warning in the log": ExitEvidence(code=1, log=LogEvidence(("python_traceback", "connection"))),
-        "exit 128": ExitEvidence(code=128),
-        "exit 255": ExitEvidence(code=255),
+        **{f"exit {code}": ExitEvidence(code=code) for code in (128, 149, 150, 160, 178, 191, 255)},
+        "a warning before the time limit that it survived": ExitEvidence(code=3, forwarded=(USR1,)),
+        "SIGHUP that it survived": ExitEvidence(code=3, forwarded=(HUP,)),
         "a kill in the control group, and an error of its own": ExitEvidence(
             code=1, oom_kills=1, log=LogEvidence((), "ValueError: bad shard")
         ),
@@ -257,6 +258,12 @@ CASES = {
         )
     },
     "cancelled": {
+        "SIGTERM of a job that is cancelled": ExitEvidence(
+            signal=TERM, forwarded=(TERM,), end=101.0, stop=JobStop("cancelled", "because", 100.0)
+        ),
+        "SIGTERM an hour before the notice": ExitEvidence(
+            signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER
+        ),
         "a signal long after a limit that was extended": ExitEvidence(
             signal=TERM, forwarded=(TERM,), end=36000.0, job_end=3600.0
         ),
@@ -324,37 +331,8 @@ def test_evidence_gives_its_reason(evidence: ExitEvidence, reason: str) -> None:
     assert find_exit_reason(evidence).reason == reason
 
 
-def test_an_end_long_before_the_notice_is_not_a_consequence() -> None:
-    """Example: a run was cancelled and restarted, and the job ended an hour later."""
-    evidence = ExitEvidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
-    assert find_exit_reason(evidence).reason == "cancelled"
-
-
-def test_a_gpu_fault_from_the_log_names_its_source() -> None:
-    result = find_exit_reason(ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), ECC, "train.py:7, in w.err")))
-    assert result.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
-
-
-@pytest.mark.parametrize("number", [USR1, HUP])
-def test_a_signal_that_the_worker_survived_is_not_the_reason(number: int) -> None:
-    """Example: a warning signal before the time limit, after which the worker writes a checkpoint."""
-    assert find_exit_reason(ExitEvidence(code=3, forwarded=(number,))).reason == "app_error"
-
-
-@pytest.mark.parametrize("code", [149, 150, 160, 178, 191])
-def test_a_status_above_the_signal_range_is_an_app_error(code: int) -> None:
-    assert find_exit_reason(ExitEvidence(code=code)).reason == "app_error"
-
-
 def test_every_reason_is_reached_by_a_case() -> None:
     assert tuple(CASES) == REASONS
-
-
-@pytest.mark.parametrize("reason", ["preempted", "cancelled"])
-def test_a_worker_inherits_the_reason_of_the_stop(reason: str) -> None:
-    evidence = ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=JobStop(reason, "because", 100.0))
-    assert find_exit_reason(evidence).reason == reason
-    assert "because" in find_exit_reason(evidence).evidence[-1]
 
 
 NUMBERS = st.none() | st.integers(1, 64)
@@ -434,6 +412,10 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
         (ExitEvidence(), ("exit status unknown", "no exit record was left")),
         (ExitEvidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
         (ExitEvidence(code=1, log=LogEvidence(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
+        (
+            ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), ECC, "train.py:7, in w.err")),
+            ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)"),
+        ),
         (
             ExitEvidence(code=1, log=LogEvidence((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
             ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
@@ -570,24 +552,13 @@ def test_an_exit_record_gives_its_evidence() -> None:
         "signals": [[49.0, 15, 1], [49.5, 28, 0]],
         "disk_available_bytes": 9,
     }
-    assert evidence_from_record(record, stop=PEER, log=LogEvidence(("x",)), job_end=1000.0) == ExitEvidence(
-        code=None,
-        signal=15,
-        end=50.0,
-        oom_kills=0,
-        forwarded=(15, 28),
-        log=LogEvidence(("x",)),
-        disk_available_bytes=9,
-        stop=PEER,
-        job_end=1000.0,
+    assert evidence_from_record(record, PEER) == ExitEvidence(
+        signal=15, end=50.0, oom_kills=0, forwarded=(15, 28), disk_available_bytes=9, stop=PEER
     )
+    assert evidence_from_record({}) == ExitEvidence()
 
 
 def test_a_signal_hours_before_the_end_is_not_evidence() -> None:
     record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
     assert evidence_from_record(record).forwarded == (10,)
-    assert evidence_from_record(record, stop=JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
-
-
-def test_an_empty_record_gives_no_evidence() -> None:
-    assert evidence_from_record({}) == ExitEvidence()
+    assert evidence_from_record(record, JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
