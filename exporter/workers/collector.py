@@ -86,23 +86,8 @@ class WorkersCollector:
     name = "workers"
     interval_s = 1.0
     families = (
-        UP,
-        STATE,
-        START,
-        CPU,
-        RSS,
-        PSS,
-        IO_READ,
-        IO_WRITE,
-        CHILDREN,
-        THREADS,
-        OPEN_FILES,
-        SWITCHES,
-        RESTARTS,
-        EXITS,
-        LAST_CODE,
-        LAST_SIGNAL,
-        LAST_TIME,
+        *(UP, STATE, START, CPU, RSS, PSS, IO_READ, IO_WRITE, CHILDREN, THREADS, OPEN_FILES, SWITCHES),
+        *(RESTARTS, EXITS, LAST_CODE, LAST_SIGNAL, LAST_TIME),
     )
 
     def __init__(

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Metric, exposition, parser
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE, Family, Samples
+from exporter.collecting.families import Family, Samples
 from tests.support.strategies import TEXT
 
 parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
@@ -252,8 +252,3 @@ def test_a_name_that_does_not_fit_its_kind_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         Family(name, "Help.", kind=kind)
-
-
-def test_the_content_types_name_format_and_version() -> None:
-    assert TEXT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
-    assert OPENMETRICS_TYPE == "application/openmetrics-text; version=1.0.0; charset=utf-8"

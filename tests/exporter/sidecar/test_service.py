@@ -215,13 +215,6 @@ def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedCloc
     scenario(make_sidecar(context), play)
 
 
-def test_an_unknown_path_gives_404(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        assert (await served.get("/etc/passwd"))[0] == 404
-
-    scenario(phase_sidecar(tmp_path, clock), play)
-
-
 def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: ShiftedClock) -> None:
     blocked = BlockedCollector()
 
@@ -552,22 +545,6 @@ def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
     scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
-def test_a_sidecar_waits_for_every_scraper(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        for agent in ("Prometheus/1", "Prometheus/2"):
-            await served.get("/metrics", User_Agent=agent)
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        await served.get("/metrics", User_Agent="Prometheus/1")
-        await served.keeps_running()
-        await served.get("/metrics", User_Agent="Prometheus/2")
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock), play)
-
-
 def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         for path in ("/status", "/", "/-/healthy", "/-/ready"):
@@ -592,16 +569,6 @@ def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
         assert "the linger time is over and the final values were not scraped" in caplog.messages
 
     scenario(phase_sidecar(tmp_path, clock, linger_s=120.0), play)
-
-
-def test_a_scraper_that_stopped_long_ago_is_not_awaited(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await served.get("/metrics")
-        clock.shift += ScrapeLog.RECENT_S + 1
-        finish(tmp_path)
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock), play)
 
 
 def test_an_announced_job_leaves_time_for_discovery(

@@ -361,13 +361,8 @@ def test_the_worker_that_caused_the_stop_is_not_its_consequence(wrappers: Wrappe
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     now, cause = collected.clock.now, "worker_w0 rank 0 on node01 ended by killed_unknown"
-    notice: dict[str, object] = {
-        "reason": "terminated_peer",
-        "cause": cause,
-        "time": now + 0.2,
-        "rank": 0,
-        "restart": 0,
-    }
+    about = {"cause": cause, "time": now + 0.2, "rank": 0, "restart": 0}
+    notice: dict[str, object] = {"reason": "terminated_peer", **about}
     run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
     collected.clock.advance(1)
     collected.facts()
@@ -386,56 +381,25 @@ def test_a_forwarded_sigterm_after_the_notice_is_a_consequence(wrappers: Wrapper
     assert collected.facts().exits[-1].evidence[-1] == "the job was being stopped: worker_w1 rank 1 ended"
 
 
-def end_by_sigterm(wrappers: Wrappers) -> None:
-    """End a worker by SIGTERM from outside, without a stop notice."""
+def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -> None:
     wrapper = wrappers.start(TASK, "sleep", "60")
     wrappers.record(TASK, "start")
     wrapper.terminate()
     wrapper.wait()
-
-
-def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -> None:
-    end_by_sigterm(wrappers)
     collected = CollectedWorker(wrappers.run_dir, TASK)
-    assert collected.facts().exits == ()
+    facts = collected.facts()
+    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "a notice may still arrive"
     collected.clock.advance(NOTICE_GRACE_S + 1)
     assert last_end(collected.facts()) == (False, "dead", "cancelled", None, signal.SIGTERM)
-
-
-def test_a_worker_is_not_up_while_its_exit_reason_is_pending(wrappers: Wrappers) -> None:
-    end_by_sigterm(wrappers)
-    facts = CollectedWorker(wrappers.run_dir, TASK).facts()
-    assert (facts.up, facts.state, facts.exits) == (False, "dead", ())
-
-
-def test_an_unknown_stop_reason_does_not_break_the_page(wrappers: Wrappers, collected: CollectedWorker) -> None:
-    wrapper = wrappers.start(TASK, "sleep", "60")
-    wrappers.record(TASK, "start")
-    notice: dict[str, object] = {"reason": "lunch", "cause": "hunger", "time": time.time()}
-    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
-    wrapper.terminate()
-    wrapper.wait()
-    collected.clock.advance(NOTICE_GRACE_S + 1)
-    assert samples_of(collected.page(), UP) == {LABELS: 0}
 
 
 def test_the_status_has_identity_and_state_of_the_worker(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
     status = until(lambda: (found := collected.status())["state"] == "sleeping" and found, "sleep to sleep")
-    assert {
-        key: status[key] for key in ("worker", "role", "rank", "node", "gpus", "up", "pid", "restarts", "exit")
-    } == {
-        "worker": "worker_w0",
-        "role": "worker",
-        "rank": 0,
-        "node": make_identity().node,
-        "gpus": [0],
-        "up": True,
-        "pid": record["pid"],
-        "restarts": 0,
-        "exit": None,
-    }
+    plan = {"worker": "worker_w0", "role": "worker", "rank": 0, "node": make_identity().node, "gpus": [0]}
+    run = {"up": True, "pid": record["pid"], "restarts": 0, "exit": None}
+    assert {key: status[key] for key in (*plan, *run)} == plan | run
 
 
 DAEMON = """
