@@ -87,8 +87,11 @@ class BlockedCollector:
 class Served:
     """A service that runs in this event loop, with a client."""
 
+    scrape_check_begun = threading.Event()  # set when a service first checks who scraped its final values
+
     def __init__(self, sidecar: Sidecar, http: aiohttp.ClientSession, task: "asyncio.Task[None]", url: str) -> None:
         self.sidecar = sidecar
+        self.run_dir = sidecar.context.manifest.run_dir
         self.task = task
         self._http = http
         self._url = url
@@ -112,9 +115,19 @@ class Served:
             assert time.monotonic() < end, f"waited for {what}"
             await asyncio.sleep(0.005)
 
+    def advance(self, seconds: float) -> None:
+        """Let this many seconds pass."""
+        assert isinstance(self.sidecar.context.clock, ShiftedClock)
+        self.sidecar.context.clock.shift += seconds
+
     async def ended(self) -> None:
         """Wait for the service to end."""
         await asyncio.wait_for(asyncio.shield(self.task), TIMEOUT_S)
+
+    async def read_final_values(self) -> None:
+        """End the job and wait until the sidecar has read its final values."""
+        finish(self.run_dir)
+        await self.until(self.scrape_check_begun.is_set, "the last values")
 
     async def keeps_running(self, seconds: float = 0.2) -> None:
         """Check that the service keeps running for a while."""
@@ -153,8 +166,8 @@ def scenario(sidecar: Sidecar, play: Callable[[Served], Awaitable[None]]) -> Non
 
 
 @pytest.fixture(autouse=True)
-def scrape_check_begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Event that is set when a service first checks who scraped its final values. Services read the phase often."""
+def scrape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the first check of who scraped the final values, and let services read the phase often."""
     first_check, is_satisfied = threading.Event(), ScrapeLog.is_satisfied
 
     def record_check(log: ScrapeLog, since: float, now: float) -> bool:
@@ -162,8 +175,8 @@ def scrape_check_begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return is_satisfied(log, since, now)
 
     monkeypatch.setattr(ScrapeLog, "is_satisfied", record_check)
+    monkeypatch.setattr(Served, "scrape_check_begun", first_check)
     monkeypatch.setattr(service, "WATCH_S", 0.005)
-    return first_check
 
 
 @pytest.fixture
@@ -180,6 +193,15 @@ def phase_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: A
     for slot in (sidecar.diagnostics, sidecar.publisher):
         slot.collector.interval_s = 1e6  # type: ignore[misc]  # they read only on request
     return sidecar
+
+
+def in_sidecar(**changes: Any) -> Callable[[Callable[[Served], Awaitable[None]]], Callable[[Path], None]]:
+    """Run a test with a service, and these changes of the manifest."""
+
+    def decorate(test: Callable[[Served], Awaitable[None]]) -> Callable[[Path], None]:
+        return lambda tmp_path: scenario(phase_sidecar(tmp_path, ShiftedClock(), **changes), test)
+
+    return decorate
 
 
 def finish(run_dir: Path) -> None:
@@ -414,78 +436,57 @@ def test_a_sidecar_that_was_never_scraped_ends_immediately(tmp_path: Path, clock
     scenario(phase_sidecar(tmp_path, clock), play)
 
 
-async def finished(served: Served, run_dir: Path, scrape_check_begun: threading.Event) -> None:
-    """End the job and wait until the sidecar has read its final values."""
-    finish(run_dir)
-    await served.until(scrape_check_begun.is_set, "the last values")
+@in_sidecar()
+async def test_a_scraper_gets_the_final_values_before_the_end(served: Served) -> None:
+    await served.get("/metrics")
+    await served.read_final_values()
+    await served.keeps_running()
+    page = (await served.get("/metrics"))[1]
+    await served.ended()
+    assert 'phase="finished"} 1\n' in page
 
 
-def test_a_scraper_gets_the_final_values_before_the_end(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        await served.get("/metrics")
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        page = (await served.get("/metrics"))[1]
-        await served.ended()
-        assert 'phase="finished"} 1\n' in page
-
-    scenario(phase_sidecar(tmp_path, clock), play)
-
-
-def test_the_status_is_final_before_the_job_is_finished(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
+@in_sidecar()
+async def test_the_status_is_final_before_the_job_is_finished(served: Served) -> None:
     """The launcher waits for the final status, writes its report, and only then sets the phase `finished`."""
-    path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
-
-    async def play(served: Served) -> None:
-        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
-        await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
-        await served.keeps_running()
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock), play)
+    path = served.run_dir / run_files.STATUS_DIR / f"{NODE}.json"
+    run_files.write_job_state(str(served.run_dir), "completing", workers_ended=True)
+    await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
+    await served.keeps_running()
+    await served.read_final_values()
+    await served.ended()
 
 
-def test_the_status_is_not_final_while_a_worker_still_runs(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        run_files.write_job_state(str(tmp_path), "completing")
-        await served.until(lambda: served.sidecar.phase == "completing", "the phase")
-        await served.keeps_running()
-        assert not served.sidecar.final
-
-    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
+@in_sidecar(kill_wait_s=0.0)
+async def test_the_status_is_not_final_while_a_worker_still_runs(served: Served) -> None:
+    run_files.write_job_state(str(served.run_dir), "completing")
+    await served.until(lambda: served.sidecar.phase == "completing", "the phase")
+    await served.keeps_running()
+    assert not served.sidecar.final
 
 
-async def terminate_while_workers_save(served: Served, run_dir: Path) -> None:
+async def terminate_while_workers_save(served: Served) -> None:
     """Send SIGTERM while the workers still save their work, as Slurm does."""
-    run_files.write_job_state(str(run_dir), "completing")
+    run_files.write_job_state(str(served.run_dir), "completing")
     await served.until(lambda: served.sidecar.phase == "completing", "the phase")
     os.kill(os.getpid(), signal.SIGTERM)
     await served.keeps_running()
 
 
-def test_a_sidecar_keeps_running_while_workers_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
-        await served.ended()
-        assert served.sidecar.final
-
-    scenario(phase_sidecar(tmp_path, clock), play)
+@in_sidecar()
+async def test_a_sidecar_keeps_running_while_workers_save_their_work(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    run_files.write_job_state(str(served.run_dir), "completing", workers_ended=True)
+    await served.ended()
+    assert served.sidecar.final
 
 
-def test_a_sidecar_ends_before_slurm_kills_it(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        clock.shift += 60.0
-        await served.ended()
-        assert served.sidecar.final
-
-    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
+@in_sidecar(kill_wait_s=60.0)
+async def test_a_sidecar_ends_before_slurm_kills_it(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    served.advance(60.0)
+    await served.ended()
+    assert served.sidecar.final
 
 
 def test_the_final_values_are_written_even_if_writing_is_slow(
@@ -510,14 +511,12 @@ def test_the_final_values_are_written_even_if_writing_is_slow(
     assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
 
 
-def test_a_second_signal_ends_a_sidecar_immediately(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        clock.shift += BURST_S
-        os.kill(os.getpid(), signal.SIGTERM)
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+@in_sidecar(kill_wait_s=1e6)
+async def test_a_second_signal_ends_a_sidecar_immediately(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    served.advance(BURST_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await served.ended()
 
 
 def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
@@ -545,22 +544,20 @@ def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
     scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
-def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        for path in ("/status", "/", "/-/healthy", "/-/ready"):
-            await served.get(path)
-        finish(tmp_path)
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock), play)
+@in_sidecar()
+async def test_only_requests_for_metrics_count_as_scrapes(served: Served) -> None:
+    for path in ("/status", "/", "/-/healthy", "/-/ready"):
+        await served.get(path)
+    finish(served.run_dir)
+    await served.ended()
 
 
 def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, clock: ShiftedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
-        await finished(served, tmp_path, scrape_check_begun)
+        await served.read_final_values()
         await served.keeps_running()
         clock.shift += 100.0
         await served.keeps_running()
@@ -571,16 +568,12 @@ def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
     scenario(phase_sidecar(tmp_path, clock, linger_s=120.0), play)
 
 
-def test_an_announced_job_leaves_time_for_discovery(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        clock.shift += ScrapeLog.DISCOVERY_S
-        await served.ended()
-
-    scenario(phase_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
+@in_sidecar(announced=True, linger_s=1e6)
+async def test_an_announced_job_leaves_time_for_discovery(served: Served) -> None:
+    await served.read_final_values()
+    await served.keeps_running()
+    served.advance(ScrapeLog.DISCOVERY_S)
+    await served.ended()
 
 
 def test_a_hanging_collector_does_not_block_the_end(
