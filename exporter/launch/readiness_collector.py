@@ -1,7 +1,8 @@
 """Readiness of the job's services and workers, shown by its first node."""
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.contract.status import Readiness, RoleReadiness
 from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
 
 READY = Family(
@@ -42,12 +43,12 @@ class ReadinessCollector:
             out.add(WORKERS, entry.registered, role=entry.role)
             out.add(EXPECTED, entry.expected, role=entry.role)
 
-    def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
-        status.job["readiness"] = {
-            "ready": readiness.ready,
-            "since": readiness.since,
-            "waiting": readiness.missing,
-            "workers": {
-                entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in readiness.roles
+    def describe(self, readiness: PublishedReadiness, parts: StatusParts) -> None:
+        parts.readiness = Readiness(
+            ready=readiness.ready,
+            since=readiness.since,
+            waiting=readiness.missing,
+            workers={
+                entry.role: RoleReadiness(ready=entry.registered, expected=entry.expected) for entry in readiness.roles
             },
-        }
+        )

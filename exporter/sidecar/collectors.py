@@ -1,7 +1,6 @@
 """The list of collectors, in the order of the page."""
 
 from collections.abc import Callable
-from typing import Any
 
 from exporter.collecting.collector import Collector, CollectorContext
 from exporter.files.checkpoints.collector import CheckpointsCollector
@@ -18,7 +17,7 @@ from exporter.sidecar.self_collector import SelfCollector
 from exporter.workers.collector import WorkersCollector
 from exporter.workers.memory_collector import MemoryCollector
 
-COLLECTORS: tuple[Callable[[CollectorContext], Collector[Any]], ...] = (
+COLLECTORS: tuple[Callable[[CollectorContext], Collector], ...] = (
     JobCollector,
     ReadinessCollector,
     WorkersCollector,

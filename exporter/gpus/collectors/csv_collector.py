@@ -5,7 +5,7 @@ import time
 import weakref
 from functools import partial
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
 from exporter.files.outputs.csv_reader import NAME, CsvFile, csv_file_name
@@ -76,7 +76,7 @@ class GpuMetricsCollector:
     def render(self, _snapshot: None, _out: Samples) -> None:
         """Add nothing: the collector has no series."""
 
-    def describe(self, _snapshot: None, _status: NodeStatus) -> None:
+    def describe(self, _snapshot: None, _parts: StatusParts) -> None:
         """Add nothing."""
 
 
