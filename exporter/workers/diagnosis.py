@@ -86,8 +86,8 @@ class RecentSamples:
             value = getattr(worker, name)
             if value is not None:
                 sample[name] = value
-        if status.gpus is not None and (worker.gpu_plan or worker.gpu_use):
-            sample |= gpu_sample(worker.to_json(), status.gpus.to_json())
+        if status.gpus is not None:
+            sample |= gpu_sample(worker, status.gpus)
         memory = status.memory or Memory()
         if memory.used_bytes is not None:
             sample["cgroup_used_bytes"] = memory.used_bytes
