@@ -15,10 +15,10 @@ from typing import Any
 
 from exporter.attach import outcome
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
-from exporter.contract.events import EventLog
+from exporter.contract.events import Event, EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.logs.lexicon_reader import lexicon_of_job
@@ -73,15 +73,15 @@ class WorkerFinder:
         self._problems: tuple[str, ...] = ()
         self._surplus_reported = False
         self._missing: str | None = None  # workers not found in time, as a sentence
-        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+        self._events: deque[Event] = deque(maxlen=50)
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
         self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
 
-    def read(self) -> tuple[dict[str, Any], ...]:
+    def read(self) -> tuple[Event, ...]:
         if self._phase == "finished":
             return tuple(self._events)
         now = self._context.clock.time()
-        status = self._sidecar.status()
+        status: Mapping[str, Any] = self._sidecar.status().to_json()
         self._log_events(status["events"])
         entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
         ends = {rank: self._end_time(rank, entries.get(rank, {})) for rank in self._tasks}
@@ -102,11 +102,11 @@ class WorkerFinder:
                 facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
                 self._log.write(event["event"], **facts)
 
-    def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
+    def render(self, snapshot: tuple[Event, ...], out: Samples) -> None:
         """Add nothing: workers have their own series."""
 
-    def describe(self, snapshot: tuple[dict[str, Any], ...], status: NodeStatus) -> None:
-        status.events.extend(snapshot)
+    def describe(self, snapshot: tuple[Event, ...], parts: StatusParts) -> None:
+        parts.events += snapshot
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class WorkerFinder:
         self._add_event(now, "critical", "launch incomplete", self._missing)
 
     def _finish(self, now: float) -> None:
-        status = self._sidecar.status()  # includes the last values
+        status: Mapping[str, Any] = self._sidecar.status().to_json()  # includes the last values
         self._log_events(status["events"])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
@@ -327,7 +327,7 @@ class WorkerFinder:
 
     def write_unfinished_report(self) -> None:
         """Write a report for a watch that ends before the job, with the last state of the workers."""
-        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
+        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status().to_json()
         clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
         try:
             run_files.write_json(
@@ -338,9 +338,7 @@ class WorkerFinder:
             log.warning("cannot write the report: %s", error.strerror)
 
     def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
-        self._events.append(
-            {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
-        )
+        self._events.append(Event(time=now, level=level, event=kind, detail=detail))
 
 
 def _may_be_next_run(before: _FoundRun, candidate: WorkerCandidate) -> bool:

@@ -2,20 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Never, Protocol
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock, SystemClock
+from exporter.contract.events import Event
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.records import Record
+from exporter.contract.status import (
+    Checkpoints,
+    FigureOfMerit,
+    FileSystem,
+    JobFacts,
+    JobOutlook,
+    Launch,
+    Memory,
+    NodeGpus,
+    OutputGroup,
+    Readiness,
+    SidecarCost,
+)
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
 from exporter.machine.process_exits import ProcessExitWatch
 
 if TYPE_CHECKING:  # only for annotations: collectors are defined before GPUs
     from exporter.gpus.host_reader import GpuHost
-
-Snapshot = TypeVar("Snapshot")
 
 WORKER_LABELS = ("worker", "role", "rank")
 
@@ -42,30 +55,34 @@ class CollectorContext:
 
 
 @dataclass
-class NodeStatus:
-    """Status of one node as JSON-ready values; each collector adds its part."""
+class StatusParts:
+    """Parts of the status of one node; each collector adds its own."""
 
-    job: dict[str, Any] = field(default_factory=dict)
-    workers: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-    checkpoints: dict[str, Any] = field(default_factory=dict)  # of the job, on its first node
-    filesystems: list[dict[str, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)  # of the job on this node, from its cgroup
-    launch: dict[str, Any] = field(default_factory=dict)  # launch checks: passed and missing ones of each worker
-    gpus: dict[str, Any] = field(default_factory=dict)  # of the job on this node; empty if it has none
-    figures_of_merit: list[dict[str, Any]] = field(default_factory=list)  # reported by the job on this node
+    job: JobFacts = field(default_factory=JobFacts)
+    outlook: JobOutlook = field(default_factory=JobOutlook)
+    exporter: SidecarCost | None = None
+    readiness: Readiness | None = None
+    workers: dict[int, list[Record]] = field(default_factory=dict)  # parts of each worker's status, by rank
+    outputs: tuple[OutputGroup, ...] = ()
+    checkpoints: Checkpoints | None = None
+    filesystems: tuple[FileSystem, ...] = ()
+    memory: Memory | None = None
+    gpus: NodeGpus | None = None
+    launch: Launch = field(default_factory=Launch)
+    figures_of_merit: tuple[FigureOfMerit, ...] = ()
+    events: list[Event] = field(default_factory=list)
 
-    def worker(self, rank: int) -> dict[str, Any]:
-        """Return the entry of one worker, creating it if needed."""
-        return self.workers.setdefault(rank, {})
+    def add_worker(self, rank: int, part: Record) -> None:
+        """Add a part of the status of one worker."""
+        self.workers.setdefault(rank, []).append(part)
 
 
-class Collector(Protocol[Snapshot]):
+class Collector(Protocol):
     """Reads in the background, renders in the foreground.
 
     ``read`` may block and may raise. It runs on the collector's own thread, never twice at once. ``render`` and
-    ``describe`` do no I/O: they only show the last snapshot.
+    ``describe`` do no I/O: they only show the last snapshot. Each takes only what its own ``read`` returns, so the
+    snapshot of an unknown collector has the type ``Never``.
     """
 
     @property
@@ -79,11 +96,11 @@ class Collector(Protocol[Snapshot]):
         """Seconds between reads."""
         ...
 
-    def read(self) -> Snapshot: ...
+    def read(self) -> object: ...
 
-    def render(self, snapshot: Snapshot, out: Samples, /) -> None: ...
+    def render(self, snapshot: Never, out: Samples, /) -> None: ...
 
-    def describe(self, snapshot: Snapshot, status: NodeStatus, /) -> None:
+    def describe(self, snapshot: Never, parts: StatusParts, /) -> None:
         """Add the snapshot to the status."""
         ...
 

@@ -30,6 +30,9 @@ _Reader: TypeAlias = Callable[[object, str], object]
 NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
 
 
+_SCALARS = frozenset((type(None), bool, int, float, str))
+
+
 class RecordError(ValueError):
     """JSON that is not the record it should be. The text names the place and what was expected there."""
 
@@ -40,21 +43,22 @@ class Record:
 
     SCHEMA: ClassVar[int | None] = None  # version of the JSON, in its key "schema", for records that are whole files
     FIELDS: ClassVar[tuple[str, ...]] = ()
+    KEYS: ClassVar[Mapping[str, str]] = NOTHING  # key of each field
+    REQUIRED: ClassVar[frozenset[str]] = frozenset()  # fields without a default
     unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
 
     def __init_subclass__(cls) -> None:
         own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
         inherited = [name for base in cls.__bases__ if issubclass(base, Record) for name in base.FIELDS]
         cls.FIELDS = tuple(dict.fromkeys((*inherited, *own)))
+        cls.KEYS = {name: name.removesuffix("_") for name in cls.FIELDS}
+        cls.REQUIRED = frozenset(name for name in cls.FIELDS if not hasattr(cls, name))
 
     def __init__(self, **values: object) -> None:
-        fields = type(self).FIELDS
-        for name in values:
-            if name not in fields:
-                raise TypeError(f"{type(self).__name__} has no field {name}")
-        for name in fields:
-            if name not in values and not hasattr(type(self), name):
-                raise TypeError(f"{type(self).__name__} needs {name}")
+        if not values.keys() <= self.KEYS.keys():
+            raise TypeError(f"{type(self).__name__} has no field {min(values.keys() - self.KEYS.keys())}")
+        if not values.keys() >= self.REQUIRED:
+            raise TypeError(f"{type(self).__name__} needs {min(self.REQUIRED - values.keys())}")
         self.__dict__.update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -75,12 +79,20 @@ class Record:
     @classmethod
     def join(cls, *parts: "Record", **others: object) -> Self:
         """Return the record with the values of ``parts``, whose classes are bases of this one, and of ``others``."""
-        return cls(**{name: getattr(part, name) for part in parts for name in part.FIELDS} | others)
+        values: dict[str, object] = {}
+        for part in parts:
+            values.update(part.__dict__)  # the other fields have the same default here
+        values.pop("unknown_keys", None)
+        return cls(**values | others)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the record as a JSON object, the fields in order of declaration."""
-        body = {name.removesuffix("_"): to_json(getattr(self, name)) for name in self.FIELDS}
-        return {"schema": self.SCHEMA, **body, **self.unknown_keys} if self.SCHEMA else {**body, **self.unknown_keys}
+        body: dict[str, JsonValue] = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        for name, key in self.KEYS.items():
+            value = getattr(self, name)
+            body[key] = value if type(value) in _SCALARS else to_json(value)
+        body.update(self.unknown_keys)
+        return body
 
     @classmethod
     def from_json(cls, value: object, place: str = "") -> Self:
@@ -98,18 +110,14 @@ class Record:
             )
         readers = _readers(typing.cast(type, cls))
         try:
-            known = {
-                name: read(value[key], key)
-                for name, read in readers.items()
-                if (key := name.removesuffix("_")) in value
-            }
+            known = {name: readers[name](value[key], key) for name, key in cls.KEYS.items() if key in value}
         except RecordError as error:
             raise RecordError(f"{place}.{error}" if place else str(error)) from None
-        missing = [name for name in readers if name not in known and not hasattr(cls, name)]
+        missing = cls.REQUIRED - known.keys()
         if missing:
-            raise RecordError(f"{place or cls.__name__}: {missing[0]} is missing")
+            raise RecordError(f"{place or cls.__name__}: {min(missing)} is missing")
         new = cls(**known)
-        keys = {"schema", *(name.removesuffix("_") for name in readers)}
+        keys = {"schema", *cls.KEYS.values()}
         rest = {key: entry for key, entry in value.items() if key not in keys}
         if rest:
             new.__dict__["unknown_keys"] = rest
@@ -128,14 +136,14 @@ def to_json(value: object) -> JsonValue:
         return value
     if isinstance(value, Record):
         return value.to_json()
-    if isinstance(value, Mapping):
-        return {str(key): to_json(entry) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}  # type: ignore[attr-defined]
-    if isinstance(value, AbstractSet):
-        return [to_json(entry) for entry in sorted(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, AbstractSet):
+        return [to_json(entry) for entry in sorted(value)]
     if dataclasses.is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} has no JSON")

@@ -1,8 +1,6 @@
 """Status of one node: what a sidecar publishes under ``/status`` and in ``status/{node}.json``.
 
-A worker's status is made of parts, each from __future__ import annotations
-
-from one collector. Report and view of the job are made of the same parts.
+A worker's status is made of parts, each from one collector. Report and view of the job are made of the same parts.
 None means unknown, unless a comment says otherwise. Times are epoch seconds.
 """
 
@@ -125,19 +123,38 @@ class GpuSignals(Record):
     gpu_memory_full: float | None = None  # when its GPU memory became full
 
 
-class WorkerStatus(TaskFacts, RunFacts, ProcessFacts, Position, ProgressFacts, GpuSignals):
-    """One worker in the status of its node."""
+class ProcessStatus(RunFacts, ProcessFacts):
+    """What the collector of processes knows about a worker."""
 
     found_by: str | None = None  # how a worker that others started was found
     details: ProcessDetails | None = None
+
+
+class LogStatus(Position, ProgressFacts):
+    """What the collector of logs knows about a worker."""
+
     epoch: float | None = None
     log_errors: Mapping[str, int] = NOTHING  # lines that match an error pattern, by its name
     log_lag_bytes: int | None = None  # log not yet read
     log_problems: tuple[str, ...] = ()
     prior: JsonObject | None = None  # how this run went, for the ETA of later runs
+
+
+class GpuUseStatus(GpuSignals):
+    """What the collector of GPU users knows about a worker."""
+
     gpu_plan: tuple[str, ...] = ()  # UUIDs of the planned GPUs
     gpu_use: tuple[GpuUse, ...] | None = None
+
+
+class MissingGpus(Record):
+    """GPUs that a worker lacks, from the collector of GPUs."""
+
     gpu_missing: tuple[str, ...] = ()  # planned positions without a GPU
+
+
+class WorkerStatus(TaskFacts, ProcessStatus, LogStatus, GpuUseStatus, MissingGpus):
+    """One worker in the status of its node."""
 
 
 # -- GPUs ------------------------------------------------------------------------------------------
@@ -344,37 +361,42 @@ class KernelXid(Record):
     time: float
 
 
-class Memory(Record):
-    """Memory of the job on this node, from its cgroup."""
+class CgroupMemory(Record):
+    """Memory of one cgroup and its descendants; None if the kernel does not report it."""
+
+    used_bytes: int | None = None
+    limit_bytes: int | None = None  # smallest one up to the mount, also if it throttles instead of killing
+    peak_bytes: int | None = None
+    working_set_bytes: int | None = None  # without the page cache, which the kernel reclaims before it kills
+    oom_kills: int | None = None  # in version 1 of this cgroup alone
+    pressure_some_s: float | None = None  # time in which some process waited for memory
+    pressure_full_s: float | None = None  # time in which all processes did
+
+
+class Memory(CgroupMemory):
+    """Memory of the job on this node."""
 
     cgroup: str | None = None
     version: int | None = None  # of the cgroup hierarchy
-    used_bytes: int | None = None
-    limit_bytes: int | None = None
-    peak_bytes: int | None = None
-    working_set_bytes: int | None = None
-    oom_kills: int | None = None
-    pressure_some_s: float | None = None
-    pressure_full_s: float | None = None
     kmsg: str | None = None  # whether the kernel log can be read
     oom_victims: Mapping[int, float] = NOTHING  # times by pid
     xids: tuple[KernelXid, ...] = ()  # the last ones
 
 
 class LaunchProblem(Record):
-    """What a launch check found wrong with one worker."""
+    """What a launch check found wrong with one worker, or with the node itself."""
 
-    worker: str | None
-    rank: int | None
+    worker: str | None = None
+    rank: int | None = None
     found: str
 
 
 class LaunchCheck(Record):
-    """One check that a worker has really started."""
+    """One check of the launch."""
 
     name: str
     level: str  # issue or warning
-    passed: bool | None
+    passed: bool | None  # None while there is time for missing parts to appear
     detail: str
     lacking: tuple[LaunchProblem, ...] = ()
 

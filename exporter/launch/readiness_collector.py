@@ -1,7 +1,8 @@
 """Readiness of the job's services and workers, shown by its first node."""
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.contract.status import Readiness, RoleReadiness
 from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
 
 READY = Family(
@@ -42,13 +43,13 @@ class ReadinessCollector:
             out.add(WORKERS, registered, role=role)
             out.add(EXPECTED, expected, role=role)
 
-    def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
-        status.job["readiness"] = {
-            "ready": readiness.ready,
-            "since": readiness.since,
-            "waiting": readiness.waiting,
-            "workers": {
-                role: {"ready": registered, "expected": expected}
+    def describe(self, readiness: PublishedReadiness, parts: StatusParts) -> None:
+        parts.readiness = Readiness(
+            ready=readiness.ready,
+            since=readiness.since,
+            waiting=readiness.waiting,
+            workers={
+                role: RoleReadiness(ready=registered, expected=expected)
                 for role, (registered, expected) in readiness.roles.items()
             },
-        }
+        )

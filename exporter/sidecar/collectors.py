@@ -1,10 +1,11 @@
 """The collectors in the order of the page, and the values that they publish for one another."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.collecting.collector import Collector, CollectorContext
 from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher, WorkerProcesses
+from exporter.contract.status import NodeStatus
 from exporter.files.checkpoints.collector import CheckpointsCollector
 from exporter.files.disks.collector import DiskCollector
 from exporter.files.outputs.collector import OutputsCollector
@@ -25,11 +26,11 @@ from exporter.workers.memory_collector import MemoryCollector
 class Register(NamedTuple):
     """The collectors of one sidecar, and what they publish for the sidecar itself."""
 
-    collectors: tuple[Collector[Any], ...]
+    collectors: tuple[Collector, ...]
     gpus: Published[JobGpus]
 
 
-def make_collectors(context: CollectorContext, status: Callable[[], dict[str, Any]]) -> Register:
+def make_collectors(context: CollectorContext, status: Callable[[], NodeStatus]) -> Register:
     """Make every collector. ``status`` returns the status of the node.
 
     Each published value goes to its one writer as the argument after the context, and to its readers.

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, Published, Publisher
 from exporter.contract import run_files
+from exporter.contract.status import JobFacts
 
 PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
 
@@ -67,9 +68,9 @@ class JobCollector:
         out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
         out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
 
-    def describe(self, job: JobSnapshot, status: NodeStatus) -> None:
+    def describe(self, job: JobSnapshot, parts: StatusParts) -> None:
         identity = self._identity
-        status.job.update(
+        parts.job = JobFacts(
             job_id=identity.job_id,
             job_name=identity.job_name,
             cluster=identity.cluster,

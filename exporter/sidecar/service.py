@@ -116,7 +116,7 @@ class HttpService:
         return web.Response(body=body, headers=headers)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(self._sidecar.status())
+        return web.json_response(self._sidecar.status().to_json())
 
     async def _fom(self, request: web.Request) -> web.Response:
         """Accept a figure of merit of the job; answers like omnistat."""

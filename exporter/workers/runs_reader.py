@@ -13,11 +13,12 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.records import Record
+from exporter.contract.status import ProcessDetails
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.machine.job_processes import find_leftover_processes
-from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
+from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
     PEER_WINDOW_S,
@@ -85,7 +86,7 @@ class WorkerReading:
     start: float | None = None
     restart: int = 0
     sample: ProcessTreeSample | None = None
-    details: ProcessTreeDetails | None = None
+    details: ProcessDetails | None = None
     found_by: str | None = None
     cpu_s: float | None = None
     io_read_bytes: int | None = None
@@ -110,7 +111,7 @@ class _WorkerRun:
     wrapper: tuple[int, int | None] | None = None
     is_wrapper_watched: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
-    details: ProcessTreeDetails | None = None
+    details: ProcessDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
     has_exit_record: bool = False  # its exit record exists, though its reason may wait for a notice

@@ -11,10 +11,12 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.status import NodeStatus, WorkerEnd
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.progress.history_reader import build_run_history, write_run_history
-from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis, render_diagnosis
+from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
@@ -38,9 +40,10 @@ def write_missing_diagnosis(
     if ended["reason"] in CONSEQUENCES:
         return None
     files = read_run_files(manifest, task, node, attempt, ended["restart"])
-    status = read_statuses(manifest.run_dir, attempt).get(node, {})
-    body = build_failure_diagnosis(files, NodeSituation(time.time(), status), ended, read_error_patterns())
-    if has_diagnosis(manifest.run_dir, body) or not write_diagnosis(manifest.run_dir, body, render_diagnosis(body)):
+    status = NodeStatus.from_json(read_statuses(manifest.run_dir, attempt).get(node, {}))
+    end = WorkerEnd.from_json(ended)
+    found = build_failure_diagnosis(files, NodeSituation(time.time(), status), end, read_error_patterns())
+    if has_diagnosis(manifest.run_dir, found) or not write_diagnosis(manifest.run_dir, found, render_diagnosis(found)):
         return None
     return manifest.run_dir / run_files.DIAGNOSTICS_DIR / f"{task.worker}.txt"
 

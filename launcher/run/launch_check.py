@@ -194,7 +194,7 @@ class JobLaunchCheck:
             is_over=has_ended,
         )
         return [
-            {"name": check.name, "passed": check.passed, "lacking": [asdict(problem) for problem in check.problems]}
+            {"name": check.name, "passed": check.passed, "lacking": [problem.to_json() for problem in check.lacking]}
             for check in checks
         ]
 

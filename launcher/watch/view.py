@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.status import EtaEstimate
 from exporter.gpus.analysis.node_status import worker_devices
-from exporter.progress.eta.interval import EtaEstimate, slowest_eta
+from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import job_rate, job_work

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from exporter.contract.status import NodeGpus, WorkerStatus
 from exporter.gpus.analysis.node_status import GpuStatus, find_device, worker_devices, worker_gpu_problems
 from exporter.gpus.records import GIB
 
@@ -15,19 +16,17 @@ _DEVICE_KEYS = (
 )
 
 
-def gpu_sample(entry: Mapping[str, Any], gpu_status: GpuStatus) -> dict[str, float]:
+def gpu_sample(worker: WorkerStatus, gpus: NodeGpus) -> dict[str, float]:
     """Values of a worker's GPUs at one time, where known: mean shares and total memory."""
-    devices = worker_devices(entry, gpu_status)
-    at_work = [device for device in devices if device["used"]] or devices
+    uses = worker.gpu_use or ()
+    at_work = {use.uuid for use in uses} or set(worker.gpu_plan)
     known = {
-        "gpu_utilization_ratio": [
-            find_device(device["uuid"], gpu_status).get("utilization_ratio") for device in at_work
-        ],
-        "gpu_sm_ratio": [device["sm_ratio"] for device in devices if device["used"]],
+        "gpu_utilization_ratio": [gpu.utilization_ratio for gpu in gpus.gpus if gpu.uuid in at_work],
+        "gpu_sm_ratio": [use.sm_ratio for use in uses],
     }
     shares = {key: [value for value in values if value is not None] for key, values in known.items()}
     found = {key: fmean(values) for key, values in shares.items() if values}
-    memory = [device["memory_bytes"] for device in devices if device["memory_bytes"] is not None]
+    memory = [use.memory_bytes for use in uses if use.memory_bytes is not None]
     return {**found, "gpu_memory_bytes": sum(memory)} if memory else found
 
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published
 from exporter.contract.identity import safe_label
@@ -79,7 +79,7 @@ class GpuMetricsCollector:
     def render(self, _snapshot: None, _out: Samples) -> None:
         """Add nothing: the collector has no series."""
 
-    def describe(self, _snapshot: None, _status: NodeStatus) -> None:
+    def describe(self, _snapshot: None, _parts: StatusParts) -> None:
         """Add nothing."""
 
 

@@ -4,11 +4,13 @@ import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, Publisher
+from exporter.contract import status
+from exporter.contract.events import Event
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
 from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
@@ -66,7 +68,7 @@ class GpusSnapshot:
     reasons: tuple[HealthReason, ...] = ()
     xids: Mapping[int, int] | None = None  # total of all GPUs, by code
     unsupported_calls: Mapping[str, str] | None = None
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class NodeGpuResult(NamedTuple):
@@ -91,7 +93,7 @@ class GpusCollector:
         self._health = NodeHealthTracker()
         self._last_result: NodeGpuResult | None = None
         self._totals = GpuTotals(context)
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
         self._reported_health = "healthy"
         self._reported_driver: DriverState = "ok"
@@ -237,7 +239,7 @@ class GpusCollector:
             self._reported_health = health
 
     def _add_event(self, time: float, level: str, kind: str, detail: str) -> None:
-        self._events.append({"time": time, "level": level, "event": kind, "detail": detail})
+        self._events.append(Event(time=time, level=level, event=kind, detail=detail))
 
     def render(self, snapshot: GpusSnapshot, out: Samples) -> None:
         if snapshot.state is None:
@@ -253,11 +255,11 @@ class GpusCollector:
         for entry in snapshot.gpus:
             page.add_gpu(out.row(gpu=entry.state.gpu.index), entry, snapshot.driver, readable=readable)
 
-    def describe(self, snapshot: GpusSnapshot, status: NodeStatus) -> None:
+    def describe(self, snapshot: GpusSnapshot, parts: StatusParts) -> None:
         if snapshot.state is None:
             return
         driver = snapshot.driver
-        status.gpus.update(
+        parts.gpus = status.NodeGpus(
             driver_state=snapshot.state,
             words=snapshot.message,
             vendor=driver.vendor if driver else None,
@@ -266,17 +268,19 @@ class GpusCollector:
             allocated=snapshot.allocated,
             visible=snapshot.visible,
             health=snapshot.health,
-            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.text} for r in snapshot.reasons],
-            absent=dict(snapshot.unsupported_calls or {}),
-            gpus=[
-                {**page.describe_gpu(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
-                for entry in snapshot.gpus
-            ],
+            reasons=tuple(
+                status.HealthReason(gpu=reason.gpu, severity=reason.severity, words=reason.text)
+                for reason in snapshot.reasons
+            ),
+            absent=snapshot.unsupported_calls or {},
+            gpus=tuple(
+                page.gpu_device(entry, snapshot.lost_since.get(entry.state.gpu.uuid)) for entry in snapshot.gpus
+            ),
         )
-        status.events.extend(snapshot.events)
+        parts.events += snapshot.events
         for task in self._context.tasks if snapshot.missing else ():
-            missing = [str(position) for position in task.gpus if position in snapshot.missing]
-            status.worker(task.rank).update(gpu_missing=missing)
+            missing = tuple(str(position) for position in task.gpus if position in snapshot.missing)
+            parts.add_worker(task.rank, status.MissingGpus(gpu_missing=missing))
 
 
 def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) -> str | None:

@@ -3,11 +3,18 @@
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
+from exporter.collecting.collector import (
+    WORKER_LABELS,
+    CollectorContext,
+    StatusParts,
+    worker_labels,
+)
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher, WorkerProcesses, WorkerProgress
+from exporter.contract import status
+from exporter.contract.events import Event
 from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
@@ -70,7 +77,7 @@ class GpuWorkersSnapshot:
     outside_processes: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
     starting: frozenset[int] = frozenset()  # ranks that have just started: not using a GPU yet means nothing
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class GpuWorkersCollector:
@@ -100,7 +107,7 @@ class GpuWorkersCollector:
         self._last_uses: dict[int, LastGpuUse] = {}  # by rank
         # By UUID and pid: time of the list that first showed a foreign process.
         self._foreign_since: dict[tuple[str, int], float | None] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._reported: set[tuple[str, ...]] = set()
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
 
@@ -222,10 +229,8 @@ class GpuWorkersCollector:
         for key, (kind, detail, whose) in present.items():
             if key in self._reported:
                 continue
-            event: dict[str, Any] = {"time": now, "level": "warning", "event": kind, "detail": detail}
-            if whose is not None:
-                event.update(worker=whose.worker, rank=whose.rank)
-            self._events.append(event)
+            event = Event(time=now, level="warning", event=kind, detail=detail)
+            self._events.append(event if whose is None else event.replace(worker=whose.worker, rank=whose.rank))
         self._reported = set(present)
 
     def _confirmed_foreign(
@@ -264,32 +269,39 @@ class GpuWorkersCollector:
             row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
             row.add(WORKERS, None if gpu.foreign is None and not gpu.workers else len(gpu.workers))
 
-    def describe(self, snapshot: GpuWorkersSnapshot, status: NodeStatus) -> None:
-        status.events.extend(snapshot.events)
+    def describe(self, snapshot: GpuWorkersSnapshot, parts: StatusParts) -> None:
+        parts.events += snapshot.events
         if snapshot.planned is None:
             return
         for rank in self._tasks:
-            status.worker(rank).update(_describe_worker(rank, snapshot))
-        names = {rank: task.worker for rank, task in self._tasks.items()}
-        users = {gpu.uuid: gpu for gpu in snapshot.usage.gpus}
-        for entry in status.gpus.get("gpus", ()):
-            found = users.get(entry["uuid"])
-            if found is not None:
-                entry["workers"] = [names[rank] for rank in found.workers]
-                entry["foreign"] = [self._describe_foreign(process, snapshot) for process in found.foreign or ()]
+            parts.add_worker(rank, _worker_status(rank, snapshot))
+        if parts.gpus is not None:
+            users = {gpu.uuid: gpu for gpu in snapshot.usage.gpus}
+            gpus = (self._with_users(gpu, users.get(gpu.uuid), snapshot) for gpu in parts.gpus.gpus)
+            parts.gpus = parts.gpus.replace(gpus=tuple(gpus))
 
-    @staticmethod
-    def _describe_foreign(process: ProcessOnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
-        holder = (snapshot.outside_processes or {}).get(process.pid)
-        return {
-            "pid": process.pid,
-            "memory_bytes": process.memory_bytes,
-            "name": None if holder is None else holder.name,
-            "uid": None if holder is None else holder.uid,
-        }
+    def _with_users(
+        self, gpu: status.GpuDevice, users: GpuUsers | None, snapshot: GpuWorkersSnapshot
+    ) -> status.GpuDevice:
+        if users is None:
+            return gpu
+        holders = snapshot.outside_processes or {}
+        return gpu.replace(
+            workers=tuple(self._tasks[rank].worker for rank in users.workers),
+            foreign=tuple(_foreign_process(process, holders.get(process.pid)) for process in users.foreign or ()),
+        )
 
 
-def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+def _foreign_process(process: ProcessOnGpu, holder: GpuProcessInfo | None) -> status.ForeignProcess:
+    return status.ForeignProcess(
+        pid=process.pid,
+        memory_bytes=process.memory_bytes,
+        name=None if holder is None else holder.name,
+        uid=None if holder is None else holder.uid,
+    )
+
+
+def _worker_status(rank: int, snapshot: GpuWorkersSnapshot) -> status.GpuUseStatus:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
@@ -298,23 +310,23 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     misplaced = standing.text if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
-    return {
-        "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
-        "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
-        "gpu_misplaced": misplaced,
-        "gpu_conditions": {condition.name: condition.text for condition in conditions if condition.state},
-        "gpu_memory_full": next((c.full_time for c in conditions if c.full_time is not None), None),
-    }
+    return status.GpuUseStatus(
+        gpu_misplaced=misplaced,
+        gpu_conditions={condition.name: condition.text for condition in conditions if condition.state},
+        gpu_memory_full=next((c.full_time for c in conditions if c.full_time is not None), None),
+        gpu_plan=(snapshot.planned or {}).get(rank, ()),
+        gpu_use=None if uses is None else tuple(map(_gpu_use, uses)),
+    )
 
 
-def _describe_use(use: GpuUse) -> dict[str, Any]:
-    return {
-        "gpu": use.index,
-        "uuid": use.uuid,
-        "memory_bytes": use.memory_bytes,
-        "sm_ratio": use.sm_ratio,
-        "attribution": use.attribution,
-    }
+def _gpu_use(use: GpuUse) -> status.GpuUse:
+    return status.GpuUse(
+        gpu=use.index,
+        uuid=use.uuid,
+        memory_bytes=use.memory_bytes,
+        sm_ratio=use.sm_ratio,
+        attribution=use.attribution,
+    )
 
 
 def _gpu_sample(state: GpuState, used: bool | None, *, is_exclusive: bool, use: GpuUse | None) -> GpuSample:

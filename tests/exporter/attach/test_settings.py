@@ -223,6 +223,13 @@ def test_the_run_directory_is_temporary_if_logs_cannot_be_created(
 LAUNCH: dict[str, Any] = {"verified": False, "final": True, "checks": []}
 
 
+class StatusJson(dict[str, Any]):
+    """A status as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self
+
+
 class Job:
     """A worker finder with workers that the test starts and ends."""
 
@@ -263,7 +270,7 @@ class Job:
         found = tuple(candidate for candidate in visible if candidate.pid not in known)
         return WorkerSearchResult(found, self.gone, self.problems)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> "StatusJson":
         workers = [
             {
                 **dict.fromkeys(("role", "node", "start", "cpu_s", "items", "items_expected", "items_processed")),
@@ -281,7 +288,7 @@ class Job:
         ]
         job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
         facts = {"node": {"name": "n"}, "attempt": 0, "launch": dict(LAUNCH)}
-        return {"workers": workers, "job": job, "events": self.worker_events, **facts}
+        return StatusJson({"workers": workers, "job": job, "events": self.worker_events, **facts})
 
     def start_worker(
         self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, directory: str | None = "/a"
@@ -465,7 +472,7 @@ def test_surplus_processes_are_reported_once(tmp_path: Path) -> None:
     for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
         job.start_worker(pid, number)
     job.step()
-    assert [event["detail"] for event in job.events] == [
+    assert [event.detail for event in job.events] == [
         "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
     ]
     job.end_worker(0)
@@ -504,7 +511,7 @@ def test_missing_workers_are_named_with_their_details(tmp_path: Path) -> None:
         "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
         f"; worker_pids.txt: 'x' is not a process id{SUGGESTION}"
     )
-    assert [event["detail"] for event in job.events] == [job.problems[0], message]
+    assert [event.detail for event in job.events] == [job.problems[0], message]
     job.end_worker(0)
     job.end_worker(1)
     assert job.step() == "completing"
@@ -547,7 +554,7 @@ def test_process_names_are_not_suggested_if_there_is_a_pid_file(tmp_path: Path) 
     job.start_worker(100, 0, "pid_file")
     job.step()
     job.step(10)
-    assert job.events[-1]["detail"].endswith(
+    assert job.events[-1].detail.endswith(
         "; write their pids to worker_pids.txt in the log directory, or to --pid-file"
     )
 
@@ -613,7 +620,7 @@ def test_the_report_counts_the_items_of_an_incomplete_job(tmp_path: Path) -> Non
 
 def test_a_status_from_before_the_first_worker_read_is_accepted(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    before = {**job.status(), "workers": [{"items": None}]}
+    before = StatusJson({**job.status(), "workers": [{"items": None}]})
     job.status = lambda: before  # type: ignore[method-assign]
     assert job.step() == "launching"
     job.finder.write_unfinished_report()

@@ -12,14 +12,15 @@ from exporter.collecting.collector import Collector
 from exporter.collecting.families import Samples
 from exporter.collecting.published import RECENT_S, Published, Publisher
 from exporter.contract import run_files
+from exporter.contract.status import NodeStatus
 from exporter.sidecar.collectors import make_collectors
 from exporter.sidecar.sidecar import Sidecar
 from tests.support.exporter import FakeClock, make_context, make_manifest
 
-COLLECTORS = make_collectors(make_context(make_manifest(Path("/runs/1"))), dict).collectors
+COLLECTORS = make_collectors(make_context(make_manifest(Path("/runs/1"))), NodeStatus).collectors
 
 
-def values_of(collector: Collector[object]) -> Iterator[tuple[str, type, object]]:
+def values_of(collector: Collector) -> Iterator[tuple[str, type, object]]:
     """The published values that a collector is given: name of the argument, role and type of the value."""
     hints = typing.get_type_hints(type(collector).__init__)
     for name, hint in hints.items():

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.published import JobProgress, NodeGpuUse, WorkerProcesses, WorkerProgress
 from exporter.contract.manifest import Task
+from exporter.contract.status import NodeGpus
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
 from exporter.gpus.collectors.workers_collector import GpuWorkersCollector
 from exporter.gpus.host_reader import GpuHost
@@ -213,13 +214,19 @@ class Node:
         self.progress.publish(self.progress.value)
         return page_of(self.gpus, self.read_gpus(seconds)) + page_of(self.workers, self.workers.read())
 
-    def status(self, seconds: float = 0.0) -> NodeStatus:
+    def status(self, seconds: float = 0.0) -> StatusParts:
         """The status of both collectors."""
-        status = NodeStatus()
+        status = StatusParts()
         self.gpus.describe(self.read_gpus(seconds), status)
         self.workers.describe(self.workers.read(), status)
         return status
 
     def events(self, seconds: float = 0.0) -> list[tuple[str, str, str]]:
         """Level, kind and detail of all events so far."""
-        return [(event["level"], event["event"], event["detail"]) for event in self.status(seconds).events]
+        return [(event.level, event.event, event.detail) for event in self.status(seconds).events]
+
+    def node_gpus(self, seconds: float = 0.0) -> NodeGpus:
+        """GPUs of the status."""
+        found = self.status(seconds).gpus
+        assert found is not None
+        return found

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import SystemClock
+from exporter.contract.events import Event
 from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, CollectorSlot
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_sidecar, samples_of, until
 
@@ -52,8 +53,8 @@ class ScriptedCollector:
             raise KeyError("lunch")
         out.add(VALUE, snapshot, which=self.name)
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None:
-        status.job[self.name] = snapshot
+    def describe(self, snapshot: int, parts: StatusParts) -> None:
+        parts.events.append(Event(time=snapshot, level="info", event=self.name))
 
 
 class SlotSet:
@@ -170,7 +171,11 @@ def test_an_overdue_read_removes_only_its_own_series(slot_set: SlotSet) -> None:
     assert slot_set.values() == {'which="b"': 2}
     assert slot_set.success() == {'collector="a"': 0, 'collector="b"': 1}
     assert hanging.overdue
-    assert hanging.describe()["overdue"]
+    assert hanging.reads.overdue
+    parts = StatusParts()
+    for slot in slot_set.slots:
+        slot.describe(parts)
+    assert [event.event for event in parts.events] == ["b"]
 
 
 def test_no_second_read_starts_while_one_hangs(slot_set: SlotSet) -> None:

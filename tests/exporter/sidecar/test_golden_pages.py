@@ -12,13 +12,24 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from exporter.collecting.families import PREFIX, Samples
+from exporter.contract.status import (
+    EtaEstimate,
+    FigureOfMerit,
+    JobOutlook,
+    Launch,
+    LaunchCheck,
+    Memory,
+    OutputGroup,
+    ProcessDetails,
+    SidecarCost,
+    WorkerOutput,
+)
 from exporter.files.checkpoints.collector import CheckpointsSnapshot
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.disks.collector import DiskSnapshot, GroupSpace
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts
-from exporter.files.outputs.collector import OutputGroup, OutputsSnapshot
-from exporter.files.outputs.collector import WorkerOutput as OutputOfWorker
+from exporter.files.outputs.collector import OutputsSnapshot
 from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
@@ -27,22 +38,16 @@ from exporter.gpus.collectors.gpus_collector import GpusSnapshot
 from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
-from exporter.launch.collector import LaunchSnapshot
 from exporter.launch.readiness_reader import PublishedReadiness
-from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
-from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
+from exporter.machine.process_tree import ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot
-from exporter.progress.eta.interval import EtaEstimate
-from exporter.progress.job_eta import JobOutlook
+from exporter.progress.job_eta import NodeOutlook
 from exporter.progress.worker_logs_reader import WorkerLogFacts
 from exporter.sidecar import self_collector
 from exporter.sidecar.background_reads import FAMILIES, CollectorSlot
-from exporter.sidecar.figures_collector import FigureOfMerit
 from exporter.sidecar.job_collector import JobSnapshot
-from exporter.sidecar.self_collector import SelfSnapshot
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersSnapshot
-from exporter.workers.memory_collector import MemorySnapshot
 from exporter.workers.runs_reader import WorkerExit, WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
@@ -80,7 +85,7 @@ def workers() -> object:
         start=START + 0.25,
         restart=1,
         sample=ProcessTreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
-        details=ProcessTreeDetails(900 << 20, 42, 1000, 20, ("/data/shard-0",), ("nvidia0",)),
+        details=ProcessDetails(pss_bytes=900 << 20, open_files=42, voluntary_switches=1000, involuntary_switches=20),
         cpu_s=99.75,
         io_read_bytes=4096,
         io_write_bytes=16384,
@@ -103,16 +108,15 @@ def workers() -> object:
 
 
 def memory() -> object:
-    facts = CgroupMemory(
+    return Memory(
         used_bytes=300 << 30,
         limit_bytes=400 << 30,
         peak_bytes=390 << 30,
         working_set_bytes=123_456_789_012,
-        oom_kills=1,
+        oom_kills=2,
         pressure_some_s=2.5,
         pressure_full_s=0.787540,
     )
-    return MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
 
 
 def gpus() -> object:
@@ -225,15 +229,14 @@ def logs() -> object:
         lag_bytes=512,
     )
     silent = WorkerLogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
-    outlook = JobOutlook(
-        read_at=START + 600,
+    job = JobOutlook(
         deadline=START + 1000,
         eta=EtaEstimate(280.0, 250.5, 310.0),
-        met_probability=0.999,
+        time_limit_met_probability=0.999,
         checkpoint_next=START + 711,
-        checkpoint_fits=True,
-        lags={FIRST.rank: 0.0, SECOND.rank: 0.25},
+        checkpoint_before_time_limit=True,
     )
+    outlook = NodeOutlook(START + 600, job, {FIRST.rank: 0.0, SECOND.rank: 0.25})
     return LogsSnapshot((working, silent), outlook, (("slow", 2),))
 
 
@@ -243,17 +246,21 @@ def fom() -> object:
 
 def outputs() -> object:
     output = OutputGroup(
-        *("output", 12, 5 << 40, 1536.5, START + 599.5),
+        group="output",
+        files=12,
+        bytes=5 << 40,
+        growth_bytes_per_second=1536.5,
+        mtime=START + 599.5,
         records=123_456,
         stalled=False,
         valid=False,
-        invalid_files=2,
+        files_invalid=2,
         workers={
-            FIRST.rank: OutputOfWorker(8, 4 << 40, START + 599.5, 100_000, stalled=False),
-            SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
+            FIRST.rank: WorkerOutput(files=8, bytes=4 << 40, mtime=START + 599.5, records=100_000, stalled=False),
+            SECOND.rank: WorkerOutput(files=4, bytes=1 << 40, mtime=START + 100, stalled=True),
         },
     )
-    return OutputsSnapshot((output, OutputGroup("checkpoint", 0, 0, None, None)))
+    return OutputsSnapshot((output, OutputGroup(group="checkpoint")))
 
 
 def checkpoints() -> object:
@@ -277,15 +284,17 @@ def disk() -> object:
 
 
 def launch() -> object:
-    checks = {name: {"passed": passed} for name, passed in (("processes", True), ("gpus", False), ("output", None))}
-    return LaunchSnapshot(verified=False, final=False, checks=checks)
+    checks = (("processes", True), ("gpus", False), ("output", None))
+    return Launch(
+        checks=tuple(LaunchCheck(name=name, level="issue", passed=passed, detail="") for name, passed in checks)
+    )
 
 
 def self_page() -> object:
-    return SelfSnapshot(1.25, 42 << 20)
+    return SidecarCost(version="1.2.3", cpu_s=1.25, rss_bytes=42 << 20)
 
 
-SNAPSHOTS: dict[str, Callable[[], object]] = {
+SNAPSHOTS: dict[str, Callable[[], Any]] = {
     "job": job,
     "readiness": readiness,
     "workers": workers,

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
@@ -80,7 +80,7 @@ class BlockedCollector:
     def render(self, snapshot: int, out: Samples) -> None:
         """Add nothing."""
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None:
+    def describe(self, snapshot: int, parts: StatusParts) -> None:
         """Add nothing."""
 
 
@@ -333,7 +333,7 @@ def test_a_posted_figure_of_merit_is_immediately_on_both_pages(tmp_path: Path, c
         await served.until(lambda: served.sidecar.ready, "the first reads")
         body = b'{"name": "step gflops", "value": 134.45}'
         assert await served.post("/fom", body, Content_Type="application/json") == (200, {"status": "ok"})
-        await served.until(lambda: served.sidecar.status()["figures_of_merit"], "the figure")
+        await served.until(lambda: served.sidecar.status().figures_of_merit, "the figure")
         page = (await served.get("/metrics"))[1]
         assert [value for key, value in samples_of(page, FIGURE).items() if 'name="step_gflops"' in key] == [134.45]
         (figure,) = json.loads((await served.get("/status"))[1])["figures_of_merit"]
@@ -351,8 +351,8 @@ def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedC
         await served.ended()
         status = run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {}
         assert status["final"]
-        assert [figure["name"] for figure in served.sidecar.status()["figures_of_merit"]] == ["score"]
-        assert status["figures_of_merit"] == served.sidecar.status()["figures_of_merit"]
+        (figure,) = served.sidecar.status().figures_of_merit
+        assert status["figures_of_merit"] == [figure._asdict()]
 
     scenario(with_figures(tmp_path, clock), play)
 

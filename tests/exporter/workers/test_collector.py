@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.status import WorkerEnd, WorkerStatus
 from exporter.gpus.records import JobGpus
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
@@ -51,6 +52,7 @@ from tests.support.exporter import (
     samples_of,
     until,
 )
+from tests.support.statuses import described, worker_of
 
 TASK = make_task(0)
 LABELS = 'worker="worker_w0",role="worker",rank="0"'
@@ -74,14 +76,12 @@ class CollectedWorker:
     def page(self) -> str:
         return page_of(self.collector, self.collector.read())
 
-    def status(self) -> dict[str, Any]:
-        """The first worker as the status page shows it."""
-        status = NodeStatus()
-        self.collector.describe(self.collector.read(), status)
-        return status.worker(0)
+    def status(self) -> WorkerStatus:
+        """The first worker as the status shows it."""
+        return worker_of(described(self.collector, self.collector.read()))
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event["event"], event["detail"]) for event in self.collector.read().events]
+        return [(event.event, event.detail) for event in self.collector.read().events]
 
 
 @pytest.fixture
@@ -140,21 +140,18 @@ def test_a_worker_that_exits_with_0_has_completed(wrappers: Wrappers, collected:
 def test_exit_3_is_an_app_error(wrappers: Wrappers, collected: CollectedWorker) -> None:
     assert wrappers.start(TASK, "sh", "-c", "exit 3").wait() == 3
     assert last_end(collected.facts()) == (False, "dead", "app_error", 3, None)
-    assert collected.status()["exit"] == {
-        "reason": "app_error",
-        "code": 3,
-        "signal": None,
-        "time": wrappers.record(TASK, "exit")["end"],
-        "restart": 0,
-        "evidence": ["exit status 3"],
-    }
+    end = wrappers.record(TASK, "exit")["end"]
+    assert collected.status().exits == (
+        WorkerEnd(reason="app_error", code=3, time=end, restart=0, evidence=("exit status 3",)),
+    )
+    assert collected.status().exit == collected.status().exits[0]
 
 
 def test_sigkill_without_evidence_is_unknown(wrappers: Wrappers, collected: CollectedWorker) -> None:
     assert wrappers.start(TASK, "sh", "-c", "kill -KILL $$").wait() == -signal.SIGKILL
     assert last_end(collected.facts()) == (False, "dead", "killed_unknown", None, signal.SIGKILL)
     assert samples_of(collected.page(), LAST_SIGNAL) == {LABELS: signal.SIGKILL}
-    assert collected.status()["exit"]["signal"] == "SIGKILL"
+    assert [end.signal for end in collected.status().exits] == ["SIGKILL"]
 
 
 def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: CollectedWorker) -> None:
@@ -200,7 +197,7 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     assert samples_of(page, RESTARTS) == {LABELS: 1}
     assert samples_of(page, EXITS)[f'{LABELS},reason="killed_unknown"'] == 1
     assert samples_of(page, LAST_TIME) == {f'{LABELS},reason="killed_unknown"': first_end}
-    assert collected.status()["exit"] is None, "the current run has not ended"
+    assert collected.status().exit is None, "the current run has not ended"
     assert [kind for kind, _ in collected.events()] == ["worker started", "worker ended", "worker restarted"]
 
 
@@ -393,13 +390,11 @@ def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -
     assert last_end(collected.facts()) == (False, "dead", "cancelled", None, signal.SIGTERM)
 
 
-def test_the_status_has_identity_and_state_of_the_worker(wrappers: Wrappers, collected: CollectedWorker) -> None:
+def test_the_status_has_the_state_of_the_worker(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
-    status = until(lambda: (found := collected.status())["state"] == "sleeping" and found, "sleep to sleep")
-    plan = {"worker": "worker_w0", "role": "worker", "rank": 0, "node": make_identity().node, "gpus": [0]}
-    run = {"up": True, "pid": record["pid"], "restarts": 0, "exit": None}
-    assert {key: status[key] for key in (*plan, *run)} == plan | run
+    status = until(lambda: (found := collected.status()).state == "sleeping" and found, "sleep to sleep")
+    assert (status.up, status.pid, status.restarts, status.exit) == (True, record["pid"], 0, None)
 
 
 DAEMON = """

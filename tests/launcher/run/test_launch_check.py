@@ -79,7 +79,7 @@ class Job:
             {
                 "launch": {
                     "final": final,
-                    "checks": [{**asdict(check), "lacking": asdict(check)["problems"]} for check in checks],
+                    "checks": [check.to_json() for check in checks],
                 }
             },
         )

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import WorkerProcesses
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup
+from exporter.contract.records import to_json
+from exporter.contract.status import IgnoredFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.outputs.collector import (
     BYTES,
@@ -46,6 +48,7 @@ from tests.support.exporter import (
     samples_of,
     until,
 )
+from tests.support.statuses import described
 
 OUTPUT = 'group="output"'
 START = 1_700_000_000.0  # of the job and of the fake clock
@@ -164,9 +167,9 @@ def test_a_file_in_place_of_the_directory_counts_as_empty(tmp_path: Path) -> Non
 
 def test_the_status_lists_the_groups(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl")
-    collector, status = collector_of(make_manifest(tmp_path)), NodeStatus()
-    collector.describe(collector.read(), status)
-    assert [(entry["group"], entry["files"], entry["bytes"]) for entry in status.outputs] == [
+    collector = collector_of(make_manifest(tmp_path))
+    groups = described(collector, collector.read()).outputs
+    assert [(group.group, group.files, group.bytes) for group in groups] == [
         ("output", 1, 10),
         ("checkpoint", 0, 0),
     ]
@@ -203,7 +206,7 @@ class Job:
 
     def events(self, kind: str) -> list[str]:
         """Details of the events of a kind."""
-        return [event["detail"] for event in self.snapshot.events if event["event"] == kind]
+        return [event.detail for event in self.snapshot.events if event.event == kind]
 
 
 WORKER_0 = 'worker="worker_w0",role="worker",rank="0",group="output"'
@@ -258,7 +261,7 @@ def test_one_worker_alone_may_stall(tmp_path: Path) -> None:
         page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
-    assert [(event["event"], event.get("rank")) for event in job.snapshot.events] == [
+    assert [(event.event, event.rank) for event in job.snapshot.events] == [
         ("first output", None),
         ("output stalled", 1),
     ]
@@ -273,7 +276,7 @@ def test_numbered_parts_are_not_stalled_workers(tmp_path: Path, prefix: str) -> 
         assert 1 not in samples_of(page, WORKER_STALLED).values()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
-    assert [event.get("rank") for event in job.snapshot.events if event["event"] == "output stalled"] == [None]
+    assert [event.rank for event in job.snapshot.events if event.event == "output stalled"] == [None]
 
 
 def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None:
@@ -283,7 +286,7 @@ def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None
         page = job.after(100)
     assert samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 1, WORKER_1: 1}
-    assert [event["event"] for event in job.snapshot.events] == ["first output"]
+    assert [event.event for event in job.snapshot.events] == ["first output"]
 
 
 @pytest.mark.parametrize(
@@ -402,9 +405,7 @@ def test_damaged_files_are_counted_and_reported_once(tmp_path: Path) -> None:
     assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
     (detail,) = job.events("output damaged")
     assert detail.startswith("output: b.gz ")
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    assert [(file["file"], file["format"]) for file in status.outputs[0]["invalid"]] == [("b.gz", "gzip")]
+    assert [(file.file, file.format) for file in job.snapshot.groups[0].invalid] == [("b.gz", "gzip")]
     (tmp_path / "out" / "b.gz").unlink()
     assert samples_of(job.poll(), VALID) == {OUTPUT: 1}
 
@@ -423,11 +424,10 @@ def test_the_first_output_and_completed_files_are_events(tmp_path: Path) -> None
     job.after(60)
     assert job.events("first output") == ["output: output_rank0.gz"]
     assert job.events("output complete") == ["output: output_rank0.gz, 24 bytes"]
-    assert [event["time"] for event in job.snapshot.events] == [START, START]
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    assert status.outputs[0]["first_output"] == START
-    assert [event["event"] for event in status.events] == ["first output", "output complete"]
+    assert [event.time for event in job.snapshot.events] == [START, START]
+    parts = described(job.collector, job.snapshot)
+    assert parts.outputs[0].first_output == START
+    assert [event.event for event in parts.events] == ["first output", "output complete"]
 
 
 def test_events_are_bounded(tmp_path: Path) -> None:
@@ -444,11 +444,9 @@ def test_the_status_is_valid_json_whatever_the_names(tmp_path: Path, hard_name: 
     job.write("out_\udcff_rank0.gz", DAMAGED)
     os.mkfifo(tmp_path / "out" / "fifo")
     job.after(60)
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    text = json.dumps([status.outputs, status.events], ensure_ascii=False)
+    text = json.dumps([to_json(job.snapshot.groups), to_json(job.snapshot.events)], ensure_ascii=False)
     text.encode()
-    assert status.outputs[0]["passed_over"] == [{"file": "fifo", "kind": "FIFO"}]
+    assert job.snapshot.groups[0].passed_over == (IgnoredFile(file="fifo", kind="FIFO"),)
     assert list(json.loads(text)[0][0]["workers"]) == ["0"]
 
 
@@ -493,7 +491,7 @@ def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsC
     collector.read()
     snapshot = collector.read()
     assert snapshot.groups == ()
-    assert [event["detail"] for event in snapshot.events] == [
+    assert [event.detail for event in snapshot.events] == [
         "output: Permission denied",
         "checkpoint: Permission denied",
     ]

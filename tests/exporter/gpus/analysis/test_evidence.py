@@ -1,13 +1,21 @@
 """GPU evidence in the diagnosis of a worker."""
 
+from typing import Any
+
+from exporter.contract.status import NodeGpus, WorkerStatus
 from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use, uuid_of
+
+
+def sample_of(entry: dict[str, Any], node: dict[str, Any]) -> dict[str, float]:
+    worker = WorkerStatus.from_json({"worker": "worker_w0", "rank": 0, **entry})
+    return gpu_sample(worker, NodeGpus.from_json(node))
 
 
 def test_a_sample_has_mean_ratios_and_total_memory() -> None:
     entry = of_worker(0, 1, gpu_use=[use(0, sm_ratio=0.4), use(1, sm_ratio=None, memory_bytes=GIB)])
     node = gpus(gpu(0, utilization_ratio=1.0), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.0))
-    assert gpu_sample(entry, node) == {
+    assert sample_of(entry, node) == {
         "gpu_utilization_ratio": 0.75,
         "gpu_sm_ratio": 0.4,
         "gpu_memory_bytes": 16 * GIB,
@@ -16,18 +24,18 @@ def test_a_sample_has_mean_ratios_and_total_memory() -> None:
 
 def test_a_sample_covers_the_planned_gpus_before_any_is_used() -> None:
     node = gpus(gpu(0, utilization_ratio=0.0), gpu(1))
-    assert gpu_sample(of_worker(0, gpu_use=[]), node) == {"gpu_utilization_ratio": 0.0}
+    assert sample_of(of_worker(0, gpu_use=[]), node) == {"gpu_utilization_ratio": 0.0}
 
 
 def test_a_sample_covers_the_used_gpus() -> None:
     node = gpus(gpu(0, utilization_ratio=0.0), gpu(1, utilization_ratio=0.8))
-    assert gpu_sample(of_worker(0, gpu_use=[use(1)]), node)["gpu_utilization_ratio"] == 0.8
+    assert sample_of(of_worker(0, gpu_use=[use(1)]), node)["gpu_utilization_ratio"] == 0.8
 
 
 def test_a_sample_omits_unknown_values() -> None:
     entry = of_worker(0, gpu_use=[use(0, sm_ratio=None, memory_bytes=None)])
-    assert gpu_sample(entry, gpus(gpu(0, utilization_ratio=None))) == {}
-    assert gpu_sample({}, {}) == {}
+    assert sample_of(entry, gpus(gpu(0, utilization_ratio=None))) == {}
+    assert sample_of({}, gpus()) == {}
 
 
 def test_the_last_minute_ends_with_the_last_sample() -> None:
@@ -81,7 +89,7 @@ def test_a_missing_gpu_is_listed_once() -> None:
 def test_a_gpu_is_not_called_unused_without_process_lists() -> None:
     found = gpu_evidence(of_worker(0, gpu_use=None), gpus(gpu(0)), [])
     assert list(gpu_lines(found)) == [("GPU 0", "NVIDIA H200, 141 GiB, GPU-00, 61 °C", None)]
-    assert gpu_sample(of_worker(0, gpu_use=None), gpus(gpu(0, utilization_ratio=0.5))) == {"gpu_utilization_ratio": 0.5}
+    assert sample_of(of_worker(0, gpu_use=None), gpus(gpu(0, utilization_ratio=0.5))) == {"gpu_utilization_ratio": 0.5}
 
 
 def test_unreadable_gpus_are_listed_from_the_plan() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.saved_state import save_state
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors import page
@@ -15,6 +15,7 @@ from exporter.gpus.collectors.gpus_collector import DRIVER_STATE, HEALTH, VISIBL
 from exporter.gpus.records import GpuActivity, GpuCondition, GpuState, JobGpus
 from tests.exporter.gpus.fake_gpus import AMD, DEVICE_LISTS, GIB, Node, gpu, instance, mig_gpu, uuid
 from tests.support.exporter import make_context, make_manifest, page_of, publisher, samples_of
+from tests.support.statuses import described
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +165,7 @@ def test_a_job_without_gpus_polls_none_and_has_no_series(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     node = four_gpus(tmp_path, plan=((),), attached=attached)
     assert node.page() == ""
-    assert node.status().gpus == {}
+    assert node.status().gpus is None
     assert node.host.poll_count == 0
     assert node.gpus.interval_s == 60.0
 
@@ -232,7 +233,7 @@ def test_zero_is_a_value(tmp_path: Path) -> None:
     assert samples_of(text, page.THROTTLE) == {'gpu="0",reason="thermal"': 0}
     assert samples_of(text, page.REMAP_PENDING) == {'gpu="0"': 0}
     assert samples_of(text, page.NVLINK_ERRORS) == {'gpu="0"': 0}
-    assert node.status().gpus["gpus"][0]["power_w"] == 0.0
+    assert node.node_gpus().gpus[0].power_w == 0.0
 
 
 def test_pcie_width_and_generation_are_ratios_of_their_maximum(tmp_path: Path) -> None:
@@ -430,7 +431,7 @@ def test_the_status_is_json_and_complete(tmp_path: Path) -> None:
     node.status()
     node.xid(0, 79)
     node.change(0, energy_j=1e6 + 400, sm_activity_ratio=0.8, tensor_activity_ratio=0.4)
-    status = json.loads(json.dumps(node.status(1).gpus))
+    status = json.loads(json.dumps(node.node_gpus(1).to_json()))
     (foreign,) = status["gpus"][0].pop("foreign")
     assert {name: foreign[name] for name in ("pid", "memory_bytes")} == {"pid": 1, "memory_bytes": GIB}
     assert foreign.keys() == {"pid", "memory_bytes", "name", "uid"}
@@ -486,8 +487,8 @@ def test_the_status_is_json_and_complete(tmp_path: Path) -> None:
 def test_the_status_identifies_a_lost_gpu(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
     node.host.gpus[0] = GpuState(node.host.gpus[0].gpu, "lost", "GPU is lost")
-    (entry,) = node.status().gpus["gpus"]
-    known = {name: value for name, value in entry.items() if value not in (None, [])}
+    (entry,) = node.node_gpus().gpus
+    known = {name: value for name, value in entry.to_json().items() if value not in (None, [])}
     assert known == {
         "gpu": "0",
         "uuid": uuid(0),
@@ -503,16 +504,14 @@ def test_the_status_identifies_a_lost_gpu(tmp_path: Path) -> None:
 def test_power_is_the_average_or_else_the_instant_value(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
     node.change(0, power_average_w=None, power_instant_w=321.0)
-    assert node.status().gpus["gpus"][0]["power_w"] == 321.0
+    assert node.node_gpus().gpus[0].power_w == 321.0
     node.change(0, power_average_w=300.0)
-    assert node.status().gpus["gpus"][0]["power_w"] == 300.0
+    assert node.node_gpus().gpus[0].power_w == 300.0
 
 
 def test_reading_alone_adds_nothing_to_the_status(tmp_path: Path) -> None:
-    status = NodeStatus()
     node = four_gpus(tmp_path, plan=((),))
-    node.gpus.describe(node.read_gpus(), status)
-    assert status == NodeStatus()
+    assert described(node.gpus, node.read_gpus()) == StatusParts()
 
 
 def test_there_are_no_series_before_the_first_listing(tmp_path: Path) -> None:
