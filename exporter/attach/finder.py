@@ -18,6 +18,7 @@ from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, Worke
 from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
+from exporter.contract import status as node_status
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
@@ -296,8 +297,8 @@ class WorkerFinder:
         self._add_event(now, "critical", "launch incomplete", self._missing)
 
     def _finish(self, now: float) -> None:
-        status = self._sidecar.status()  # includes the last values
-        self._log_events(status["events"])
+        status = self.read_status()  # includes the last values
+        self._log_events([event.to_json() for event in status.events])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
@@ -308,12 +309,19 @@ class WorkerFinder:
                 run_dir / run_files.REPORT_FILE,
                 outcome.build_attached_report(
                     status, result, str(run_dir), self._all_ended_since or now, self._diagnoses()
-                ),
+                ).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
         self.outcome = result
         self._enter_phase("finished")
+
+    def read_status(self) -> node_status.NodeStatus:
+        """The status now, without workers that were not read yet."""
+        body = self._sidecar.status()
+        return node_status.NodeStatus.from_json(
+            {**body, "workers": [entry for entry in body["workers"] if "rank" in entry]}
+        )
 
     def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:
         """Existing diagnoses by worker."""
@@ -327,12 +335,12 @@ class WorkerFinder:
 
     def write_unfinished_report(self) -> None:
         """Write a report for a watch that ends before the job, with the last state of the workers."""
-        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
+        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self.read_status()
         clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
         try:
             run_files.write_json(
                 run_dir / run_files.REPORT_FILE,
-                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()),
+                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)

@@ -39,18 +39,34 @@ class WorkerEnd(Record):
 class TaskFacts(Record):
     """A worker according to the plan."""
 
-    worker: str
+    worker: str = ""
     role: str = ""
     rank: int
     node: str = ""
     gpus: tuple[int, ...] = ()  # planned, by position on the node
+    critical: bool = True  # whether the job fails with it
+
+
+class Position(Record):
+    """How far a worker is, according to its log or its progress file."""
+
+    unit: str | None = None  # of the position; items if None
+    pattern: str | None = None  # name of the pattern that found it
+    items: float | None = None
+    items_expected: float | None = None  # total
+    items_processed: float | None = None  # by this run and earlier ones, without repeats
+    items_first: float | None = None  # first position of this run
+
+
+class TaskPosition(TaskFacts, Position):
+    """A worker, and how far it is."""
 
 
 class RunFacts(Record):
     """The runs of a worker."""
 
     up: bool = False  # whether it is running
-    state: str | None = None
+    state: str = "not_found"  # that of its process, or not_found before it starts, or dead
     start: float | None = None  # of its latest run
     restarts: int = 0
     exit: WorkerEnd | None = None  # of its latest run; None while it runs
@@ -78,17 +94,6 @@ class ProcessFacts(Record):
     threads: int | None = None
 
 
-class Position(Record):
-    """How far a worker is, according to its log or its progress file."""
-
-    unit: str | None = None  # of the position; items if None
-    pattern: str | None = None  # name of the pattern that found it
-    items: float | None = None
-    items_expected: float | None = None  # total
-    items_processed: float | None = None  # by this run and earlier ones, without repeats
-    items_first: float | None = None  # first position of this run
-
-
 class ProgressFacts(Record):
     """Pace and outlook of a worker."""
 
@@ -110,7 +115,7 @@ class ProgressFacts(Record):
 class GpuUse(Record):
     """Use of one GPU by a worker."""
 
-    gpu: str | int | None = None  # index, with the MIG instance if it is one
+    gpu: str | None = None  # index; of a MIG instance with its number, such as 0:1
     uuid: str
     memory_bytes: int | None = None
     sm_ratio: float | None = None  # share of time in which its kernels ran
@@ -125,7 +130,15 @@ class GpuSignals(Record):
     gpu_memory_full: float | None = None  # when its GPU memory became full
 
 
-class WorkerStatus(TaskFacts, RunFacts, ProcessFacts, Position, ProgressFacts, GpuSignals):
+class GpuPlan(Record):
+    """GPUs of a worker: planned and used."""
+
+    gpu_plan: tuple[str, ...] = ()  # UUIDs of the planned GPUs
+    gpu_use: tuple[GpuUse, ...] | None = None
+    gpu_missing: tuple[str, ...] = ()  # planned positions without a GPU
+
+
+class WorkerStatus(TaskPosition, RunFacts, ProcessFacts, ProgressFacts, GpuSignals, GpuPlan):
     """One worker in the status of its node."""
 
     found_by: str | None = None  # how a worker that others started was found
@@ -135,9 +148,6 @@ class WorkerStatus(TaskFacts, RunFacts, ProcessFacts, Position, ProgressFacts, G
     log_lag_bytes: int | None = None  # log not yet read
     log_problems: tuple[str, ...] = ()
     prior: JsonObject | None = None  # how this run went, for the ETA of later runs
-    gpu_plan: tuple[str, ...] = ()  # UUIDs of the planned GPUs
-    gpu_use: tuple[GpuUse, ...] | None = None
-    gpu_missing: tuple[str, ...] = ()  # planned positions without a GPU
 
 
 # -- GPUs ------------------------------------------------------------------------------------------
@@ -373,9 +383,9 @@ class LaunchCheck(Record):
     """One check that a worker has really started."""
 
     name: str
-    level: str  # issue or warning
-    passed: bool | None
-    detail: str
+    level: str = "issue"  # or warning
+    passed: bool | None = None
+    detail: str = ""
     lacking: tuple[LaunchProblem, ...] = ()
 
 

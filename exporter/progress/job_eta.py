@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from exporter.collecting.collector import WORKER_LABELS, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.progress.eta.interval import EtaEstimate, slowest_eta
+from exporter.contract.status import EtaEstimate
+from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import (
     WorkerPosition,
     checkpoint_meets_deadline,

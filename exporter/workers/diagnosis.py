@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
-from exporter.gpus.analysis.node_status import GpuStatus
+from exporter.contract.status import NodeGpus, WorkerStatus
+from exporter.gpus.analysis.evidence import GpuEvidence, gpu_evidence, gpu_lines, gpu_sample
 from exporter.logs.last_error import LogError, last_error, plain_line
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact, redact_all
@@ -83,11 +83,15 @@ class RecentSamples:
         return len(self._older) + len(self._recent)
 
     def add(
-        self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: GpuStatus | None = None
+        self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: Mapping[str, Any] | None = None
     ) -> None:
         """Add a sample from a worker's entry, the memory and the GPUs of the status."""
         known = {key: value for key, value in worker.items() if key in _WORKER_KEYS and isinstance(value, int | float)}
-        sample: dict[str, float] = {"time": now, **known, **gpu_sample(worker, gpus or {})}
+        sample: dict[str, float] = {
+            "time": now,
+            **known,
+            **gpu_sample(WorkerStatus.from_json(worker), NodeGpus.from_json(gpus) if gpus else None),
+        }
         for key in ("used_bytes", "limit_bytes"):
             if memory.get(key) is not None:
                 sample[f"cgroup_{key}"] = memory[key]
@@ -158,7 +162,7 @@ def _build(
         "error": _last_error(files.logs, errors),
         "progress": {key: own[key] for key in _PROGRESS_KEYS if own.get(key) is not None},
         "course": list(situation.recent_samples),
-        "gpus": gpu_evidence(_entry_of_run(own, files), status.get("gpus") or {}, situation.recent_samples),
+        "gpus": _gpu_evidence(_entry_of_run(own, files), status.get("gpus"), situation.recent_samples),
         "process": _process_facts(own, files, situation.details),
         "memory": status.get("memory") or {},
         "filesystems": list(status.get("filesystems") or ()),
@@ -200,6 +204,13 @@ def _exit_facts(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]
             {"time": entry[0], "signal": signal_name(int(entry[1])), "from_pid": entry[2]} for entry in received[:20]
         ]
     return found
+
+
+def _gpu_evidence(own: Mapping[str, Any], gpus: object, samples: Sequence[Mapping[str, float]]) -> Any:
+    if not own:
+        return {}
+    found = gpu_evidence(WorkerStatus.from_json(own), NodeGpus.from_json(gpus) if gpus else None, samples)
+    return found.to_json() if found is not None else {}
 
 
 def _entry_of_run(own: Mapping[str, Any], files: RunFilesView) -> dict[str, Any]:
@@ -413,7 +424,7 @@ def _samples_text(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _gpu_text(body: Mapping[str, Any]) -> Iterator[str]:
     end = body.get("exit", {}).get("end") or body["time"]
-    for title, text, moment in gpu_lines(body.get("gpus") or {}):
+    for title, text, moment in gpu_lines(GpuEvidence.from_json(body["gpus"]) if body.get("gpus") else None):
         when = ""
         if moment is not None:
             when = f", at {_time_text(moment)}"
@@ -439,7 +450,7 @@ def _peer_text(peer: Mapping[str, Any]) -> str:
     if peer["stalled"]:
         texts.append("stalled")
     if peer["items"] is not None:
-        texts.append(f"{peer['items']} {unit_word(peer)}, last at {_time_text(peer['last_progress'])}")
+        texts.append(f"{peer['items']} {unit_word(peer.get('unit'))}, last at {_time_text(peer['last_progress'])}")
     return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(texts)}"
 
 

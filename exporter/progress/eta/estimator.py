@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,
     FIRST_WEIGHTS,
@@ -20,14 +21,7 @@ from exporter.progress.eta.backtest import (
 from exporter.progress.eta.blocks import SAME_TIME_S, RecentThroughput, WorkBlock, WorkBlocks
 from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
-from exporter.progress.eta.interval import (
-    EtaEstimate,
-    confidence,
-    half_width,
-    log_deviation,
-    peer_adjustment,
-    start_doubt,
-)
+from exporter.progress.eta.interval import confidence, half_width, log_deviation, peer_adjustment, start_doubt
 from exporter.progress.eta.pauses import AnnouncedPauses, ExpectedPauses, Pause, Pauses, is_pause, pause_factor
 from exporter.progress.eta.prior import FIRST_SPREAD, PriorPause, RunPrior, WorkCurve, prior_weight
 from exporter.progress.eta.projection import (

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import PREFIX, Samples
 from exporter.contract.clock import SystemClock
+from exporter.contract.status import EtaEstimate
 from exporter.files.checkpoints.collector import CheckpointsCollector, CheckpointsSnapshot
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.disks.collector import DiskCollector, DiskSnapshot, GroupSpace
@@ -35,7 +36,6 @@ from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
 from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
 from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
 from exporter.progress.collector import LogsCollector, LogsSnapshot
-from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.job_eta import JobOutlook
 from exporter.progress.worker_logs_reader import WorkerLogFacts
 from exporter.sidecar import collectors, self_collector
