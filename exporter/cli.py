@@ -216,7 +216,7 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
         print("gpujob-exporter: the sidecar was stopped; the job itself was not touched", file=sys.stderr)
         _exit_now(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:
-        print(outcome.end_summary(sidecar.status().to_json(), finder.outcome, str(run_dir)), flush=True)
+        print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
     except (OSError, UnicodeError):
         pass  # stdout is closed or the locale cannot encode it; the report has everything
     _exit_now(sidecar, finder.outcome.exit_status)

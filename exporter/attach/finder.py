@@ -296,8 +296,8 @@ class WorkerFinder:
         self._add_event(now, "critical", "launch incomplete", self._missing)
 
     def _finish(self, now: float) -> None:
-        status: Mapping[str, Any] = self._sidecar.status().to_json()  # includes the last values
-        self._log_events(status["events"])
+        status = self._sidecar.status()  # includes the last values
+        self._log_events([event.to_json() for event in status.events])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
@@ -308,7 +308,7 @@ class WorkerFinder:
                 run_dir / run_files.REPORT_FILE,
                 outcome.build_attached_report(
                     status, result, str(run_dir), self._all_ended_since or now, self._diagnoses()
-                ),
+                ).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
@@ -327,12 +327,12 @@ class WorkerFinder:
 
     def write_unfinished_report(self) -> None:
         """Write a report for a watch that ends before the job, with the last state of the workers."""
-        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status().to_json()
+        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
         clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
         try:
             run_files.write_json(
                 run_dir / run_files.REPORT_FILE,
-                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()),
+                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)

@@ -85,6 +85,11 @@ class Record:
         values.pop("unknown_keys", None)
         return cls(**values | others)
 
+    @classmethod
+    def of(cls, whole: "Record") -> Self:
+        """Return the part of ``whole`` that has the fields of this class, one of its bases."""
+        return cls(**{name: getattr(whole, name) for name in cls.FIELDS})
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the record as a JSON object, the fields in order of declaration."""
         body: dict[str, JsonValue] = {"schema": self.SCHEMA} if self.SCHEMA else {}
@@ -176,11 +181,9 @@ def _reader(kind: object) -> _Reader:
     if kind in (bool, int, float, str, type(None)):
         return _scalar(typing.cast(type, kind))
     if origin in (types.UnionType, typing.Union):
-        readers = [_reader(argument) for argument in arguments]
-        absent = type(None) in arguments and any(
-            isinstance(kind, type) and issubclass(kind, Record) for kind in arguments
-        )
-        return _union(readers, " or ".join(map(_name, arguments)), is_none_if_empty=absent)
+        others = [argument for argument in arguments if argument is not type(None)]
+        read = _reader(others[0]) if len(others) == 1 else _one_of(others)
+        return _optional(read, others[0]) if len(others) < len(arguments) else read
     if origin is typing.Literal:
         return _scalar(str)
     if origin in (tuple, list, frozenset):
@@ -193,7 +196,7 @@ def _reader(kind: object) -> _Reader:
 
 
 def _scalar(kind: type) -> _Reader:
-    accepted = (int, float) if kind is float else kind
+    accepted = (int, float) if kind in (int, float) else kind  # other programs write 1.0 where we write 1
 
     def read(value: object, place: str) -> object:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
@@ -203,21 +206,20 @@ def _scalar(kind: type) -> _Reader:
     return read
 
 
-def _union(readers: list[_Reader], names: str, *, is_none_if_empty: bool) -> _Reader:
+def _optional(reader: _Reader, kind: object) -> _Reader:
+    # {} is how version 0.1 wrote that there is no such record
+    absent: tuple[object, ...] = (None, {}) if isinstance(kind, type) and issubclass(kind, Record) else (None,)
+    return lambda value, place: None if value in absent else reader(value, place)
+
+
+def _one_of(kinds: list[object]) -> _Reader:
     def read(value: object, place: str) -> object:
-        if is_none_if_empty and value == {}:  # how version 0.1 wrote that there is no such record
-            return None
-        errors = []
-        for reader in readers:
+        for kind in kinds:
             try:
-                return reader(value, place)
-            except RecordError as error:
-                errors.append(str(error))
-        # the error deepest inside the value: of a record or None, the record's own
-        deepest = max(errors, key=lambda text: len(text.partition(": ")[0]))
-        raise RecordError(
-            f"{place}: expected {names}, not {_shown(value)}" if deepest.startswith(f"{place}: ") else deepest
-        )
+                return _reader(kind)(value, place)
+            except RecordError:
+                continue
+        raise RecordError(f"{place}: expected {' or '.join(map(_name, kinds))}, not {_shown(value)}")
 
     return read
 

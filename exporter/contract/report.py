@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from exporter.contract.records import NOTHING, JsonObject, Record
-from exporter.contract.status import DamagedFile, GpuDriver, GpuXid, Position, RunFacts, TaskFacts
+from exporter.contract.status import DamagedFile, GpuDriver, GpuXid, RunFacts, TaskPosition
 
 
 class WorkerGpu(Record):
@@ -24,10 +24,9 @@ class WorkerGpu(Record):
     attribution: str | None = None
 
 
-class WorkerReport(TaskFacts, RunFacts, Position):
+class WorkerReport(TaskPosition, RunFacts):
     """One worker in the report."""
 
-    critical: bool = True  # whether the job fails with it
     restarts_max: int | None = None  # restarts that its policy allows, if any were needed
     log_errors: Mapping[str, int] = NOTHING  # lines that match an error pattern, by its name
     gpu_devices: tuple[WorkerGpu, ...] = ()
@@ -47,7 +46,7 @@ class EndCause(Record):
 
     worker: str
     rank: int | None = None
-    node: str
+    node: str | None = None
     reason: str
     code: int | None = None
     signal: str | None = None
@@ -135,6 +134,36 @@ class GpuReport(GpuSums):
     events_total: int = 0
 
 
+class LaunchFault(Record):
+    """One fault that a launch check found."""
+
+    worker: str | None = None
+    rank: int | None = None
+    node: str
+    found: str
+    cure: str
+
+
+class LaunchResult(Record):
+    """Result of one launch check on all nodes."""
+
+    name: str
+    level: str  # issue or warning
+    passed: bool | None
+    detail: str
+    faults: tuple[LaunchFault, ...] = ()
+
+
+class LaunchReport(Record):
+    """Result of the launch checks."""
+
+    SCHEMA: ClassVar[int | None] = 1
+
+    verified: bool
+    elapsed_s: float | None = None
+    checks: tuple[LaunchResult, ...] = ()
+
+
 class Monitoring(Record):
     """Nodes whose sidecar wrote its final values, and others."""
 
@@ -152,6 +181,7 @@ class Report(Record):
     attempt: int = 0  # from 0
     state: str
     exit_status: int
+    why: tuple[str, ...] = ()  # reasons for the state of a job that gpujob did not launch
     cause: EndCause | None = None  # first failure
     tolerated: tuple[EndCause, ...] = ()  # failures of workers that are not critical
     restarted: tuple[EndCause, ...] = ()  # ends that were followed by a restart
@@ -167,7 +197,7 @@ class Report(Record):
     benchmark: tuple[JsonObject, ...] | None = None  # results, of a job with a benchmark
     verification: Verification = Verification()
     gpus: GpuReport | None = None  # None for a job without GPUs
-    launch: JsonObject | None = None  # result of the launch checks
+    launch: LaunchReport | None = None
     diagnoses: tuple[str, ...] = ()  # files about failed workers, relative to the run directory
     monitoring: Monitoring = Monitoring()
     nodes: tuple[str, ...] = ()

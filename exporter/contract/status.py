@@ -37,18 +37,34 @@ class WorkerEnd(Record):
 class TaskFacts(Record):
     """A worker according to the plan."""
 
-    worker: str
+    worker: str = ""
     role: str = ""
     rank: int
     node: str = ""
     gpus: tuple[int, ...] = ()  # planned, by position on the node
+    critical: bool = True  # whether the job fails with it
+
+
+class Position(Record):
+    """How far a worker is, according to its log or its progress file."""
+
+    unit: str | None = None  # of the position; items if None
+    pattern: str | None = None  # name of the pattern that found it
+    items: float | None = None
+    items_expected: float | None = None  # total
+    items_processed: float | None = None  # by this run and earlier ones, without repeats
+    items_first: float | None = None  # first position of this run
+
+
+class TaskPosition(TaskFacts, Position):
+    """A worker, and how far it is."""
 
 
 class RunFacts(Record):
     """The runs of a worker."""
 
     up: bool = False  # whether it is running
-    state: str | None = None
+    state: str = "not_found"  # that of its process, or not_found before it starts, or dead
     start: float | None = None  # of its latest run
     restarts: int = 0
     exit: WorkerEnd | None = None  # of its latest run; None while it runs
@@ -76,17 +92,6 @@ class ProcessFacts(Record):
     threads: int | None = None
 
 
-class Position(Record):
-    """How far a worker is, according to its log or its progress file."""
-
-    unit: str | None = None  # of the position; items if None
-    pattern: str | None = None  # name of the pattern that found it
-    items: float | None = None
-    items_expected: float | None = None  # total
-    items_processed: float | None = None  # by this run and earlier ones, without repeats
-    items_first: float | None = None  # first position of this run
-
-
 class ProgressFacts(Record):
     """Pace and outlook of a worker."""
 
@@ -108,7 +113,7 @@ class ProgressFacts(Record):
 class GpuUse(Record):
     """Use of one GPU by a worker."""
 
-    gpu: str | int | None = None  # index, with the MIG instance if it is one
+    gpu: str | None = None  # index; of a MIG instance with its number, such as 0:1
     uuid: str
     memory_bytes: int | None = None
     sm_ratio: float | None = None  # share of time in which its kernels ran
@@ -153,7 +158,7 @@ class MissingGpus(Record):
     gpu_missing: tuple[str, ...] = ()  # planned positions without a GPU
 
 
-class WorkerStatus(TaskFacts, ProcessStatus, LogStatus, GpuUseStatus, MissingGpus):
+class WorkerStatus(TaskPosition, ProcessStatus, LogStatus, GpuUseStatus, MissingGpus):
     """One worker in the status of its node."""
 
 
@@ -395,9 +400,9 @@ class LaunchCheck(Record):
     """One check of the launch."""
 
     name: str
-    level: str  # issue or warning
-    passed: bool | None  # None while there is time for missing parts to appear
-    detail: str
+    level: str = "issue"  # or warning
+    passed: bool | None = None
+    detail: str = ""
     lacking: tuple[LaunchProblem, ...] = ()
 
 

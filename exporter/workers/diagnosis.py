@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, Record, RecordError, from_json, to_json
-from exporter.contract.status import FileSystem, Memory, NodeStatus, Position, ProcessDetails, WorkerEnd, WorkerStatus
-from exporter.gpus.analysis.evidence import gpu_evidence, gpu_sample
+from exporter.contract.status import (
+    FileSystem,
+    Memory,
+    NodeStatus,
+    Position,
+    ProcessDetails,
+    RunFacts,
+    TaskPosition,
+    WorkerEnd,
+    WorkerStatus,
+)
+from exporter.gpus.analysis.evidence import GpuEvidence, gpu_evidence, gpu_sample
 from exporter.logs.last_error import LogError, last_error, plain_line
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact, redact_all
@@ -213,7 +223,7 @@ class Diagnosis(Record):
     error: DiagnosedError | None = None
     progress: JsonObject = NOTHING
     course: tuple[Mapping[str, float], ...] = ()  # samples of the last minutes
-    gpus: JsonObject = NOTHING
+    gpus: GpuEvidence | None = None  # None for a worker without GPUs
     process: JsonObject = NOTHING
     memory: Memory = Memory()
     filesystems: tuple[FileSystem, ...] = ()
@@ -330,13 +340,11 @@ def _exit(files: RunFilesView, ended: WorkerEnd) -> DiagnosedExit:
     )
 
 
-def _gpus(own: WorkerStatus, files: RunFilesView, situation: NodeSituation) -> JsonObject:
+def _gpus(own: WorkerStatus, files: RunFilesView, situation: NodeSituation) -> GpuEvidence | None:
     """Evidence about the GPUs of a worker; use and signals only if they are of this run."""
-    entry: dict[str, JsonValue] = own.to_json()
     if own.restarts != files.restart:
-        entry = {key: value for key, value in entry.items() if not key.startswith("gpu_") or key == "gpu_plan"}
-    gpus = situation.status.gpus
-    return gpu_evidence(entry, {} if gpus is None else gpus.to_json(), situation.recent_samples)
+        own = WorkerStatus.join(TaskPosition.of(own), RunFacts.of(own), gpu_plan=own.gpu_plan)
+    return gpu_evidence(own, situation.status.gpus, situation.recent_samples)
 
 
 def _process(own: WorkerStatus, files: RunFilesView, details: ProcessDetails | None) -> JsonObject:

@@ -20,6 +20,7 @@ from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
+from exporter.contract.records import to_json
 from exporter.contract.status import (
     FileSystem,
     GpuUseStatus,
@@ -310,7 +311,7 @@ def body_with_gpus(restarts: int = 0, kind: str = "failure") -> Diagnosis:
 
 def test_a_diagnosis_shows_gpu_problems() -> None:
     body = body_with_gpus()
-    evidence: dict[str, Any] = dict(body.gpus)
+    evidence: Any = to_json(body.gpus)
     assert evidence["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
     (device,) = evidence["devices"]
     assert (device["uuid"], device["state"], device["xids"][0]["xid"]) == ("GPU-00", "lost", 79)
@@ -330,13 +331,14 @@ def test_a_stall_diagnosis_shows_gpu_errors_without_a_time_to_the_end() -> None:
 
 
 def test_gpus_of_the_next_run_are_not_in_the_diagnosis() -> None:
-    evidence: dict[str, Any] = dict(body_with_gpus(restarts=1).gpus)
-    assert [device["uuid"] for device in evidence["devices"]] == ["GPU-00"]
+    evidence = body_with_gpus(restarts=1).gpus
+    assert evidence is not None
+    assert [device.uuid for device in evidence.devices] == ["GPU-00"]
 
 
 def test_the_diagnosis_of_a_worker_without_gpus_mentions_none() -> None:
     body = build_failure_diagnosis(make_files(), NodeSituation(NOW, node_status(worker_status())), ENDED, ERRORS)
-    assert body.gpus == {}
+    assert body.gpus is None
     assert "GPU" not in render_diagnosis(body.replace(process={}))
 
 
