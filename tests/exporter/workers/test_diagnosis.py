@@ -22,6 +22,7 @@ from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.records import to_json
 from exporter.contract.status import (
+    CollectorReads,
     FileSystem,
     GpuUseStatus,
     JobStatus,
@@ -522,6 +523,19 @@ def test_a_restarted_sidecar_keeps_the_earlier_diagnosis(diagnosed_node: Diagnos
     before = path.stat().st_mtime_ns
     later = DiagnosedNode(diagnosed_node.run_dir)
     later.read(FAILED)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_status_without_runs_does_not_end_a_stall(diagnosed_node: DiagnosedNode) -> None:
+    stalled = worker_status(stalled=True, last_progress=NOW - 400)
+    diagnosed_node.read(stalled)
+    path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
+    before = path.stat().st_mtime_ns
+    collectors = diagnosed_node.status.collectors
+    diagnosed_node.status = diagnosed_node.status.replace(collectors={"workers": CollectorReads(success=False)})
+    diagnosed_node.read(worker_status(up=False))
+    diagnosed_node.status = diagnosed_node.status.replace(collectors=collectors)
+    diagnosed_node.read(stalled)
     assert path.stat().st_mtime_ns == before
 
 
