@@ -102,5 +102,5 @@ def test_a_record_is_joined_from_its_parts() -> None:
     assert joined.to_json() == {"rank": 3, "rate": 2.0, "last": None, "node": "n"}
     with pytest.raises(TypeError, match=r"^Placed needs rank$"):
         Placed.join(Where(node="n"))
-    with pytest.raises(TypeError, match=r"^Worker has no field node$"):
+    with pytest.raises(TypeError, match=r"^Where is no part of Worker$"):
         Worker.join(Where(node="n"), rank=3)
