@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from exporter.contract import run_files
 from exporter.logs.log_files_reader import run_suffix
@@ -179,7 +179,7 @@ def worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     return argv
 
 
-def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart: int) -> list[dict[str, Any]]:
+def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart: int) -> list[dict[str, object]]:
     """Describe the tasks of one step, by their position in it (``SLURM_PROCID``).
 
     Each entry has only the variables in which the tasks differ; the step's environment has the others.
@@ -190,9 +190,13 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
     entries = []
     for planned, environment in zip(tasks, environments, strict=True):
         own = {name: value for name, value in environment.items() if name not in common}
-        entry: dict[str, Any] = {"worker": planned.task.worker, "rank": planned.task.rank, "env": own}
-        entry["node"] = facts.hosts[planned.task.node_index]
-        entry["argv"] = worker_argv(plan, planned, facts)
+        entry: dict[str, object] = {
+            "worker": planned.task.worker,
+            "rank": planned.task.rank,
+            "env": own,
+            "node": facts.hosts[planned.task.node_index],
+            "argv": worker_argv(plan, planned, facts),
+        }
         if plan.gpus_per_node and sees_planned_gpus_only(planned):
             entry["gpus"] = task_gpu_positions(planned)
         if planned.ports:
