@@ -24,6 +24,7 @@ JsonObject: TypeAlias = Mapping[str, JsonValue]
 T = TypeVar("T")
 _Reader: TypeAlias = Callable[[object, str], object]
 
+_SCALARS = (str, int, float)  # and bool, which is an int
 NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
 
 
@@ -104,7 +105,7 @@ class Record:
 
 def to_json(value: object) -> JsonValue:
     """Return a record, named tuple, dataclass, mapping, sequence, set or scalar as a JSON value."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, _SCALARS):
         return value
     if isinstance(value, Record):
         return value.to_json()

@@ -125,7 +125,7 @@ class EndOfJob:
         run_files.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
-        will_requeue = (job_state.stop or {}).get("requeue") is True and not hurry
+        will_requeue = job_state.stop is not None and job_state.stop.requeue and not hurry
         status, report = EXIT_STATUS["UNKNOWN"], None
         try:
             attempt_optional("read the events of the sidecars", copy_status_events)

@@ -1,13 +1,13 @@
 """Launch check of a job, from the statuses of its sidecars, or from task records without sidecars."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.launch.checks import LEVELS, Level, NodeLaunchFacts, WorkerLaunchFacts, check_launch
+from exporter.contract.records import JsonValue, Record, from_json, to_json
+from exporter.launch.checks import LEVELS, LaunchProblem, Level, NodeLaunchFacts, WorkerLaunchFacts, check_launch
 from exporter.launch.facts_reader import read_file_size, why_not_writable
 from exporter.logs.log_files_reader import log_paths
 from exporter.workers.exit_reason import evidence_from_record, find_exit_reason
@@ -110,14 +110,22 @@ class LaunchChecklist:
                 absent.update(fault.rank for fault in earlier.faults)
         return [fault for fault in result.faults if result.name == "gpus" or fault.rank not in absent - {None}]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object for events and the report."""
         return {
             "schema": CHECKLIST_SCHEMA,
             "verified": self.is_verified,
             "elapsed_s": self.elapsed_s,
-            "checks": [asdict(result) for result in self.results],
+            "checks": to_json(self.results),
         }
+
+
+class FinalCheck(Record):
+    """A check of one node that has its result, as in the status of a sidecar."""
+
+    name: str
+    passed: bool | None
+    lacking: tuple[LaunchProblem, ...]
 
 
 class JobLaunchCheck:
@@ -127,7 +135,7 @@ class JobLaunchCheck:
         self._plan = plan
         self._facts = facts
         self._next_poll_at = 0.0
-        self._node_checks: dict[int, Sequence[Mapping[str, Any]]] = {}  # final checks by node index
+        self._node_checks: dict[int, Sequence[FinalCheck]] = {}  # by node index
         self._checklist: LaunchChecklist | None = None
 
     def poll(self, now: float) -> LaunchChecklist | None:
@@ -161,22 +169,22 @@ class JobLaunchCheck:
                 checks = self._checks_from_status(index)
             else:
                 checks = self._checks_from_records(index, now, has_ended=False)
-                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(c["passed"] for c in checks):
+                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(check.passed for check in checks):
                     continue
             if checks:
                 self._node_checks[index] = checks
 
-    def _checks_from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_status(self, index: int) -> Sequence[FinalCheck]:
         """Final checks of a node's sidecar; empty before they are final."""
         path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
-        status: Mapping[str, Any] = run_files.read_json(path) or {}
-        launch = status.get("launch") or {}
-        if status.get("attempt") != self._facts.attempt or not (status.get("final") or launch.get("final")):
+        status = run_files.read_json(path) or {}
+        launch = status.get("launch")
+        if status.get("attempt") != self._facts.attempt or not isinstance(launch, dict):
             return ()
-        checks: Sequence[Mapping[str, Any]] = launch.get("checks") or ()
-        return checks
+        is_final = status.get("final") or launch.get("final")
+        return from_json(tuple[FinalCheck, ...], launch.get("checks") or ()) if is_final else ()
 
-    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[FinalCheck]:
         """Check a node without a sidecar from its task records."""
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
@@ -193,10 +201,7 @@ class JobLaunchCheck:
             launch_timeout_s=self._plan.launch_timeout_s,
             is_over=has_ended,
         )
-        return [
-            {"name": check.name, "passed": check.passed, "lacking": [asdict(problem) for problem in check.problems]}
-            for check in checks
-        ]
+        return [FinalCheck(name=check.name, passed=check.passed, lacking=check.problems) for check in checks]
 
     def _worker_facts(self, task: Task) -> WorkerLaunchFacts:
         facts, restart = self._facts, 0
@@ -218,7 +223,7 @@ class JobLaunchCheck:
             log_bytes=sum(sizes),
         )
 
-    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
+    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
@@ -233,19 +238,19 @@ class JobLaunchCheck:
             ]
         for index in sorted(self._node_checks):
             for check in self._node_checks[index]:
-                name, lacking = str(check["name"]), check["lacking"]
-                if name in LEVELS and (check["passed"] is not None or lacking):
-                    faults.setdefault(name, []).extend(self._fault(name, index, problem) for problem in lacking)
+                if check.name in LEVELS and (check.passed is not None or check.lacking):
+                    found = [self._fault(check.name, index, problem) for problem in check.lacking]
+                    faults.setdefault(check.name, []).extend(found)
         return LaunchChecklist(
             self._elapsed_s(now),
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 
-    def _fault(self, name: str, index: int, missing: Mapping[str, Any]) -> LaunchFault:
+    def _fault(self, name: str, index: int, problem: LaunchProblem) -> LaunchFault:
         fix = _FIXES[name]
         if "{log}" in fix:
-            fix = fix.replace("{log}", self._error_log_name(missing["rank"], index))
-        return LaunchFault(missing["worker"], missing["rank"], self._facts.hosts[index], str(missing["found"]), fix)
+            fix = fix.replace("{log}", self._error_log_name(problem.rank, index))
+        return LaunchFault(problem.worker, problem.rank, self._facts.hosts[index], problem.found, fix)
 
     def _error_log_name(self, rank: int | None, index: int) -> str:
         """Name of the standard error file of a task's last run."""

@@ -25,10 +25,11 @@ from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, write_diagnoses
 from launcher.run.job_log import log_line
-from launcher.run.job_state import OWN_TEARDOWN_S, attempt_optional, lost_part_cause
+from launcher.run.job_state import OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause
 from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import read_orchestrator
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
 from launcher.steps.batch_script import component_ids, without_outer_components
@@ -102,31 +103,32 @@ class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
     def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, wait_status: int) -> None:
-        record: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        record = read_orchestrator(run_dir)
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
-        self._attempt = int(record.get("attempt", 0))
-        self._host = str(record.get("host", ""))
-        self._hosts = [str(host) for host in record.get("hosts", ())]
-        start, local = float(record.get("start", 0.0)), bool(record.get("local"))
-        self._time_limit_end = time_limit_end(plan, start, local=local) if record else None
-        self._job_id = str(record.get("job_id", job_id_of(run_dir)))
-        self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
+        self._attempt = record.attempt if record is not None else 0
+        self._host = record.host if record is not None else ""
+        self._hosts = record.hosts if record is not None else ()
+        self._time_limit_end = time_limit_end(plan, record.start, local=record.local) if record is not None else None
+        self._events = EventLog(
+            run_dir / run_files.EVENTS_FILE, record.job_id if record is not None else job_id_of(run_dir)
+        )
         self._wait_status = wait_status
-        self._stop: dict[str, Any] = {}
+        self._stop: dict[str, object] = {}
 
     def run(self, since: float) -> int:
         """End the job; return its exit status. ``since`` is the start of the orchestrator."""
         cause, now = orchestrator_end_text(self._wait_status), time.time()
         log_line(f"Stopping the job: {cause}")
-        state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
-        earlier = state.get("stop") if state.get("time", 0.0) >= since else None
+        state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
+        written_at, earlier = state.get("time"), state.get("stop")
         killed_by = signal_name(os.WTERMSIG(self._wait_status)) if os.WIFSIGNALED(self._wait_status) else None
         code = None if killed_by else os.WEXITSTATUS(self._wait_status)
         failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
-        # a stop that had already begun stays the reason
-        self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
+        self._stop = Stop("terminated_peer", cause, now, failed=failed).to_json()
+        if isinstance(earlier, dict) and isinstance(written_at, float | int) and written_at >= since:
+            self._stop = earlier  # a stop that had already begun stays the reason
         self._events.write("orchestrator lost", cause=cause)
         self._publish("completing")
         self._end_tasks()

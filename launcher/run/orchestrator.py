@@ -33,6 +33,7 @@ from launcher.run.status_events import StatusEvents
 from launcher.run.stop_reasons import StopReasons
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.statuses import read_statuses
 from launcher.steps.batch_script import allocated_nodes, without_outer_components
 from launcher.steps.hostlist import parse_hostlist
@@ -188,7 +189,7 @@ class Orchestrator:
         if not self._readiness.is_polled or self._readiness.ready == self._was_ready:
             return
         self._was_ready = self._readiness.ready
-        waiting = (self._readiness.content or {}).get("waiting")
+        waiting = self._readiness.found.waiting if self._readiness.found is not None else None
         self._job_state.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
         log_line("The job is ready" if self._was_ready else f"The job is no longer ready: waiting for {waiting}")
 
@@ -265,22 +266,19 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
 
 def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
     """Write which process orchestrates the job, and the facts of the job."""
-    run_files.write_json(
-        facts.run_dir / run_files.ORCHESTRATOR_FILE,
-        {
-            "schema": run_files.RECORD_SCHEMA,
-            "job_id": facts.job_id,
-            "pid": os.getpid(),
-            "start_ticks": read_start_ticks(os.getpid()),
-            "host": socket.gethostname(),
-            "hosts": list(facts.hosts),
-            "attempt": facts.attempt,
-            "start": facts.start,
-            "local": local,
-            "addresses": list(facts.addresses),
-            "port_offset": facts.port_offset,
-        },
+    record = OrchestratorRecord(
+        job_id=facts.job_id,
+        pid=os.getpid(),
+        start_ticks=read_start_ticks(os.getpid()),
+        host=socket.gethostname(),
+        hosts=facts.hosts,
+        attempt=facts.attempt,
+        start=facts.start,
+        local=local,
+        addresses=facts.addresses,
+        port_offset=facts.port_offset,
     )
+    run_files.write_json(facts.run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
 
 
 def time_limit_end(plan: Plan, start: float, *, local: bool) -> float | None:

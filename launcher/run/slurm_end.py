@@ -72,8 +72,8 @@ class SlurmEndQuery:
 
     def query_failed_node(self) -> None:
         """Ask for the name of a failed node, which may arrive after the failure itself."""
-        stop = self._job_state.stop or {}
-        if stop.get("reason") != "node_failure" or stop.get("nodes"):
+        stop = self._job_state.stop
+        if stop is None or stop.reason != "node_failure" or stop.nodes:
             return
         external_end = self.query()
         if external_end.failed_nodes:
@@ -109,7 +109,7 @@ class SlurmEndQuery:
         self._job_state.begin_stop(
             reason,
             cause + suffix,
-            {"nodes": list(external_end.failed_nodes)} if external_end.failed_nodes else None,
+            {"nodes": external_end.failed_nodes},
             send_sigterm=not self.is_left_to_slurm,
             kill_wait_in_s=max(0.0, (external_end.grace_ends_at or 0.0) - time.time())
             if self.is_left_to_slurm

@@ -70,9 +70,9 @@ def test_a_late_answer_of_slurm_gives_the_reason(tmp_path: Path, monkeypatch: py
     job = SignalledJob(tmp_path, is_unanswered=True)
     job.stop_reasons.handle_end_signal()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["reason"] == "cancelled"
+    assert job.job_state.stop.reason == "cancelled"
     query_again(job, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
-    assert (job.job_state.stop["reason"], job.job_state.is_sigterm_due) == ("time_limit", False)
+    assert (job.job_state.stop.reason, job.job_state.is_sigterm_due) == ("time_limit", False)
 
 
 def test_workers_are_terminated_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_signal_ends_the_time_to_save_before_a_requeue(signalled: bool, tmp_pa
         job.job_state.mark_signalled()
     job.stop_reasons.handle_end_signal()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["reason"] == ("time_limit" if signalled else "cancelled")
+    assert job.job_state.stop.reason == ("time_limit" if signalled else "cancelled")
     if not signalled:
         assert job.job_state.deadline == pytest.approx(job.signals.end_signal_at + 27.0)
 

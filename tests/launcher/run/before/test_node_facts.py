@@ -24,6 +24,7 @@ from launcher.run.before import node_facts
 from launcher.run.before.node_facts import (
     DONE_LINE,
     NodeError,
+    SurveyRequest,
     busy_ports,
     interface_address,
     is_free,
@@ -213,8 +214,8 @@ def test_a_node_does_not_read_the_plan(tmp_path: Path) -> None:
 
 
 def test_a_node_outside_the_plan_has_no_ports() -> None:
-    survey = {"ports": [[6100], []], "nodes": [0, 1, 0]}
-    assert [node_ports(survey, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
+    survey = SurveyRequest(network_interface=None, ports=((6100,), ()), nodes=(0, 1, 0))
+    assert [node_ports(survey, node, "a,b,c,d") for node in "abcde"] == [(6100,), (), (6100,), (), ()]
 
 
 class PortSearch:

@@ -29,6 +29,7 @@ from launcher.run.before.poll_readiness import (
     intro_lines,
 )
 from launcher.run.before.readiness import RuleStatus
+from tests.support.builders import orchestrator_record
 from tests.support.launcher import clean_environment, poll
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
@@ -509,8 +510,8 @@ def test_the_intro_names_the_front_end_first() -> None:
 def write_job(run_dir: Path, *rules: dict[str, Any], interval_s: float = 0.05, offset: int = 0) -> None:
     plan = {"readiness": {"rules": list(rules), "timeout_s": 1800.0, "interval_s": interval_s}}
     run_files.write_json(run_dir / "plan.json", plan)
-    facts = {"hosts": ["cn01"], "addresses": ["127.0.0.1"], "port_offset": offset, "attempt": 1}
-    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
+    record = orchestrator_record(addresses=["127.0.0.1"], port_offset=offset, attempt=1)
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)
 
 
 @contextmanager
