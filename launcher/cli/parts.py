@@ -32,7 +32,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(USAGE)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -149,7 +149,7 @@ def _plan_warnings(planned_job: "PlannedJob") -> list[str]:
     return refused + [str(item) for item in check_aliases(planned_job) if item.status == "warning"]
 
 
-def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> Mapping[str, object]:
     """The plan as a JSON object, on Slurm or on this machine."""
     if planned_job.local:
         from launcher.show.local_view import VISIBLE_DEVICES, describe_local, local_facts

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -54,7 +54,7 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
         raise ConfigErrors([error]) from error
 
 
-def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
+def _read_sweep(job: str) -> tuple[dict[str, object], list[str]] | None:
     """Read the job file of a sweep, and its duplicate keys.
 
     None for other files, and for unreadable ones: they are reported like any job file.
@@ -70,7 +70,7 @@ def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
     return (body, twice) if body is not None and is_sweep(body) else None
 
 
-def _sweep_problems(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
+def _sweep_problems(body: dict[str, object], job: str, known: list[str]) -> list[ConfigError]:
     """All problems of a sweep's job file, the ``known`` ones first."""
     from launcher.sweep.points import read_sweep
 
@@ -306,9 +306,14 @@ def _report_nothing_to_resume(
     from launcher.sweep.directory import sweep_json
 
     if as_json:
-        body: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(sweep_dir), "points": []}
-        if record.local:
-            body = sweep_json(sweep_dir, record, states)
+        nothing: dict[str, object] = {
+            "schema": 1,
+            "job_id": None,
+            "arrays": [],
+            "sweep_dir": str(sweep_dir),
+            "points": [],
+        }
+        body = sweep_json(sweep_dir, record, states) if record.local else nothing
         click.echo(json.dumps(body, ensure_ascii=False))
         return
     done = sum(state.state == "COMPLETED" for state in states)

@@ -102,7 +102,7 @@ class JobClient:
         """
         sidecars = read_sidecars(self.run_dir, attempt)
         with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
-            answers = dict(zip(sidecars, pool.map(_get_status, (r["address"] for r in sidecars.values())), strict=True))
+            answers = dict(zip(sidecars, pool.map(_get_status, (r.address for r in sidecars.values())), strict=True))
         live, nodes = {}, []
         for node, answer in answers.items():
             if isinstance(answer, dict):
@@ -111,7 +111,7 @@ class JobClient:
             nodes.append(
                 {
                     "node": node,
-                    "address": sidecars[node]["address"],
+                    "address": sidecars[node].address,
                     "source": "http" if isinstance(answer, dict) else "file",
                     "age_s": now - status["time"] if "time" in status else None,
                     "error": answer if isinstance(answer, str) else None,
