@@ -6,11 +6,11 @@ Each prints one line of JSON; exit status 1 when a goal is missed.
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from bench import eta, exits, exposition, files, gpus, kills, logs, plans, processes, sidecar, tail, wrapper
+from bench.clock import Figures
 
-BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
+BENCHES: dict[str, Callable[[], Figures]] = {
     "exposition": exposition.measure,
     "wrapper": wrapper.measure,
     "processes": processes.measure,

@@ -1,23 +1,19 @@
 """How far off the seconds left are: ours beside what progress bars say, on the same runs.
 
-Made-up runs of `bench.eta_traces`, and those of the directory that GPUJOB_ETA_TRACES names: files of JSON lines, first
-an object with id, family, workers, end and labels, then [t, worker, done, total] or [t, worker, done, total, arrival].
+The runs are the made-up ones of `bench.eta_traces`.
 """
 
-import json
-import math
-import os
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from bench.eta_score import Estimator
-from bench.eta_traces import Line, Trace, traces, twins
+from bench.clock import Figures
+from bench.eta_traces import Trace, traces, twins
+from exporter.progress.eta.estimator import EstimatorWarnings
 from exporter.progress.eta.estimator import EtaEstimator as OneWorker
-from exporter.progress.eta.interval import EtaEstimate
+from exporter.progress.eta.interval import EtaEstimate, median_seconds_per_item, slowest_eta
 
 SEED = 1
 LOOKS = 150  # even moments of a run at which the estimators are asked
@@ -150,8 +146,54 @@ class Pooled:
         return self._peer.alarms(now) if isinstance(self._peer, Largest) else None
 
 
-ESTIMATORS: dict[str, Callable[[], Any]] = {
-    "ours": Estimator,
+class Ours:
+    """A job: one estimator for each worker. The job ends with its slowest."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, OneWorker] = {}
+        self._unfinished: set[int] = set()
+
+    def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
+        """A line of one worker."""
+        self._workers.setdefault(worker, OneWorker()).update(t, done, total, arrival)
+        if total is not None and done >= total:
+            self._unfinished.discard(worker)
+        else:
+            self._unfinished.add(worker)
+
+    def estimate(self, now: float) -> EtaEstimate | None:
+        """Seconds left of the job."""
+        peers = (
+            median_seconds_per_item(worker.seconds_per_item for worker in self._workers.values())
+            if len(self._workers) > 1
+            else None
+        )
+        return slowest_eta(self._workers[name].estimate(now, peers) for name in self._unfinished)
+
+    def alarms(self, now: float) -> EstimatorWarnings:
+        """What seems wrong with any of the workers."""
+        found = [self._workers[name].alarms(now) for name in self._unfinished]
+        return {
+            "stalled": any(alarms["stalled"] for alarms in found),
+            "slowdown": any(alarms["slowdown"] for alarms in found),
+        }
+
+
+class JobEstimator(Protocol):
+    """What is compared: lines in, seconds left and alarms out."""
+
+    def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
+        """A line of one worker."""
+
+    def estimate(self, now: float) -> EtaEstimate | None:
+        """Seconds left of the job."""
+
+    def alarms(self, now: float) -> Mapping[str, object] | None:
+        """What seems wrong; None without such a rule."""
+
+
+ESTIMATORS: dict[str, Callable[[], JobEstimator]] = {
+    "ours": Ours,
     "tqdm": lambda: Pooled(Tqdm()),
     "rich": lambda: Pooled(Window(30)),
     "last five minutes": lambda: Pooled(Window(300)),
@@ -206,7 +248,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def follow(run: Trace, estimator: Any, result: Result) -> None:
+def follow(run: Trace, estimator: JobEstimator, result: Result) -> None:
     """One estimator through one run: asked at even moments, when the lines read by then are in."""
     begin, lines, place = run.lines[0].arrival, run.lines, 0
     fair = max(run.foreseeable + 0.02 * (run.watched - begin), begin)
@@ -298,47 +340,16 @@ def long_log(lines: int = 100_000) -> float:
     return (time.process_time() - start) / lines * 1e6
 
 
-def read_trace(text: str) -> Trace | None:
-    """A run from a file of JSON lines, None of one without a total."""
-    head, *rows = [json.loads(line) for line in text.splitlines()]
-    lines = [Line(row[0], row[1], row[2], row[3], row[4] if len(row) > 4 else row[0]) for row in rows]
-    if any(line.total is None for line in lines):
-        return None
-    labels = head.get("labels", [])
-    events = {
-        kind: tuple((label["start"], label["end"] or math.inf) for label in labels if label["kind"] == kind)
-        for kind in ("slowdown", "stall")
-    }
-    watched = head["end"] if head["end"] is not None else head["watch_until"]
-    foreseeable = max(head.get("surprises") or [-math.inf])
-    return Trace(
-        head["id"],
-        head["family"],
-        lines,
-        head["end"],
-        watched,
-        foreseeable,
-        events["slowdown"],
-        events["stall"],
-        not head.get("slow_clean", True),
-    )
-
-
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Errors as shares of the time left; CPU time in microseconds."""
     results = measured(traces(SEED))
-    figures: dict[str, Any] = {name: result.summary() for name, result in results.items()}
+    figures: Figures = {name: result.summary() for name, result in results.items()}
     figures["by family"] = {
         family: {name: round(statistics.median(result.by_family[family]), 4) for name, result in results.items()}
         for family in results["ours"].by_family
     }
     figures["first tenth of a run"] = first_tenth(twins(SEED))
     figures["line of a long log, us"] = round(long_log(), 2)
-    folder = os.environ.get("GPUJOB_ETA_TRACES")
-    if folder:
-        runs = [read_trace(path.read_text("utf-8")) for path in sorted(Path(folder).glob("*.jsonl"))]
-        given = measured([run for run in runs if run is not None])
-        figures["given traces"] = {name: result.summary() for name, result in given.items()}
     ours, peers = figures["ours"], [figures[name] for name in ESTIMATORS if name != "ours"]
     tenth = figures["first tenth of a run"]
     return {

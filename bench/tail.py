@@ -13,9 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bench.clock import cpu_s
+from bench.clock import Figures, cpu_s
 from bench.log_corpus import write_log
 from bench.logs import MTAIL_PROGRAM, PATTERNS
 from exporter.logs.search.engine import SearchEngine
@@ -44,7 +43,7 @@ while True:
 Consume = Callable[[LogTail], None]  # takes what one look at one log gives
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Shares of a core in percent."""
     engine = SearchEngine(PATTERNS)
 
