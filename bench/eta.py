@@ -38,7 +38,6 @@ class Tqdm:
         self._items = self._time = self._left = 0.0
 
     def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
         self._left = (total or 0) - done
         if self._last is None:
             self._last = (t, done)
@@ -48,7 +47,6 @@ class Tqdm:
             self._last = (t, done)
 
     def seconds(self) -> float | None:
-        """Seconds left after the last line."""
         return self._left * self._time / self._items if self._items > 0 else None
 
 
@@ -61,66 +59,14 @@ class Window:
         self._left = 0.0
 
     def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
         self._left = (total or 0) - done
         self._lines.append((t, done))
         while len(self._lines) > 1 and self._lines[0][0] < t - self._window_s:
             self._lines.popleft()
 
-    def rate(self, least_s: float = 0.0) -> float:
-        """Items per second; 0 when the lines span no more than ``least_s``."""
+    def seconds(self) -> float | None:
         (t0, done0), (t1, done1) = self._lines[0], self._lines[-1]
-        return (done1 - done0) / (t1 - t0) if t1 - t0 > least_s and done1 > done0 else 0.0
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        rate = self.rate()
-        return self._left / rate if rate else None
-
-
-class Linear:
-    """Time since the start divided by what is done."""
-
-    def __init__(self) -> None:
-        self._now = (0.0, 0.0, 0.0)
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-        self._now = (t, done, (total or 0) - done)
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        t, done, left = self._now
-        return left * t / done if done > 0 else None
-
-
-class Largest:
-    """The largest of the straight line, the last five minutes and the moving average.
-
-    Slow is a rate of five minutes a fifth under its peak, stalled five minutes without a line.
-    """
-
-    def __init__(self) -> None:
-        self._window = Window(300)
-        self._parts: tuple[Peer, ...] = (Linear(), self._window, Tqdm())
-        self._peak = 0.0
-        self._last = (0.0, 0.0)
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-        for part in self._parts:
-            part.update(t, done, total)
-        self._peak = max(self._peak, self._window.rate(least_s=60))
-        self._last = (t, (total or 0) - done)
-
-    def alarms(self, now: float) -> dict[str, bool]:
-        """Whether the work is slow or stands still."""
-        t, left = self._last
-        return {"stalled": left > 0 and now - t > 300, "slowdown": 0 < self._window.rate(least_s=60) < 0.8 * self._peak}
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        return max((seconds for part in self._parts if (seconds := part.seconds()) is not None), default=None)
+        return self._left * (t1 - t0) / (done1 - done0) if done1 > done0 and t1 > t0 else None
 
 
 class Pooled:
@@ -131,7 +77,6 @@ class Pooled:
         self._workers: dict[int, tuple[float, float | None]] = {}
 
     def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
-        """A line of one worker."""
         self._workers[worker] = (done, total)
         totals = [total for _, total in self._workers.values() if total is not None]
         self._peer.update(t, sum(done for done, _ in self._workers.values()), sum(totals))
@@ -141,9 +86,8 @@ class Pooled:
         seconds = self._peer.seconds()
         return None if seconds is None else EtaEstimate(seconds, seconds, seconds)
 
-    def alarms(self, now: float) -> dict[str, bool] | None:
-        """What the rule of the peer raises; None when it has none."""
-        return self._peer.alarms(now) if isinstance(self._peer, Largest) else None
+    def alarms(self, now: float) -> None:
+        return None
 
 
 class Ours:
@@ -197,7 +141,6 @@ ESTIMATORS: dict[str, Callable[[], JobEstimator]] = {
     "tqdm": lambda: Pooled(Tqdm()),
     "rich": lambda: Pooled(Window(30)),
     "last five minutes": lambda: Pooled(Window(300)),
-    "largest of three": lambda: Pooled(Largest()),
 }
 
 

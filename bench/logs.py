@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,6 @@ from exporter.logs.search.findings import LogFindings
 BYTES = 64 << 20  # of the log of each profile
 SIZES = {FLOOD: 16 << 20}  # of those that are of another size
 PLAIN_BYTES = 4 << 20  # that much of it is given to the plain loop
-MTAIL_BYTES = 32 << 20  # and that much to mtail: with less its start would count
 T = TypeVar("T")
 
 REAL = "with all patterns"  # of the names of the rows for what a sidecar searches for
@@ -54,26 +51,6 @@ SEARCHED: tuple[Pattern, ...] = (
     compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=PatternKind.ERROR),
     compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=PatternKind.ERROR),
 )  # the same, with errors that the literals alone do not decide
-MTAIL_PROGRAM = "\n".join(
-    [
-        *(f"gauge {name}" for name in ("documents", "step", "bar", "rate", "round", "loss", "running", "speed")),
-        *(f"counter {name}" for name in ("oom", "net", "data")),
-        *(
-            r"/Encoded (\d+) of (\d+) documents/ {",
-            "  documents = $1",
-            "}",
-            r"/Step (\d+)\/(\d+)/ {",
-            "  step = $1",
-            "}",
-        ),
-        *(r"/\d+%\|[^|]*\| (\d+)\/(\d+) \[/ {", "  bar = $1", "}", r"/(\d+\.?\d*) docs?\/s/ {", "  rate = $1", "}"),
-        *(r"/Round (\d+)/ {", "  round = $1", "}", r"/train_loss=\s*(\d+\.?\d*)/ {", "  loss = $1", "}"),
-        *(r"/Engine stats: .*?running: (\d+).*?tokens\/s: (\d+\.?\d*)/ {", "  running = $1", "  speed = $2", "}"),
-        *("/out of memory|OOM|CUDA failure/ {", "  oom++", "}"),
-        *("/connection refused|timed out|network is down/ {", "  net++", "}"),
-        *("/corrupt|bad checksum|parse error/ {", "  data++", "}", ""),
-    ]
-)
 
 
 def measure() -> Figures:
@@ -93,7 +70,6 @@ def measure() -> Figures:
         found: Figures = {run.name: run.figures() for run in runs}
         found["live"] = _live(logs["typical"], PATTERNS)
         found[f"live {REAL}"] = _live(logs["typical"], _real())
-        found["mtail"] = _mtail(logs["typical"], found["typical"]["engine_mb_s"]["median"])
     goals = {
         "backlog: 3 GB/s of a typical log": found["typical"]["engine_mb_s"]["median"] >= 3000,
         "backlog: 2 GB/s of a dense log": found["dense"]["engine_mb_s"]["median"] >= 2000,
@@ -217,25 +193,4 @@ def _live(path: Path, patterns: Sequence[Pattern]) -> Figures:
     return {
         "look_us": spread([cost * 1e6 for cost in costs]),
         "core_percent": spread([cost * FILES * 4 * 100 for cost in costs]),
-    }
-
-
-def _mtail(path: Path, ours: float) -> Figures | None:
-    """The same for mtail, where it is installed: one pass over a part of the log, its start included."""
-    mtail = shutil.which("mtail")
-    if mtail is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "job.mtail").write_text(MTAIL_PROGRAM, encoding="utf-8")
-        part = Path(folder, "part.log")
-        part.write_bytes(path.read_bytes()[:MTAIL_BYTES])
-        before = os.times()
-        subprocess.run(
-            [mtail, "--one_shot", "--progs", folder, "--logs", str(part)], capture_output=True, check=True, timeout=300
-        )
-        after = os.times()
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    return {
-        "mb_s": round(MTAIL_BYTES / seconds / 1e6, 1),
-        "ours_over_mtail": round(ours / (MTAIL_BYTES / seconds / 1e6)),
     }
