@@ -4,14 +4,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.workers.exit_reason import JobStop
-from launcher.plan.plan import RunFacts
+from launcher.plan.plan import Plan, RunFacts
 from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
+from launcher.steps.steps import Steps
 
 KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
 MOST_KILL_MARGIN_SHARE = 0.4  # largest share of KillWait kept free, if KillWait is short
@@ -175,3 +176,14 @@ class JobState:
         self._write_state("completing")  # first, since it holds the reason if this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)
         self.publish("completing")
+
+
+class JobRun(NamedTuple):
+    """A running job, as all parts of the orchestrator know it."""
+
+    plan: Plan
+    facts: RunFacts
+    steps: Steps
+    state: JobState
+    signals: OrchestratorSignals
+    time_limit_end: float | None = None  # in epoch seconds; None without a limit

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
@@ -39,34 +39,22 @@ from launcher.steps.srun_lines import SIDECARS
 FINAL_VALUES_S = 4.0  # wait for the sidecars' final values
 
 
-class LeftoverTasks(Protocol):
-    """Processes or steps that the orchestrator left running."""
-
-    poll_interval_s: float  # interval for polling it
-
-    def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
-        """Send a signal to the tasks, and to the ``include_sidecars`` if set; 0 only counts (kill(2)).
-
-        Return how many processes or steps there are.
-        """
-        ...
-
-
 class LocalLeftoverTasks:
     """Processes on this machine that have the job's run directory in their environment."""
 
-    poll_interval_s = 0.1
+    poll_interval_s = 0.1  # between two calls of `send_signal`
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = str(run_dir)
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
+        """Send a signal to the tasks, and to the sidecars if wanted; 0 only counts (kill(2)). Return how many."""
         task: dict[str, str | None] = {} if include_sidecars else {TASK_VARIABLE: None}
         return signal_processes(find_job_processes({"GPUJOB_RUN_DIR": self._run_dir, **task}), signal_number)
 
 
 class SlurmLeftoverTasks:
-    """Slurm steps of the job."""
+    """Slurm steps of the job, which are signalled in the same way."""
 
     poll_interval_s = 1.0
 
@@ -102,7 +90,9 @@ def orchestrator_end_text(wait_status: int) -> str:
 class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
-    def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, wait_status: int) -> None:
+    def __init__(
+        self, plan: Plan, run_dir: Path, leftovers: LocalLeftoverTasks | SlurmLeftoverTasks, wait_status: int
+    ) -> None:
         record = read_orchestrator(run_dir)
         self._plan = plan
         self._run_dir = run_dir

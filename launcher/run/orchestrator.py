@@ -24,7 +24,7 @@ from launcher.report.report import REPORT_TEXT_FILE
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
-from launcher.run.job_state import JobState, attempt_optional
+from launcher.run.job_state import JobRun, JobState, attempt_optional
 from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.signals import OrchestratorSignals
@@ -48,29 +48,16 @@ STATUSES_INTERVAL_S = 5.0  # between two reads of the sidecars' statuses; they a
 class Orchestrator:
     """Runs a plan, with local steps or those of Slurm."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        steps: Steps,
-        signals: OrchestratorSignals,
-        time_limit_end: float | None,
-        reservation: PortReservation,
-    ) -> None:
-        self._plan = plan
-        self._facts = facts
-        self._signals = signals
-        self._steps = steps
-        self._time_limit_end = time_limit_end
+    def __init__(self, job: JobRun, reservation: PortReservation) -> None:
+        plan, facts, steps, signals = job.plan, job.facts, job.steps, job.signals
+        self._job, self._job_state = job, job.state
+        self._plan, self._facts, self._signals = plan, facts, signals
         self._reservation = reservation
-        self._job_state = JobState(facts, plan.kill_wait_s, signals)
-        self._job_tasks = JobTasks(plan, facts, steps, self._job_state, signals, time_limit_end)
+        self._job_tasks = JobTasks(job)
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.end_signal is not None)
         self._readiness = ReadinessState(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
-        self._stop_reasons = StopReasons(
-            plan, facts, self._job_state, signals, self._job_tasks, self._stages, time_limit_end
-        )
+        self._stop_reasons = StopReasons(job, self._job_tasks, self._stages)
         self._launch_check = JobLaunchCheck(plan, facts)
         self._checklist: LaunchChecklist | None = None
         self._is_launch_check_due = True
@@ -102,16 +89,7 @@ class Orchestrator:
         self._readiness.end()
         self._reservation.release()
         self._stop_reasons.handle_end_signal()
-        end = EndOfJob(
-            self._plan,
-            self._facts,
-            self._steps,
-            self._job_state,
-            self._signals,
-            self._job_tasks,
-            self._sidecars,
-            self._time_limit_end,
-        )
+        end = EndOfJob(self._job, self._job_tasks, self._sidecars)
         return end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
 
     def _archive_earlier_report(self) -> None:
@@ -307,8 +285,9 @@ def main(arguments: list[str]) -> None:
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
         write_orchestrator_record(facts, local=local)
-    job_end = time_limit_end(plan, start, local=local)
-    sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())
+    job_state = JobState(facts, plan.kill_wait_s, signals)
+    job = JobRun(plan, facts, steps, job_state, signals, time_limit_end(plan, start, local=local))
+    sys.exit(Orchestrator(job, reservation).run())
 
 
 if __name__ == "__main__":

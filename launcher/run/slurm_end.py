@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable
 
-from launcher.run.job_state import JobState
-from launcher.run.signals import OrchestratorSignals
-from launcher.steps.steps import ExternalEnd, Steps
+from launcher.run.job_state import JobRun
+from launcher.steps.steps import ExternalEnd
 
 NOTICE_GRACE_S = 3.0  # after a signal to a worker, wait this long for the signal to this process
 ANNOUNCED_GRACE_S = 10.0  # this wait if Slurm may be ending the job for an unknown reason
@@ -19,21 +18,13 @@ SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld checks every 30
 class SlurmEndQuery:
     """Asks Slurm, keeps the answer, and stops the job accordingly."""
 
-    def __init__(
-        self,
-        steps: Steps,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        first_signalled_at: Callable[[], float | None],
-    ) -> None:
+    def __init__(self, job: JobRun, first_signalled_at: Callable[[], float | None]) -> None:
         """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
         self.is_left_to_slurm = False  # whether Slurm ends all tasks without us
         self.signal_deadline: float | None = (
             None  # how long this process must wait for an announced signal, epoch seconds
         )
-        self._steps = steps
-        self._job_state = job_state
-        self._signals = signals
+        self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
         self._first_signalled_at = first_signalled_at
         self._answer = ExternalEnd()
         self._queried_at = 0.0

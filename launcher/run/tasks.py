@@ -10,15 +10,14 @@ from exporter.contract.manifest import Task
 from exporter.contract.records import from_json
 from exporter.workers.exit_reason import evidence_from_record, signal_name
 from launcher.errors import LauncherError
-from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
 from launcher.run.job_log import launch_lines, log_line
-from launcher.run.job_state import OWN_TEARDOWN_S, JobState, Stop, attempt_optional
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, Stop, attempt_optional
 from launcher.run.run_records import RunRecords
-from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import QUERY_AFTER_S, QUERY_INTERVAL_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
-from launcher.steps.steps import RunningTask, Steps
+from launcher.steps.steps import RunningTask
 
 RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
 _EXTERNAL_REASONS = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
@@ -50,29 +49,18 @@ def is_awaited(planned: TaskPlan) -> bool:
 class JobTasks:
     """Starts tasks, notices their ends, and restarts them where the plan allows it."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        steps: Steps,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        time_limit_end: float | None,
-    ) -> None:
+    def __init__(self, job: JobRun) -> None:
         self.ends: dict[int, dict[str, Any]] = {}  # last exit of each task, by rank
         self.abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
         # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
         self.unconfirmed_since: float | None = None
-        self._plan = plan
-        self._facts = facts
-        self._steps = steps
-        self._job_state = job_state
-        self._signals = signals
-        self._records = RunRecords(facts)
-        self.slurm_end_query = SlurmEndQuery(steps, job_state, signals, self.first_signalled_at)
-        self.exit_reason_finder = ExitReasonFinder(plan.manifest, facts.attempt, time_limit_end)
+        self._plan, self._facts, self._steps = job.plan, job.facts, job.steps
+        self._job_state, self._signals = job.state, job.signals
+        self._records = RunRecords(job.facts)
+        self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at)
+        self.exit_reason_finder = ExitReasonFinder(job.plan.manifest, job.facts.attempt, job.time_limit_end)
         self._failures = TaskFailures()
-        self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
+        self._tasks = {planned.task.rank: planned.task for planned in job.plan.tasks}
         self._task_groups: dict[int, TaskGroup] = {}  # task groups that were started, by rank
         self._running: dict[int, RunningTask] = {}  # by rank
         # tasks whose step ended and whose exit record may not be visible yet: (task, status, since)

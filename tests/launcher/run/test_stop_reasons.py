@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.job_state import QUERY_MARGIN_S, JobState
+from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
@@ -31,9 +31,10 @@ class SignalledJob:
         self.steps.query_end.return_value = ExternalEnd(**ending)
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.job_state = JobState(facts, 30.0, self.signals)
-        self.job_tasks = JobTasks(plan, facts, self.steps, self.job_state, self.signals, None)
+        job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
+        self.job_tasks = JobTasks(job)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
-        self.stop_reasons = StopReasons(plan, facts, self.job_state, self.signals, self.job_tasks, stages, None)
+        self.stop_reasons = StopReasons(job, self.job_tasks, stages)
         self._events = run_dir / run_files.EVENTS_FILE
 
     def count_signal_events(self) -> int:

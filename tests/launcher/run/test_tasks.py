@@ -23,7 +23,7 @@ from launcher.errors import SlurmError
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
-from launcher.run.job_state import OWN_TEARDOWN_S, JobState
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, JobState
 from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
@@ -258,7 +258,7 @@ class SimulatedJob:
         self.steps.start_tasks.side_effect = self._start
         self.steps.query_end.return_value = ExternalEnd()
         self.job_state = JobState(self.facts, 30.0, self.signals)
-        self.job_tasks = JobTasks(plan, self.facts, self.steps, self.job_state, self.signals, None)
+        self.job_tasks = JobTasks(JobRun(plan, self.facts, self.steps, self.job_state, self.signals))
         self.processes: list[Mock] = []
 
     def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
