@@ -146,7 +146,12 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             elif not engine.ready:
                 self.answer(503, b"")
             else:
-                self.answer(200, json.dumps(engine.complete(json.loads(body or b"{}"))).encode())
+                asked = json.loads(body or b"{}")
+                answer = json.dumps(engine.complete(asked)).encode()
+                if asked.get("stream"):  # all tokens at once
+                    self.answer(200, b"data: %s\n\ndata: [DONE]\n\n" % answer, "text/event-stream")
+                else:
+                    self.answer(200, answer)
 
         def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
             self.send_response(status)
