@@ -85,15 +85,6 @@ def jobs(tmp_path: Path) -> Iterator[Any]:
         job.reservation.release(30.0)
 
 
-def test_two_jobs_with_the_same_seed_have_no_common_port(jobs: Any) -> None:
-    port = free_port()
-    plan = plan_with(port, port + 1)
-    first, second = jobs(plan).survey(), jobs(plan).survey()
-    assert {first.port_offset, second.port_offset} == {0, OFFSETS[1]}
-    wanted = {port + first.port_offset + node for node in (0, 1)} | {port + OFFSETS[1] + node for node in (0, 1)}
-    assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
-
-
 def test_ports_are_released_at_the_end(jobs: Any) -> None:
     port = free_port()
     job = jobs(plan_with(port))
