@@ -6,8 +6,7 @@ The runs are the made-up ones of `bench.eta_traces`.
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from bench.clock import Figures
 from bench.eta_traces import Trace, traces, twins
@@ -18,16 +17,6 @@ from exporter.progress.eta.interval import EtaEstimate, median_seconds_per_item,
 SEED = 1
 LOOKS = 150  # even moments of a run at which the estimators are asked
 MOST_ERROR = 10.0
-
-
-class Peer(Protocol):
-    """What a progress bar takes and gives: all workers pooled, seconds left."""
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
 
 
 class Tqdm:
@@ -72,7 +61,7 @@ class Window:
 class Pooled:
     """A progress bar for a job: the counts of all workers added up."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Tqdm | Window) -> None:
         self._peer = peer
         self._workers: dict[int, tuple[float, float | None]] = {}
 
@@ -123,20 +112,7 @@ class Ours:
         }
 
 
-class JobEstimator(Protocol):
-    """What is compared: lines in, seconds left and alarms out."""
-
-    def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
-        """A line of one worker."""
-
-    def estimate(self, now: float) -> EtaEstimate | None:
-        """Seconds left of the job."""
-
-    def alarms(self, now: float) -> Mapping[str, object] | None:
-        """What seems wrong; None without such a rule."""
-
-
-ESTIMATORS: dict[str, Callable[[], JobEstimator]] = {
+ESTIMATORS: dict[str, Callable[[], Ours | Pooled]] = {
     "ours": Ours,
     "tqdm": lambda: Pooled(Tqdm()),
     "rich": lambda: Pooled(Window(30)),
@@ -191,7 +167,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def follow(run: Trace, estimator: JobEstimator, result: Result) -> None:
+def follow(run: Trace, estimator: Ours | Pooled, result: Result) -> None:
     """One estimator through one run: asked at even moments, when the lines read by then are in."""
     begin, lines, place = run.lines[0].arrival, run.lines, 0
     fair = max(run.foreseeable + 0.02 * (run.watched - begin), begin)
