@@ -8,10 +8,8 @@ from launcher.steps.steps import ExternalEnd
 
 NOTICE_GRACE_S = 3.0  # after a signal to a worker, wait this long for the signal to this process
 ANNOUNCED_GRACE_S = 10.0  # this wait if Slurm may be ending the job for an unknown reason
-QUERY_AFTER_S, QUERY_INTERVAL_S = (
-    0.5,
-    1.0,
-)  # wait for the signal to this process before the first query, and between queries
+QUERY_AFTER_S = 0.5  # wait for the signal to this process before the first query
+QUERY_INTERVAL_S = 1.0
 SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld checks every 30 s
 
 
@@ -21,9 +19,8 @@ class SlurmEndQuery:
     def __init__(self, job: JobRun, first_signalled_at: Callable[[], float | None]) -> None:
         """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
         self.is_left_to_slurm = False  # whether Slurm ends all tasks without us
-        self.signal_deadline: float | None = (
-            None  # how long this process must wait for an announced signal, epoch seconds
-        )
+        # how long this process must wait for an announced signal, epoch seconds
+        self.signal_deadline: float | None = None
         self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
         self._first_signalled_at = first_signalled_at
         self._answer = ExternalEnd()

@@ -15,9 +15,8 @@ from launcher.steps.steps import PYTHON_FLAGS, Steps
 from launcher.words import names_text
 
 READ_INTERVAL_S = 0.5  # between two reads of `readiness.json`
-MOST_NAMED_IN_CAUSE = (
-    2  # missing workers that the cause names; it is repeated next to every worker that ends with the job
-)
+# missing workers that the cause names; it is repeated next to every worker that ends with the job
+MOST_NAMED_IN_CAUSE = 2
 _NOT_READY_TEXT = " is not ready: "
 RESTART_DELAY_S = 5.0  # before another start of a readiness poller that ended unasked
 
@@ -26,9 +25,7 @@ class ReadinessState:
     """Readiness as found by the process ``launcher.run.before.poll_readiness``."""
 
     def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
-        self.is_polled = plan.readiness is not None and bool(
-            plan.readiness.rules
-        )  # whether the plan has readiness rules
+        self.is_polled = plan.readiness is not None and bool(plan.readiness.rules)
         self.found: JobReadiness | None = None  # as last published in this attempt
         self._plan = plan
         self._facts = facts

@@ -65,14 +65,12 @@ class JobTasks:
         self._running: dict[int, RunningTask] = {}  # by rank
         # tasks whose step ended and whose exit record may not be visible yet: (task, status, since)
         self._ended: dict[int, tuple[RunningTask, int, float]] = {}
-        self._in_shared_steps: dict[
-            int, RunningTask
-        ] = {}  # tasks in a shared step without an exit record so far, by rank
+        # by rank: tasks in a shared step without an exit record so far
+        self._in_shared_steps: dict[int, RunningTask] = {}
         self._failed_early: set[int] = set()  # ranks whose failure was seen before the end of their step
         self._next_steps_poll_at = 0.0
-        self._with_leftovers: dict[
-            int, RunningTask
-        ] = {}  # ended tasks that still have processes in their step, by rank
+        # by rank: ended tasks that still have processes in their step
+        self._with_leftovers: dict[int, RunningTask] = {}
         self._killed_at: float | None = None
 
     # -- state -----------------------------------------------------------------------------------

@@ -44,9 +44,8 @@ from launcher.rundir.job_records import AbandonedWorkers, read_orchestrator
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0  # for all requests of one rule, which also ends servers that send byte by byte
-CONNECT_INTERVAL_S = (
-    1.0  # between two connection attempts to a port: services that others wait for start within seconds
-)
+# between two connection attempts to a port: services that others wait for start within seconds
+CONNECT_INTERVAL_S = 1.0
 READY_INTERVAL_S = 10.0  # shortest interval once everything is ready
 REPEAT_INTERVAL_S = 60.0  # between two equal lines, and two equal files
 ABANDONED_INTERVAL_S = 1.0  # between two reads of the workers that the job continues without
