@@ -69,7 +69,12 @@ class Stop(JobStop):
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object for ``state.json``, without what is not known."""
-        return {name: value for name, value in vars(self).items() if value not in (None, False, ())}
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        if not self.requeue:
+            del known["requeue"]
+        if not self.nodes:
+            del known["nodes"]
+        return known
 
 
 class JobState:

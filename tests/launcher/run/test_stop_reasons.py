@@ -5,13 +5,13 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState
+from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState, StopOrigin
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
@@ -35,11 +35,11 @@ class SignalledJob:
         self.job_tasks = JobTasks(job)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
         self.stop_reasons = StopReasons(job, self.job_tasks, stages)
-        self._events = run_dir / run_files.EVENTS_FILE
+        self.events = run_dir / run_files.EVENTS_FILE
 
     def count_signal_events(self) -> int:
         """Number of events about signals."""
-        return [json.loads(line)["event"] for line in self._events.read_text().splitlines()].count("signal")
+        return [json.loads(line)["event"] for line in self.events.read_text().splitlines()].count("signal")
 
 
 def test_workers_are_terminated_if_slurm_is_not_ending_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +74,17 @@ def test_a_late_answer_of_slurm_gives_the_reason(tmp_path: Path, monkeypatch: py
     assert job.job_state.stop.reason == "cancelled"
     query_again(job, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
     assert (job.job_state.stop.reason, job.job_state.is_sigterm_due) == ("time_limit", False)
+
+
+@pytest.mark.parametrize(
+    "origin", [{}, {"rank": 0, "restart": 0}, {"nodes": ("cn01",)}, {"requeue": True}, {"failed": {"worker": "guard"}}]
+)
+def test_the_published_stop_has_what_caused_it(origin: StopOrigin, tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    job.job_state.begin_stop("time_limit", "the time limit is near", origin)
+    stop = (run_files.read_json(job.events.with_name(run_files.STATE_FILE)) or {})["stop"]
+    why = {"reason": "time_limit", "cause": "the time limit is near", "time": ANY}
+    assert stop == why | json.loads(json.dumps(origin))
 
 
 def test_workers_are_terminated_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
