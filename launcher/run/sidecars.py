@@ -56,10 +56,6 @@ class Sidecars:
         self._started_engines: set[int] = set()  # ranks of tasks with metrics that have started
 
     @property
-    def has_started(self) -> bool:
-        return bool(self._processes)
-
-    @property
     def _have_ended(self) -> bool:
         return all(process.poll() is not None for process in self._processes)
 
