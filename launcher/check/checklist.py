@@ -206,7 +206,7 @@ def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
 
 
 def _time_limit(job: PlannedJob) -> list[CheckFinding]:
-    limit = job.plan.slurm["time_limit"]
+    limit = job.plan.slurm.time_limit
     if limit:
         return [CheckFinding("time-limit", "ok", "slurm.time_limit", _time_limit_text(limit))]
     if job.local:

@@ -176,13 +176,13 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 
 def check_setup(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that the setup script exists, and warn that a local run skips the setup."""
-    parts, items = planned_job.plan.setup.get("parts", ()), []
+    parts, items = planned_job.plan.setup.parts, []
     for part in parts:
-        if part["script"] is not None:
-            if Path(part["script"]).is_file():
-                items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part["script"]}" exists'))
+        if part.script is not None:
+            if Path(part.script).is_file():
+                items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part.script}" exists'))
             elif not planned_job.local:
-                message = f'"{part["script"]}" is not a file; give its path from the working directory'
+                message = f'"{part.script}" is not a file; give its path from the working directory'
                 items.append(CheckFinding("no-setup-script", "error", "setup.script", message))
     if parts and planned_job.local:
         message = "modules, script and preamble belong to the batch script; `gpujob run` ignores them"
@@ -296,7 +296,7 @@ def check_readiness(planned_job: PlannedJob) -> list[CheckFinding]:
 
 
 def _time_limit_s(planned_job: PlannedJob) -> float | None:
-    text = planned_job.plan.slurm["time_limit"]
+    text = planned_job.plan.slurm.time_limit
     return None if planned_job.local or text is None else parse_time_limit(text)
 
 
@@ -304,21 +304,21 @@ def check_slurm(planned_job: PlannedJob) -> list[CheckFinding]:
     """Check that signal, requeue and segment suit the rest of the job."""
     asked, items = planned_job.plan.slurm, []
     limit = _time_limit_s(planned_job)
-    if asked["signal"] and limit is not None:
-        name, seconds = parse_signal(asked["signal"])
+    if asked.signal and limit is not None:
+        name, seconds = parse_signal(asked.signal)
         if seconds >= limit:
             message = (
                 f"{seconds} s before a time limit of {limit:g} s is before the job starts, so {name} would come "
                 "immediately; use fewer seconds"
             )
             items.append(CheckFinding("signal-early", "error", "slurm.signal", message))
-    if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
+    if asked.requeue and (asked.requeue.preempted or asked.requeue.time_limit):
         group = next(group for group in planned_job.plan.manifest.groups if group.name == "checkpoint")
         if group.pattern is None and not has_only_services(planned_job.plan):
             message = "no checkpoint is watched, so each attempt may start from zero; name them in patterns.checkpoints"
             items.append(CheckFinding("requeue-no-checkpoints", "warning", "slurm.requeue", message))
-    parts = asked["het"] or [planned_job.plan.nodes]
-    if asked["segment"] and (odd := next((nodes for nodes in parts if nodes % asked["segment"]), None)):
-        message = f"{odd} nodes are not a multiple of {asked['segment']}, so Slurm may refuse the job; use a divisor"
+    parts = asked.het or [planned_job.plan.nodes]
+    if asked.segment and (odd := next((nodes for nodes in parts if nodes % asked.segment), None)):
+        message = f"{odd} nodes are not a multiple of {asked.segment}, so Slurm may refuse the job; use a divisor"
         items.append(CheckFinding("segment", "warning", "slurm.segment", message))
     return items

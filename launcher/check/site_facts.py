@@ -251,7 +251,7 @@ def check_partition(planned_job: PlannedJob) -> list[CheckFinding]:
         return [CheckFinding("partition", "not checked", place, _sinfo_error_text(str(error)))]
     except ValueError as error:
         return [CheckFinding("partition", "not checked", place, f"the output of sinfo cannot be read: {error}")]
-    asked = plan.slurm["partition"]
+    asked = plan.slurm.partition
     if asked is None:
         chosen = [partition for partition in partitions.values() if partition.default]
     else:
@@ -278,10 +278,10 @@ def _check_fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
     if not partition.up:
         message = f"{partition.name} is not up; the job would wait until it is"
         items.append(CheckFinding("partition-down", "warning", place, message))
-    limit = parse_time_limit(plan.slurm["time_limit"]) if plan.slurm["time_limit"] else None
+    limit = parse_time_limit(plan.slurm.time_limit) if plan.slurm.time_limit else None
     if limit is not None and partition.time_limit_s is not None and limit > partition.time_limit_s:
         message = (
-            f"{plan.slurm['time_limit']} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
+            f"{plan.slurm.time_limit} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
             "the job would wait forever; ask for less, or use another partition"
         )
         items.append(CheckFinding("time-limit", "warning", "slurm.time_limit", message))

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     ``available`` is the number of nodes, if known.
     """
     from launcher.jobfile.jobfile import load_cluster
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.plan import plan_sweep
 
     if (found := _read_sweep(job)) is None:
@@ -40,16 +40,7 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     if problems or twice:
         raise ConfigErrors([*problems, *_sweep_problems(body, job, twice)])
     try:
-        return plan_sweep(
-            body,
-            job,
-            cluster,
-            job_dir=Path(job).resolve().parent,
-            workdir=Path.cwd(),
-            timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            local=local,
-            available=available,
-        )
+        return plan_sweep(body, job, cluster, make_invocation(job, local=local, available=available))
     except ConfigError as error:
         raise ConfigErrors([error]) from error
 
@@ -85,19 +76,14 @@ def _sweep_problems(body: dict[str, Any], job: str, known: list[str]) -> list[Co
 def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
     """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.directory import JOB_FILE
     from launcher.sweep.plan import plan_sweep
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
-    return plan_sweep(
-        read_job(sweep_dir / JOB_FILE),
-        str(sweep_dir / JOB_FILE),
-        load_cluster(os.environ, workdir),
-        job_dir=job_dir,
-        workdir=workdir,
-        timestamp=time.strftime("%Y%m%d_%H%M%S"),
-        local=record.local,
-    )
+    invocation = make_invocation(job_dir / JOB_FILE, workdir, local=record.local)
+    job, cluster = read_job(sweep_dir / JOB_FILE), load_cluster(os.environ, workdir)
+    return plan_sweep(job, str(sweep_dir / JOB_FILE), cluster, invocation)
 
 
 def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:

@@ -60,7 +60,7 @@ def describe_sweep(
             "hosts": list(hosts[: one.plan.nodes]),
             "gpus_per_node": one.plan.gpus_per_node,
             "gpus": one.plan.nodes * one.plan.gpus_per_node,
-            "time_limit": one.plan.slurm.get("time_limit"),
+            "time_limit": one.plan.slurm.time_limit,
             "run_dir": str(one.plan.run_dir("{job_id}")),
             "array": array_of.get(one.point.index),
         }

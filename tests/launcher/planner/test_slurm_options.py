@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from launcher.errors import TopologyError
 from launcher.jobfile.slurm import ContainerSpec, SetupSpec, SlurmSpec, check_dependency, parse_signal
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.slurm_options import with_dependency
+from launcher.rundir.files import plan_files
 from launcher.steps.batch_script import job_directives
 from tests.support.launcher import job_spec, plan_of
 
@@ -65,7 +67,7 @@ def test_a_dependency_of_the_command_replaces_that_of_the_job_file() -> None:
     assert dict(job_directives(plan))["dependency"] == "afterok:1"
     plan = with_dependency(plan, "singleton")
     assert dict(job_directives(plan))["dependency"] == "singleton"
-    assert plan.resolved["slurm"]["dependency"] == "singleton"
+    assert yaml.safe_load(plan_files(plan, "")["config.yaml"])["slurm"]["dependency"] == "singleton"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,8 @@ def test_components_of_a_heterogeneous_job_have_all_nodes() -> None:
         "resources": {**SERVING["resources"], "client_node": True, "prefill_workers": 3},
     }
     plan = plan_of(job_spec(**spec))
-    assert plan.slurm["het"] == [3, 2]
-    assert sum(plan.slurm["het"]) == plan.nodes
+    assert plan.slurm.het == (3, 2)
+    assert sum(plan.slurm.het) == plan.nodes
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_the_srun_lines_equal_those_of_the_real_steps(
     tasks = tuple(
         dataclasses.replace(planned, step=step if planned.task.role == "agg" else "") for planned in plan.tasks
     )
-    plan = dataclasses.replace(plan, tasks=tasks, slurm={**plan.slurm, "mpi": "pmi2"})
+    plan = dataclasses.replace(plan, tasks=tasks, slurm=plan.slurm._replace(mpi="pmi2"))
     facts = planned_facts(plan)
     (facts.run_dir / "workers").mkdir(parents=True)
     started: list[list[str]] = []
