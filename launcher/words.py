@@ -1,7 +1,7 @@
 """Text of reports: times, durations, untrusted text, and ends of workers."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -35,6 +35,14 @@ def names_text(names: Sequence[str], most: int, total: int | None = None) -> str
     """``a, b and 3 more``."""
     more = (len(names) if total is None else total) - min(most, len(names))
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
+    """``; did you mean "vllm"?``, with the known name most like this one; empty if none is like it."""
+    import difflib  # lazy: 2 ms, and only mistakes need it
+
+    near = difflib.get_close_matches(name, list(known), 1, likeness)
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def worker_text(entry: Mapping[str, Any]) -> str:

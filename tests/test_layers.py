@@ -66,6 +66,7 @@ PACKAGES = {  # third-party package: where it may be imported
     "click": ("launcher.cli",),
     "pydantic": ("launcher.jobfile",),
     "pydantic_core": ("launcher.jobfile",),
+    "psutil": ("launcher.check",),
     "pynvml": ("exporter.gpus",),
     "regex": ("exporter.logs.search.time_budget",),
     "requests": ("launcher.check", "launcher.watch"),

@@ -1,5 +1,6 @@
-"""One finding of a preflight check."""
+"""One finding of a preflight check: ``finding.warning(code, place, message)``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,3 +18,12 @@ class CheckFinding:
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
+
+
+def of_status(status: Status) -> Callable[[str, str, str], CheckFinding]:
+    """Return a function that makes findings of this status from a code, a place and a message."""
+    return lambda code, place, message: CheckFinding(code, status, place, message)
+
+
+ok, warning, error = of_status("ok"), of_status("warning"), of_status("error")
+not_checked = of_status("not checked")

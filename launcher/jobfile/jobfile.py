@@ -5,7 +5,7 @@ nearest known key. Nothing here contacts the cluster or writes a file.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.monitoring import ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
-from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
+from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, EngineRoleSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.jobfile.slurm import (
     ContainerSpec,
     Directives,
@@ -138,6 +138,15 @@ class JobSpec(FileModel):
         if twice:
             raise combine_problems([(("secrets",), message) for message in twice], self.secrets)
         return self
+
+    def processes(self) -> Iterator[tuple[str, EngineRoleSpec]]:
+        """Parts with options of programs, by key: the backend, its roles, front end and benchmark."""
+        yield "backend", self.backend
+        for role in SERVING_ROLES:
+            yield f"backend.{role}", getattr(self.backend, role)
+        for key, part in (("frontend", self.frontend), ("benchmark", self.benchmark)):
+            if part is not None:
+                yield key, part
 
 
 class ClusterSpec(FileModel):

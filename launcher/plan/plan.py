@@ -1,12 +1,12 @@
 """The plan of a job as one value, and as JSON for the orchestrator."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from exporter.contract.manifest import Manifest, Task
+from exporter.contract.manifest import Manifest, PathGroup, Task
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, from_json, to_json
 
 PLAN_SCHEMA = 1
@@ -155,6 +155,15 @@ class Plan:
 
     def run_dir(self, job_id: str) -> Path:
         return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id, 1))
+
+    def group(self, name: str) -> PathGroup:
+        """The files of this kind: ``output`` or ``checkpoint``."""
+        return next(group for group in self.manifest.groups if group.name == name)
+
+    def facts_before_run(self, job_id: str = "0", hosts: Sequence[str] = ()) -> "RunFacts":
+        """Facts of a run that has not started. Unnamed hosts become node0, node1, ..."""
+        names = tuple(hosts[: self.nodes]) or tuple(f"node{index}" for index in range(self.nodes))
+        return RunFacts(job_id, self.run_dir(job_id), names)
 
 
 @dataclass(frozen=True)
