@@ -37,8 +37,6 @@ CATALOGUES = {  # their __init__ is the registry; every other one contains only 
     *(
         "exporter/files/formats",
         "launcher/planner/backends",
-        "launcher/planner/benchmarks",
-        "launcher/planner/frontends",
     ),
 }
 
@@ -49,7 +47,12 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
-    *("launcher.planner.backends", "launcher.planner.benchmarks", "launcher.planner.frontends"),
+    *(
+        "launcher.planner.backends",
+        "launcher.planner.benchmarks",
+        "launcher.planner.frontends",
+        "launcher.planner.nginx",
+    ),
     "launcher.steps.hostlist",
 )
 WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its arguments

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.manifest import Task
 from launcher.errors import ConfigError
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import dump_plan, parse_plan
@@ -572,6 +573,7 @@ def test_invalid_keys_of_a_backend_are_reported(backend: dict[str, Any], expecte
 
 
 def test_each_type_of_the_file_is_a_backend() -> None:
+    assert list(BACKENDS) == list(BACKEND_KINDS)
     body = {"name": "n", "workers": [{"command": "true"}]}
     for kind, backend in BACKENDS.items():
         spec = parse_job(yaml.safe_dump({**body, "backend": {"type": kind}}), "job.yaml")

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import parse_job
-from launcher.planner.frontends import nginx
+from launcher.planner import nginx
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
     ask,
