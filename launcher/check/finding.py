@@ -20,10 +20,10 @@ class CheckFinding:
         return f"{self.place}: {self.message}"
 
 
-def of_status(status: Status) -> Callable[[str, str, str], CheckFinding]:
+def _of_status(status: Status) -> Callable[[str, str, str], CheckFinding]:
     """Return a function that makes findings of this status from a code, a place and a message."""
     return lambda code, place, message: CheckFinding(code, status, place, message)
 
 
-ok, warning, error = of_status("ok"), of_status("warning"), of_status("error")
-not_checked = of_status("not checked")
+ok, warning, error = _of_status("ok"), _of_status("warning"), _of_status("error")
+not_checked = _of_status("not checked")

@@ -105,6 +105,7 @@ def check_aliases(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 def check_container(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the image, the runtime and the mounts exist."""
     planned, local = planned_job.plan.container, planned_job.local
+    level = finding.error if local else finding.warning
     if planned is None:
         return
     yield from _image(planned_job)
@@ -116,7 +117,7 @@ def check_container(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     elif planned.runtime != PYXIS and shutil.which(planned.runtime, path=planned_job.environ.get("PATH")) is None:
         fix = "install it, or load its module in this shell" if local else "load its module in `setup.modules`"
         message = f"{planned.runtime} is not on PATH here; {fix}, or use another runtime"
-        yield finding.of_status("error" if local else "warning")("no-runtime", "container.runtime", message)
+        yield level("no-runtime", "container.runtime", message)
     yield from _mounts(planned_job)
 
 
@@ -141,6 +142,7 @@ def _image(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 
 def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     plan, spec, place = planned_job.plan, planned_job.spec.container, "container.mounts"
+    level = finding.error if planned_job.local else finding.warning
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or plan.container is None or spec is None:
         return
@@ -156,7 +158,7 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         for mount in named:
             if not os.path.exists(mount.source):
                 message = f'"{mount.source}" does not exist here; correct it, or create it on every node'
-                yield finding.of_status("error" if planned_job.local else "warning")("no-mount", key, message)
+                yield level("no-mount", key, message)
         for target, count in Counter(mount.target for mount in named).items():
             if count > 1:
                 message = f"{target} is mounted {count} times; the last one applies"

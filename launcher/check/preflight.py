@@ -271,20 +271,22 @@ def _unwritable_reason(directory: Path) -> str | None:
 
 def check_output_files(planned_job: PlannedJob) -> CheckFinding:
     """Warn about an earlier job's output files: they would be overwritten, or mistaken for this job's."""
-    code, place, group = "output-files", "paths.output_dir", planned_job.plan.group("output")
+    place, group = "paths.output_dir", planned_job.plan.group("output")
     if group.pattern is None or not os.path.isabs(group.directory):
-        return finding.ok(code, place, "a fresh run directory")
+        return finding.ok("output-files", place, "a fresh run directory")
     try:
         files = list_files(Path(group.directory), group.pattern)
     except OSError as error:
-        return finding.not_checked(code, place, f'"{group.directory}": {error.strerror}')
+        return finding.not_checked("output-files", place, f'"{group.directory}": {error.strerror}')
     if planned_job.plan.manifest.gpu_metrics:
         files = tuple(file for file in files if not is_sidecar_csv(file.name))
     if not files:
-        return finding.ok(code, place, f'no file matches {group.pattern} in "{group.directory}"')
+        return finding.ok("output-files", place, f'no file matches {group.pattern} in "{group.directory}"')
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
     if planned_job.spec.resume:
-        return finding.ok(code, place, f'the job continues from {count} in "{group.directory}" (resume: true)')
+        return finding.ok(
+            "output-files", place, f'the job continues from {count} in "{group.directory}" (resume: true)'
+        )
     message = (
         f'"{group.directory}" already contains {count} like {files[0].name}; '
         "move them away, choose another directory, or set `resume: true`"

@@ -86,7 +86,8 @@ def check_packages(planned_job: PlannedJob) -> CheckFinding:
             return finding.not_checked("packages", place, str(why))
         if missing:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
-            return finding.of_status("error" if planned_job.local else "warning")("no-package", place, message)
+            level = finding.error if planned_job.local else finding.warning
+            return level("no-package", place, message)
         return finding.ok("packages", place, f"{program} finds {', '.join(names)}")
     return finding.not_checked("packages", place, "no command begins with a Python of this machine")
 
@@ -105,13 +106,13 @@ def check_driver(inventory: GpuInventory | str) -> CheckFinding:
 
 def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> Iterator[CheckFinding]:
     """Check that no other process uses the GPUs of this machine."""
-    code, place, plan = "gpu-memory", "GPU memory", planned_job.plan
+    place, plan = "GPU memory", planned_job.plan
     if not plan.gpus_per_node:
         return
     if not planned_job.local:
-        yield finding.not_checked(code, place, NOT_THIS_MACHINE)
+        yield finding.not_checked("gpu-memory", place, NOT_THIS_MACHINE)
     elif isinstance(inventory, str):
-        yield finding.not_checked(code, place, inventory)
+        yield finding.not_checked("gpu-memory", place, inventory)
     else:
         given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
         busy = [gpu for gpu in given if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes]
@@ -121,7 +122,7 @@ def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> 
             yield finding.warning("gpu-busy", place, message)
         if not busy:
             free = min((gpu.free_bytes for gpu in given), default=0)
-            yield finding.ok(code, place, f"at least {free / GIB:.1f} GiB free on each GPU")
+            yield finding.ok("gpu-memory", place, f"at least {free / GIB:.1f} GiB free on each GPU")
 
 
 def check_memory(planned_job: PlannedJob) -> CheckFinding:

@@ -1,6 +1,7 @@
 """Words in braces that look like placeholders but have no value: a program would get them unchanged."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def check_placeholders(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Report each word without a value, once for each place."""
     plan = planned_job.plan
     sweep, done = planned_job.spec.sweep, set[tuple[str, str]]()
-    swept = {key for keys in (sweep.grid, sweep.zip, *sweep.list) for key in keys} if sweep is not None else set()
+    swept = set(itertools.chain(sweep.grid, sweep.zip, *sweep.list)) if sweep is not None else set()
     for text in _filled_texts(planned_job, plan.facts_before_run()):
         for name in dict.fromkeys(_WORD.findall(text.text)):
             if name in swept or (text.place, name) in done or not (why := _unfilled_reason(name, text, plan.nodes)):
