@@ -95,7 +95,7 @@ class RequeueSpec(FileModel):
 
     preempted: bool = False
     time_limit: bool = False
-    max: int = Field(3, ge=1, le=1000, description="Attempts after the first.")
+    max: int = Field(3, ge=1, le=1000)
 
 
 class SlurmSpec(FileModel):
@@ -104,19 +104,14 @@ class SlurmSpec(FileModel):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    time_limit: TimeLimit | None = Field(None, description='For example "04:00:00".')
-    directives: Directives = Field(
-        {},
-        description="Further options of sbatch by their long names; true or null for an option without a value.",
-    )
+    time_limit: TimeLimit | None = None
+    directives: Directives = {}
 
-    dependency: str | None = Field(None, description='For example "afterok:4459".')
+    dependency: str | None = None
     exclusive: bool = False
-    segment: int | None = Field(None, ge=1, description="Nodes of one block of the network's topology.")
-    het: bool = Field(False, description="Whether prefill and decode are components of a heterogeneous job.")
-    signal: str | None = Field(
-        None, description='USR1 or USR2 and seconds before the time limit, as in "USR1@120": passed on to the workers.'
-    )
+    segment: int | None = Field(None, ge=1)
+    het: bool = False
+    signal: str | None = None
     requeue: RequeueSpec = RequeueSpec()
 
     @field_validator("directives")
@@ -174,15 +169,11 @@ EnvironmentModule = Annotated[str, check_entry(_module_problem)]
 class ContainerSpec(FileModel):
     """The container in which workers run."""
 
-    image: str = Field(description="An alias of the cluster file, an image file, or a name that the runtime pulls.")
+    image: str
     runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
-    mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
-    workdir: str | None = Field(
-        None, description="Where workers start in the container; by default the directory outside the container."
-    )
-    python: str = Field(
-        "python3", description="Python interpreter in the image, which runs gpujob's wrapper around each worker."
-    )
+    mounts: list[Mount] = []
+    workdir: str | None = None
+    python: str = "python3"
 
     @field_validator("image", "python")
     @classmethod
@@ -195,6 +186,6 @@ class ContainerSpec(FileModel):
 class SetupSpec(FileModel):
     """Steps of the batch script before any part of the job starts."""
 
-    modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")
-    script: Directory | None = Field(None, description="Sourced by the batch script, before the job.")
-    preamble: str | None = Field(None, description="Lines of shell in the batch script, for example `ulimit -n 65536`.")
+    modules: list[EnvironmentModule] = []
+    script: Directory | None = None
+    preamble: str | None = None

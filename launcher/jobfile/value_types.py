@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from launcher.words import did_you_mean
+
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
@@ -92,6 +94,17 @@ def _url(value: object) -> object:
 Address = Annotated[str, BeforeValidator(_address)]
 Url = Annotated[str, BeforeValidator(_url)]
 Directory = Annotated[str, BeforeValidator(_directory)]
+
+
+def known_name(what: str, known: Sequence[str]) -> BeforeValidator:
+    """Refuse an unknown name, and suggest the nearest known one."""
+
+    def check(name: object) -> object:
+        if isinstance(name, str) and name not in known:
+            raise ValueError(f'unknown {what} "{name}"{did_you_mean(name, known)} (known: {", ".join(known)})')
+        return name
+
+    return BeforeValidator(check)
 
 
 def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
