@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from exporter.contract import run_files
+from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from launcher.errors import LauncherError, SlurmError
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
@@ -19,9 +20,9 @@ from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient, is_running_here
 
-SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
+Report: TypeAlias = Mapping[str, Any]  # of `report.json`
 LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
 
 
@@ -31,7 +32,7 @@ class SweepPoint:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     runs: tuple[str, ...] = ()
 
 
@@ -45,16 +46,25 @@ class SweepArray:
     cluster: str | None = None  # None for the cluster of this machine
 
 
-@dataclass(frozen=True)
-class SweepRecord:
+class SweepRunner(NamedTuple):
+    """The process that runs the points on this machine."""
+
+    pid: int
+    start_ticks: int | None
+    host: str
+
+
+class SweepRecord(Record):
     """Content of ``sweep.json``."""
 
-    submission: Mapping[str, Any]  # the sweep's submission: user, time, directory, state of the source
+    SCHEMA = 1
+
+    submission: JsonObject  # the sweep's submission: user, time, directory, state of the source
     max_parallel: int | None
     local: bool
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
-    runner: Mapping[str, Any] | None = None  # the process that runs the points on this machine
+    runner: SweepRunner | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class PointState:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     state: str
     job_id: str | None
     run_dir: str | None
@@ -77,21 +87,9 @@ class PointState:
     exit_status: int = EXIT_STATUS["UNKNOWN"]
 
 
-def dump_record(record: SweepRecord) -> dict[str, Any]:
-    return {"schema": SWEEP_SCHEMA, **dataclasses.asdict(record)}
-
-
-def parse_record(body: Mapping[str, Any]) -> SweepRecord:
-    """The inverse of ``dump_record``."""
-    points = tuple(SweepPoint(**{**point, "runs": tuple(point["runs"])}) for point in body["points"])
-    arrays = tuple(SweepArray(**array) for array in body["arrays"])
-    names = [item.name for item in dataclasses.fields(SweepRecord)]
-    return SweepRecord(**{**{name: body[name] for name in names}, "points": points, "arrays": arrays})
-
-
 def write_record(sweep_dir: Path, record: SweepRecord) -> None:
     try:
-        run_files.write_json(sweep_dir / SWEEP_FILE, dump_record(record))
+        run_files.write_json(sweep_dir / SWEEP_FILE, record.to_json())
     except OSError as error:
         raise LauncherError(f"{sweep_dir / SWEEP_FILE} cannot be written: {error.strerror}") from error
 
@@ -101,12 +99,10 @@ def read_record(sweep_dir: Path) -> SweepRecord:
     body = run_files.read_json(sweep_dir / SWEEP_FILE)
     if body is None:
         raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is missing or cannot be read")
-    if body.get("schema") != SWEEP_SCHEMA:
-        raise LauncherError(
-            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this gpujob reads {SWEEP_SCHEMA}; "
-            "update gpujob"
-        )
-    return parse_record(body)
+    try:
+        return SweepRecord.from_json(body, str(sweep_dir / SWEEP_FILE))
+    except RecordError as error:
+        raise LauncherError(str(error)) from error
 
 
 def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
@@ -128,7 +124,7 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
         dataclasses.replace(point, runs=(*point.runs, runs[point.index])) if point.index in runs else point
         for point in record.points
     )
-    return dataclasses.replace(record, points=points)
+    return record.replace(points=points)
 
 
 # -- states of the points ------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str,
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
-def _read_last_report(sweep_dir: Path, point: SweepPoint) -> dict[str, Any] | None:
+def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
     """The report of a point's last run; None if its last attempt has not ended."""
     if not point.runs:
         return None
@@ -197,11 +193,11 @@ def _point_outcome(
     sweep_dir: Path,
     record: SweepRecord,
     point: SweepPoint,
-    report: Mapping[str, Any] | None,
+    report: Report | None,
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and is_running_here(record.runner)
+        waits = record.local and record.runner is not None and is_running_here(record.runner._asdict())
         return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
@@ -221,9 +217,7 @@ def _point_outcome(
     return _point_state(point, state, job_id, run_dir, found)
 
 
-def _point_state(
-    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Mapping[str, Any]
-) -> PointState:
+def _point_state(point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report) -> PointState:
     return PointState(
         index=point.index,
         name=point.name,
@@ -242,7 +236,7 @@ def _point_state(
     )
 
 
-def _cause_text(report: Mapping[str, Any]) -> str | None:
+def _cause_text(report: Report) -> str | None:
     """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
     if report.get("state") == "COMPLETED":
         return None  # the cause of its end was that its work was done
@@ -270,17 +264,17 @@ def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
 
-def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
+def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, JsonValue]:
     """The states of a sweep as a JSON object."""
     return {
-        "schema": SWEEP_SCHEMA,
+        "schema": SweepRecord.SCHEMA,
         "sweep": record.submission["job_name"],
         "job_id": record.submission["job_id"],
         "sweep_dir": str(sweep_dir),
         "max_parallel": record.max_parallel,
-        "arrays": [dataclasses.asdict(array) for array in record.arrays],
-        "states": dict(Counter(state.state for state in states)),
-        "points": [dataclasses.asdict(state) for state in states],
+        "arrays": to_json(record.arrays),
+        "states": to_json(Counter(state.state for state in states)),
+        "points": to_json(states),
         "exit_status": sweep_exit_status(states),
     }
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from exporter.contract.records import JsonObject
 from launcher.check.preflight import check_plan
 from launcher.errors import ConfigError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec
@@ -54,7 +54,7 @@ class Array:
     is_throttled: bool  # whether the sweep sets max_parallel
 
 
-def plan_sweep(body: Mapping[str, Any], source: str, cluster: ClusterSpec, invocation: Invocation) -> PlannedSweep:
+def plan_sweep(body: JsonObject, source: str, cluster: ClusterSpec, invocation: Invocation) -> PlannedSweep:
     """Plan every point. Raises ConfigError with the problems of all points."""
     sweep, specs = read_sweep(body, source)
     timestamp = invocation.timestamp

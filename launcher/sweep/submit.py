@@ -1,6 +1,5 @@
 """Submit the points of a sweep: complete their directories, submit their arrays on hold, release all."""
 
-import dataclasses
 import os
 import re
 import time
@@ -19,7 +18,12 @@ from launcher.sweep.plan import TASKS_DIR, Array, PlannedPoint, PlannedSweep, pl
 def new_record(planned: PlannedSweep, sweep_id: str, *, local: bool) -> SweepRecord:
     submission = rundir.describe_submission(planned.points[0].plan, sweep_id)
     points = tuple(SweepPoint(one.point.index, one.point.name, one.point.values) for one in planned.points)
-    return SweepRecord({**submission, "job_name": planned.sweep.name}, planned.sweep.max_parallel, local, points)
+    return SweepRecord(
+        submission={**submission, "job_name": planned.sweep.name},
+        max_parallel=planned.sweep.max_parallel,
+        local=local,
+        points=points,
+    )
 
 
 def check_array_size(planned: PlannedSweep) -> None:
@@ -48,7 +52,7 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
         _submit(arrays, planned.logs_dir, planned.directory_name, staging, held)
         record = new_record(planned, held[0].array.job_id, local=False)
         runs = _settle(planned, held, staged, record, staging)
-        record = dataclasses.replace(with_runs(record, runs), arrays=tuple(array.array for array in held))
+        record = with_runs(record, runs).replace(arrays=tuple(array.array for array in held))
         write_record(staging, record)
         final = planned.logs_dir / planned.directory_name.replace("{array_job_id}", held[0].array.job_id, 1)
         _rename(staging, final)
@@ -78,7 +82,7 @@ def resume_sweep(
         _submit(planned_arrays, sweep_dir.parent, sweep_dir.name, staging, held, after)
         runs = _settle(planned, held, staged, record, staging)
         arrays = tuple(array.array for array in held)
-        changed = dataclasses.replace(with_runs(record, runs), arrays=(*record.arrays, *arrays))
+        changed = with_runs(record, runs).replace(arrays=(*record.arrays, *arrays))
         links = [f"{TASKS_DIR}/{link.name}" for link in (staging / TASKS_DIR).iterdir()]
         for name in (*runs.values(), *links):
             _rename(staging / name, sweep_dir / name)

@@ -109,7 +109,7 @@ def test_any_value_is_one_argument_of_a_command(hard_name: str) -> None:
     expected = "{{rank}}" if hard_name == "{rank}" else hard_name
     assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", expected, "--out", "{output_dir}"]
     assert value_at(point.body, "workers", 1, "command") == ["serve", expected]
-    assert point.body["env"]["LR"] == expected
+    assert value_at(point.body, "env", "LR") == expected
     assert safe_file_word(point.name) == point.name
 
 
@@ -175,7 +175,7 @@ def test_a_name_of_the_file_or_of_the_points_is_used() -> None:
 )
 def test_names_are_safe_short_and_unique(values: list[str]) -> None:
     points = expand_sweep(
-        {"name": "j", "workers": [{"command": ["x", "{v}"]}], "sweep": {"grid": {"v": values}}}, "job.yaml"
+        {"name": "j", "workers": [{"command": ["x", "{v}"]}], "sweep": {"grid": {"v": [*values]}}}, "job.yaml"
     ).points
     names = [point.name for point in points]
     assert len(set(names)) == len(names)
@@ -219,8 +219,8 @@ def test_points_are_the_product_and_other_keys_are_unchanged(
     points = expand_sweep(body, "job.yaml").points
     assert len(points) == math.prod(map(len, grid.values())) * max(1, zipped) * max(1, listed)
     for point in points:
-        expected = {key: value for key, value in body.items() if key != "sweep"} | {"name": point.name}
-        args = {"mem-fraction": 0.5, **{key: point.values[f"backend.args.{key}"] for key in grid}}
+        expected: dict[str, Any] = {key: value for key, value in body.items() if key != "sweep"} | {"name": point.name}
+        args: dict[str, Any] = {"mem-fraction": 0.5, **{key: point.values[f"backend.args.{key}"] for key in grid}}
         expected["backend"] = {"args": args}
         if zipped:
             expected["resources"] = {**BODY["resources"], "nodes": point.values["resources.nodes"]}
@@ -228,7 +228,7 @@ def test_points_are_the_product_and_other_keys_are_unchanged(
             expected["env"] = {"A": "b", "POINT": point.values["env.POINT"]}
         assert point.body == expected
         for key, value in args.items():
-            assert type(point.body["backend"]["args"][key]) is type(value)
+            assert type(value_at(point.body, "backend", "args", key)) is type(value)
 
 
 json_values = st.recursive(

@@ -115,7 +115,7 @@ def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) 
 
 
 def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
-    body = {
+    body: dict[str, Any] = {
         "name": "j",
         "resources": {"gpus_per_node": gpus},
         "workers": [{"gpus": gpus, "command": "true {x}"}],

@@ -11,7 +11,7 @@ SECRET = "sk-secret-1"
 
 
 def problems_of(sweep: dict[str, Any], **over: Any) -> list[str]:
-    body = {"name": "s4", "workers": [{"command": "true", "env": {"OWN": "1"}}], **over, "sweep": sweep}
+    body: dict[str, Any] = {"name": "s4", "workers": [{"command": "true", "env": {"OWN": "1"}}], **over, "sweep": sweep}
     with pytest.raises(ConfigError) as raised:
         read_sweep(body, "job.yaml")
     assert SECRET not in str(raised.value), "it would be in the log of whoever ran this"
@@ -117,7 +117,7 @@ def test_an_option_with_the_name_of_a_secret_is_refused(
 )
 def test_other_options_and_those_outside_the_sweep_are_accepted(sweep: dict[str, Any], args: dict[str, Any]) -> None:
     backend = {"type": "vllm", "args": args}
-    body = {"name": "s4", "workers": [], **ENGINE, "backend": backend, "sweep": sweep}
+    body: dict[str, Any] = {"name": "s4", "workers": [], **ENGINE, "backend": backend, "sweep": sweep}
     assert expand_sweep(body, "job.yaml").points
 
 
@@ -141,5 +141,5 @@ def test_other_problems_are_reported_without_point_names() -> None:
     ],
 )
 def test_other_variables_and_those_outside_the_sweep_are_accepted(sweep: dict[str, Any], over: dict[str, Any]) -> None:
-    body = {"name": "s4", "workers": [{"command": "true", "env": {}}], **over, "sweep": sweep}
+    body: dict[str, Any] = {"name": "s4", "workers": [{"command": "true", "env": {}}], **over, "sweep": sweep}
     assert expand_sweep(body, "job.yaml").points
