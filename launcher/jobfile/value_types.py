@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.words import did_you_mean
 
@@ -135,29 +135,4 @@ def variable_problem(name: str) -> str | None:
 VariableName = Annotated[str, check_entry(variable_problem)]
 
 
-def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:
-    """Check names and values of variables, and report every problem."""
-    names = [name for name in env if isinstance(name, str)] if isinstance(env, dict) else []
-    found = [((), problem) for name in names if (problem := variable_problem(name))]
-    try:
-        usable = handler(env)
-    except ValidationError as error:
-        if not found:
-            raise
-        details = [*combine_problems(found, env).errors(), *error.errors()]
-        raise ValidationError.from_exception_data("env", [_detail(entry) for entry in details]) from error
-    if found:
-        raise combine_problems(found, env)
-    return usable
-
-
-def _detail(entry: ErrorDetails) -> InitErrorDetails:
-    """Convert a reported problem for use within another error."""
-    if entry["type"] == "value_error":
-        kind: str | PydanticCustomError = PydanticCustomError("value_error", "{message}", {"message": entry["msg"]})
-    else:
-        kind = entry["type"]
-    return {"type": kind, "loc": entry["loc"], "input": entry["input"]}
-
-
-Variables = Annotated[dict[str, str], WrapValidator(_variables)]
+Variables = dict[VariableName, str]

@@ -191,7 +191,8 @@ def _problems(error: ValidationError, model: type[BaseModel], text: str, intende
     """
     found: dict[str, list[_PlacedError]] = {}
     for details in error.errors():
-        place, base = _places(details["loc"], model)
+        location = details["loc"]
+        place, base = _places(location[:-2] if location[-1:] == ("[key]",) else location, model)
         if details["type"] != "missing" or place not in intended_places:
             found.setdefault(base, []).append(_PlacedError(place, details))
     problems = []

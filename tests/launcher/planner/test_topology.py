@@ -8,7 +8,6 @@ from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.planner import topology
-from launcher.planner.roles import merge_roles
 from launcher.planner.topology import place_workers
 from tests.support.launcher import job_spec
 
@@ -81,43 +80,6 @@ def test_each_task_has_its_own_name_and_logs() -> None:
     assert tasks[0].logs == ("{node}_a_w0{run}.out", "{node}_a_w0{run}.err")
     files = [(task.node_index, log) for task in tasks for log in task.logs]
     assert len(files) == len(set(files))
-
-
-BAD_PLANS: dict[str, tuple[list[tuple[int, int, int, tuple[int, ...]]], str]] = {
-    "a GPU given twice": ([(0, 0, 0, (0, 1)), (1, 0, 0, (1, 2))], "GPU 1 of node 0 is assigned twice"),
-    "a GPU that is not there": (
-        [(0, 0, 0, (3, 4)), (1, 0, 1, (0, 1))],
-        "GPU 4 of node 0 is assigned twice or does not",
-    ),
-    "a node that is not there": ([(0, 0, 0, (0, 1)), (1, 0, 2, (0, 1))], "a_w1: rank 1 on node 2 is out of place"),
-    "a worker too few": ([(0, 0, 0, (0, 1))], "the workers of the plan are not those of the job"),
-    "workers out of order": ([(1, 0, 0, (0, 1)), (0, 0, 0, (2, 3))], "the workers of the plan are not those of"),
-    "a worker too small": (
-        [(0, 0, 0, (0, 1)), (1, 0, 1, (0,))],
-        "a_w1: its processes do not make up a worker of 2 GPUs",
-    ),
-    "a worker over two nodes": ([(0, 0, 0, (0, 1)), (1, 0, 0, (2,)), (1, 1, 1, (0,))], "a_w1: its processes do not"),
-    "a leader that is not first": ([(0, 1, 0, (0,)), (0, 0, 0, (1,)), (1, 0, 0, (2, 3))], "a_w0: its processes do not"),
-}  # processes of two workers of 2 GPUs each, as (index, local rank, node, GPUs), on two nodes of 4 GPUs
-
-
-@pytest.mark.parametrize("kind", BAD_PLANS)
-def test_a_plan_that_breaks_an_invariant_is_refused(kind: str) -> None:
-    parts, problem = BAD_PLANS[kind]
-    tasks = [
-        Task(f"a_w{index}", "a", index, rank, local, node, gpus)
-        for rank, (index, local, node, gpus) in enumerate(parts)
-    ]
-    spec = spec_of(2, 4, [(2, 2)])
-    with pytest.raises(TopologyError, match=problem):
-        topology._check_invariants(tasks, merge_roles(spec), spec.resources, range(2))
-    topology._check_invariants(place_workers(spec).tasks, merge_roles(spec), spec.resources, range(2))
-
-
-def test_ranks_out_of_order_are_refused() -> None:
-    spec = spec_of(2, 4, [(2, 2)])
-    with pytest.raises(TopologyError, match="rank 1 on node 0 is out of place"):
-        topology._check_invariants(place_workers(spec).tasks[::-1], merge_roles(spec), spec.resources, range(2))
 
 
 def test_huge_numbers_are_refused_without_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
