@@ -24,7 +24,6 @@ from launcher.jobfile.slurm import (
     Mount,
     SetupSpec,
     SlurmSpec,
-    check_directives,
 )
 from launcher.jobfile.sweep import SweepSpec
 from launcher.jobfile.value_types import (
@@ -164,11 +163,6 @@ class ClusterSpec(FileModel):
     listen_address: Address | None = None
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
-
-    @field_validator("directives")
-    @classmethod
-    def _directives(cls, directives: Directives) -> Directives:
-        return check_directives(directives)
 
     def resolve_model(self, text: str) -> str:
         """Resolve an alias of a model; return any other text unchanged."""

@@ -13,6 +13,7 @@ from launcher.jobfile.value_types import (
     NotNegativeSeconds,
     Seconds,
     as_float,
+    check_entry,
     combine_problems,
     known_name,
 )
@@ -22,19 +23,21 @@ EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
 PACKS = (AUTO, *pack_names())
 
 
+def _file_pattern_problem(pattern: str) -> str | None:
+    if pattern and "/" not in pattern:
+        return None
+    return f"{pattern!r} is not a pattern of file names; directories go into `paths`"
+
+
+FilePattern = Annotated[str, check_entry(_file_pattern_problem)]
+
+
 class PatternsSpec(FileModel):
     """Globs of file names."""
 
-    output: str | None = "output_worker_*.json*"
-    logs: str | None = "worker_*.log"
-    checkpoints: str | None = "checkpoint_*"
-
-    @field_validator("output", "logs", "checkpoints")
-    @classmethod
-    def _plain(cls, pattern: str | None) -> str | None:
-        if pattern is not None and ("/" in pattern or not pattern):
-            raise ValueError(f"{pattern!r} is not a pattern of file names; directories go into `paths`")
-        return pattern
+    output: FilePattern | None = "output_worker_*.json*"
+    logs: FilePattern | None = "worker_*.log"
+    checkpoints: FilePattern | None = "checkpoint_*"
 
 
 PackName = Annotated[str, known_name("pack", PACKS), Field(json_schema_extra={"enum": list(PACKS)})]

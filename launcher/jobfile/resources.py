@@ -3,11 +3,11 @@
 import re
 import shlex
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from launcher.jobfile.value_types import FileModel, NotNegativeSeconds, Variables
+from launcher.jobfile.value_types import FileModel, NotNegativeSeconds, Variables, check_entry
 from launcher.plan.plan import DECODE, PREFILL
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -49,10 +49,16 @@ class RestartSpec(FileModel):
     backoff: NotNegativeSeconds = 10.0
 
 
+def _role_problem(role: str) -> str | None:
+    if _ROLE.fullmatch(role):
+        return None
+    return f"{role!r} is not a role name; use a letter and then letters, digits, - or _, at most 32 characters"
+
+
 class RoleSpec(FileModel):
     """One role: ``count`` workers that run the same command."""
 
-    role: str = "worker"
+    role: Annotated[str, check_entry(_role_problem)] = "worker"
     count: int | None = Field(None, ge=0, le=100_000)
     gpus: int | None = Field(None, ge=0)
     cpus: int | None = Field(None, ge=1)
@@ -63,15 +69,6 @@ class RoleSpec(FileModel):
     restart: RestartSpec = RestartSpec()
     container: bool = True
     service: bool | None = None
-
-    @field_validator("role")
-    @classmethod
-    def _role(cls, role: str) -> str:
-        if not _ROLE.fullmatch(role):
-            raise ValueError(
-                f"{role!r} is not a role name; use a letter and then letters, digits, - or _, at most 32 characters"
-            )
-        return role
 
     @model_validator(mode="after")
     def _words(self) -> "RoleSpec":

@@ -7,26 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
-from launcher.jobfile.value_types import FileModel, Seconds, Variables, combine_problems, known_name
-
-# options of a program by long name without ``--``; true: bare option, false or null: left out
-Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
-
+from launcher.jobfile.value_types import FileModel, Seconds, Variables, check_entry, combine_problems, known_name
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 MOST_CONCURRENCY = 1_000_000  # concurrent requests; a larger number is a typing error
 
 
-def _options(args: object) -> object:
-    for name in args if isinstance(args, dict) else ():
-        if isinstance(name, str) and not _OPTION.fullmatch(name):
-            bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
-            hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
-            raise ValueError(f"{name!r} is not the name of an option: write it without -- and without its value{hint}")
-    return args
+def _option_problem(name: str) -> str | None:
+    if _OPTION.fullmatch(name):
+        return None
+    bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
+    hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
+    return f"{name!r} is not the name of an option: write it without -- and without its value{hint}"
 
 
-NamedArguments = Annotated[Arguments, BeforeValidator(_options)]
+# options of a program by long name without ``--``; true: bare option, false or null: left out
+Arguments = dict[
+    Annotated[str, check_entry(_option_problem)], str | int | float | bool | list[str | int | float] | None
+]
 
 
 def concurrency_list(value: list[int] | str | None) -> tuple[int, ...]:
@@ -110,7 +108,7 @@ class ModelSpec(FileModel):
 class EngineRoleSpec(FileModel):
     """Settings of the engine for one role, after those for all roles."""
 
-    args: NamedArguments = {}
+    args: Arguments = {}
     env: Variables = {}
     config: dict[str, object] = {}
 
