@@ -1,6 +1,7 @@
 """Errors that the command line shows as one message."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class LauncherError(Exception):
@@ -35,3 +36,12 @@ class TopologyError(LauncherError):
 
 class SlurmError(LauncherError):
     """A Slurm command is missing, refused or did not answer."""
+
+
+@contextlib.contextmanager
+def os_errors(problem: str) -> Iterator[None]:
+    """Raise an OSError as LauncherError, with its reason behind the ``problem``."""
+    try:
+        yield
+    except OSError as error:
+        raise LauncherError(f"{problem}: {error.strerror}") from error

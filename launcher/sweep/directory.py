@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from exporter.contract import run_files
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
-from launcher.errors import LauncherError, SlurmError
+from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
@@ -88,10 +88,8 @@ class PointState:
 
 
 def write_record(sweep_dir: Path, record: SweepRecord) -> None:
-    try:
+    with os_errors(f"{sweep_dir / SWEEP_FILE} cannot be written"):
         run_files.write_json(sweep_dir / SWEEP_FILE, record.to_json())
-    except OSError as error:
-        raise LauncherError(f"{sweep_dir / SWEEP_FILE} cannot be written: {error.strerror}") from error
 
 
 def read_record(sweep_dir: Path) -> SweepRecord:
