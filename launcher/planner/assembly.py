@@ -25,7 +25,14 @@ from launcher.planner.backends.base import (
     config_path,
 )
 from launcher.planner.benchmarks import BENCHMARKS, Endpoint, benchmark_environment
-from launcher.planner.frontends import FRONTENDS, Frontend, frontend_argv, infra_environment, worker_url_variables
+from launcher.planner.frontends import (
+    FRONTENDS,
+    Frontend,
+    Service,
+    frontend_argv,
+    infra_environment,
+    worker_url_variables,
+)
 from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
@@ -50,8 +57,7 @@ class PlannedService:
 
     task: Task
     stage: str
-    port_names: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
-    argv: tuple[str, ...] = ()  # of a service whose command is always the same
+    program: Service
 
 
 def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, topology: Topology, *, local: bool = False) -> Assembly:
@@ -102,38 +108,29 @@ class _Assembler:
         """Processes that are not workers, with the ranks after those of the workers."""
         found: list[PlannedService] = []
 
-        def add(
-            name: str,
-            role: str,
-            index: int,
-            node: int,
-            stage: str,
-            ports: Iterable[str] = (),
-            argv: tuple[str, ...] = (),
-        ) -> None:
-            stem = name if stage == BENCHMARK else f"{{node}}_{name}"
+        def add(program: Service, node: int, stage: str, role: str = "", index: int = 0) -> None:
+            name, later = program.name, stage == BENCHMARK
+            stem = name if later else f"{{node}}_{name}"
             logs = tuple(f"{stem}{{run}}.{stream}" for stream in ("out", "err"))
             rank = len(self._topology.tasks) + len(found)
-            later = stage == BENCHMARK
-            task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
-            found.append(PlannedService(task, stage, tuple(ports), argv))
+            task = Task(name, role or name, index, rank, 0, node, (), logs, later=later, service=not later)
+            found.append(PlannedService(task, stage, program))
 
         layout, frontend, spec = self._topology, self._frontend, self._spec.frontend
         if frontend is not None and spec is not None:
             for infra in frontend.infra:
-                add(infra.name, infra.name, 0, layout.infra_node, INFRA, infra.ports, infra.argv)
+                add(infra, layout.infra_node, INFRA)
             if frontend.has_own_process:
                 named = _named_ports([spec.command or "", *spec.env.values(), *map(str, spec.args.values())])
                 own = "internal" if spec.balanced else "public"
                 needs = dict.fromkeys((own, *frontend.ports, *(name for name in named if name != CLIENT_PORT_NAME)))
                 for index in range(spec.count):
                     node = layout.frontend_nodes[index % len(layout.frontend_nodes)]
-                    add(f"frontend_{index}", "frontend", index, node, FRONTENDS_STAGE, needs)
+                    add(Service(f"frontend_{index}", tuple(needs)), node, FRONTENDS_STAGE, "frontend", index)
                 if spec.balanced:
-                    node = layout.frontend_nodes[0]
-                    add(nginx.NAME, nginx.NAME, 0, node, BALANCER, ("public",), tuple(nginx.nginx_argv()))
+                    add(nginx.NGINX, layout.frontend_nodes[0], BALANCER)
         if self._benchmark is not None:
-            add("benchmark", "benchmark", 0, layout.client_node, BENCHMARK)
+            add(Service("benchmark"), layout.client_node, BENCHMARK)
         return found
 
     def _assign_ports(self, groups: Sequence[WorkerGroup], is_one_machine: bool) -> dict[int, dict[str, int]]:
@@ -144,7 +141,7 @@ class _Assembler:
         if self._frontend is not None and not self._frontend.has_own_process:
             task, own = requests[0]
             requests[0] = (task, tuple("public" if name == CLIENT_PORT_NAME else name for name in own))
-        requests += [(service.task, service.port_names) for service in self._services]
+        requests += [(service.task, service.program.ports) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
         given = ports.assign_ports(
@@ -265,8 +262,8 @@ class _Assembler:
     def _service_task(self, service: PlannedService) -> TaskPlan:
         task, metrics, words = service.task, None, list[str]()
         environment: dict[str, str] = {}
-        if service.argv:
-            words = list(service.argv)
+        if service.program.argv:
+            words = list(service.program.argv)
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
@@ -309,7 +306,7 @@ class _Assembler:
             ReadyRule(service.task.worker, "tcp", service.task.node_index, port, before=WORKERS)
             for service in self._services
             if service.stage == INFRA
-            for port in [self._ports[service.task.rank][service.port_names[0]]]
+            for port in [self._ports[service.task.rank][service.program.ports[0]]]
         ]
         if self._spec.readiness.kind == "none":
             return found

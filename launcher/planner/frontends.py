@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.serving import FrontendSpec
@@ -17,13 +17,12 @@ from launcher.planner.backends.base import (
 )
 
 
-@dataclass(frozen=True)
-class InfraService:
-    """A service that the front end and the workers need before they start."""
+class Service(NamedTuple):
+    """A program that is not a worker."""
 
     name: str
-    ports: tuple[str, ...]
-    argv: tuple[str, ...]
+    ports: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
+    argv: tuple[str, ...] = ()  # with placeholders; empty if it depends on the job
 
 
 class Frontend:
@@ -33,7 +32,7 @@ class Frontend:
     readiness: str  # kind of readiness rule that asks it for its workers
     backends: tuple[str, ...]  # backends whose workers it can serve; `command` is any program of the user
     ports: tuple[str, ...] = ()  # in addition to the port for its clients
-    infra: tuple[InfraService, ...] = ()
+    infra: tuple[Service, ...] = ()  # needed before it and the workers start
     has_own_process = True  # False: a worker serves clients itself
     metrics: str | None = None  # location of its own metrics, as in ``TaskPlan.metrics``
 
@@ -56,7 +55,7 @@ class CustomFrontend(Frontend):
 
 # Their data is worthless after the job, so it need not reach the disk. Each attempt starts with empty data, because
 # earlier registrations refer to nodes that may be lost. https://etcd.io/docs, https://docs.nats.io
-ETCD = InfraService(
+ETCD = Service(
     "etcd",
     ("etcd", "etcd_peer"),
     (
@@ -68,7 +67,7 @@ ETCD = InfraService(
         "--initial-cluster=default=http://{leader}:{etcd_peer_port}",
     ),
 )
-NATS = InfraService(
+NATS = Service(
     "nats",
     ("nats",),
     ("nats-server", "--jetstream", "--store_dir={run_dir}/nats/{attempt}", "--addr=0.0.0.0", "--port={nats_port}"),

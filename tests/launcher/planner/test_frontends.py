@@ -177,7 +177,7 @@ def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subproc
     (run_dir / nginx.FILE).write_text(
         nginx.render_nginx_config(str(port), [f"127.0.0.1:{upstream}" for upstream in upstreams])
     )
-    argv = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_argv()]
+    argv = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.NGINX.argv]
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with (run_dir / "nginx.err").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]
