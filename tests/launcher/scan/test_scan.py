@@ -24,6 +24,7 @@ from launcher.cli.main import commands
 from launcher.scan import scan
 from launcher.scan.log_file import os_error_text, read_chunks
 from launcher.scan.position import ExpectedTotals
+from launcher.scan.records import ScanResults
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, scan_logs
 from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest_pattern
 from launcher.scan.text import render_scan, scan_results
@@ -292,8 +293,10 @@ def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: P
     assert half.position.done == 14
     found = next(found for found in half.pattern_results if found.name == "items")
     assert (found.done, found.last) == (15, half.unfinished)
-    body: Any = scan_results([half]).logs[0].to_json()
-    assert body["unfinished"]["unfinished"] is True
+    results = scan_results([half])
+    assert results.logs[0].unfinished is not None
+    assert results.logs[0].unfinished.unfinished is True
+    assert ScanResults.from_json(json.loads(json.dumps(results.to_json()))) == results
     shown = render_scan([half])
     assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)

@@ -13,7 +13,7 @@ from exporter.contract.records import Record
 from launcher.plan.plan import Plan
 from launcher.rundir.files import plan_files
 from launcher.show.json_view import ENTRIES_PER_CHUNK, describe_plan, dump_json_chunks, planned_facts
-from launcher.show.records import PlannedWorker
+from launcher.show.records import PlannedWorker, PlanRecord
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
@@ -40,7 +40,7 @@ def two_roles() -> Plan:
 
 def test_the_json_view_has_all_workers_tasks_and_files() -> None:
     found = described(two_roles(), "#!script\n", ("n1", "n2"))
-    assert json.loads(json.dumps(found)) == found
+    assert PlanRecord.from_json(json.loads(json.dumps(found))).to_json() == found
     assert set(found) == {
         *("schema", "job_name", "sbatch_nodes", "gpus_per_node", "cpus_per_node"),
         *("workers", "processes", "run_dir", "files", "targets", "script", "srun"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.rundir.job_ids import task_ranges
+from launcher.show.records import SweepPlanRecord
 from launcher.show.sources import SourceNames
 from launcher.sweep.plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
 from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_point_sources, render_sweep
@@ -42,6 +43,8 @@ def sweep_text(sweep: PlannedSweep) -> str:
 
 def test_a_sweep_is_shown_as_a_table_and_one_array(golden: Callable[[str, str], Path]) -> None:
     golden("launcher/sweep-plan.txt", sweep_text(plan_of_sweep()))
+    record = describe_sweep(plan_of_sweep(), local=False)
+    assert SweepPlanRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def test_points_with_different_resources_have_their_own_arrays(golden: Callable[[str, str], Path]) -> None:
