@@ -1,7 +1,7 @@
 """Errors that the command line shows as one message."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class LauncherError(Exception):
@@ -36,6 +36,14 @@ class TopologyError(LauncherError):
 
 class SlurmError(LauncherError):
     """A Slurm command is missing, refused or did not answer."""
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
+    """``; did you mean "vllm"?``, with the known name most like this one; empty if none is like it."""
+    import difflib  # lazy: 2 ms, and only mistakes need it
+
+    near = difflib.get_close_matches(name, list(known), 1, likeness)
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
+from launcher.errors import did_you_mean
 from launcher.jobfile.backend_kinds import BACKEND_KINDS, ENGINES
 from launcher.jobfile.jobfile import HUB, cpus_of_full_nodes
 from launcher.jobfile.redaction import is_harmless, is_secret_name
@@ -18,7 +19,6 @@ from launcher.plan.container import ENROOT, PYXIS, container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan
 from launcher.planner.planned_job import PlannedJob
-from launcher.words import did_you_mean
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.errors import LauncherError
-from launcher.words import did_you_mean
+from launcher.errors import LauncherError, did_you_mean
 
 if TYPE_CHECKING:
     from exporter.logs.lexicon import Lexicon

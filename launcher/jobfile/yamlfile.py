@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from exporter.contract.records import JsonValue
-from launcher.errors import ConfigError
-from launcher.words import did_you_mean
+from launcher.errors import ConfigError, did_you_mean
 
 Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]

@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
 
 from exporter.contract import run_files
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
+from exporter.contract.report import Report
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.orchestrator_record import OrchestratorRecord, ProcessRecord
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
-from launcher.watch.view import JobClient, is_running_here
+from launcher.watch.view import JobClient
 
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
-Report: TypeAlias = Mapping[str, Any]  # of `report.json`
 LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
 
 
@@ -46,14 +46,6 @@ class SweepArray:
     cluster: str | None = None  # None for the cluster of this machine
 
 
-class SweepRunner(NamedTuple):
-    """The process that runs the points on this machine."""
-
-    pid: int
-    start_ticks: int | None
-    host: str
-
-
 class SweepRecord(Record):
     """Content of ``sweep.json``."""
 
@@ -64,7 +56,7 @@ class SweepRecord(Record):
     local: bool
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
-    runner: SweepRunner | None = None
+    runner: ProcessRecord | None = None  # the process that runs the points on this machine
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ def read_point_states(
     """
     reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
     if queue is None:
-        over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
+        over = record.local or all(report is not None and not report.requeued for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
@@ -182,9 +174,10 @@ def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
     if not point.runs:
         return None
     run_dir = sweep_dir / point.runs[-1]
-    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
-    orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-    return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
+    report = Report.read(run_dir / run_files.REPORT_FILE)
+    orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
+    same = report is not None and orchestrator is not None and report.attempt == orchestrator.attempt
+    return report if same else None
 
 
 def _point_outcome(
@@ -195,27 +188,29 @@ def _point_outcome(
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and is_running_here(record.runner._asdict())
-        return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
+        waits = record.local and record.runner is not None and record.runner.is_running_here()
+        return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     queue_state = (queue or {}).get(job_id)
-    if report is not None and queue_state not in WAITING_STATES and not (report.get("requeued") and queue_state):
-        return _point_state(point, str(report["state"]), job_id, run_dir, report)
+    if report is not None and queue_state not in WAITING_STATES and not (report.requeued and queue_state):
+        return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
-        state = str(JobClient(run_dir).read_view()["state"])
+        state = JobClient(run_dir).read_view().state
     elif queue is None:
         state = "UNKNOWN"
     elif job_id in queue:
         state = "PENDING" if queue[job_id] in WAITING_STATES else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
-    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else {}
+    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None
     return _point_state(point, state, job_id, run_dir, found)
 
 
-def _point_state(point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report) -> PointState:
+def _point_state(
+    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report | None
+) -> PointState:
     return PointState(
         index=point.index,
         name=point.name,
@@ -224,30 +219,29 @@ def _point_state(point: SweepPoint, state: str, job_id: str | None, run_dir: Pat
         job_id=job_id,
         run_dir=None if run_dir is None else str(run_dir),
         runs=len(point.runs),
-        items=report.get("items"),
-        items_expected=report.get("items_expected"),
-        unit=report.get("unit"),
-        duration_s=report.get("duration_s"),
-        cause=_cause_text(report),
-        nodes=tuple(report.get("nodes", ())),
+        items=report.items if report else None,
+        items_expected=report.items_expected if report else None,
+        unit=report.unit if report else None,
+        duration_s=report.duration_s if report else None,
+        cause=_cause_text(report) if report else None,
+        nodes=report.nodes if report else (),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
 
 
 def _cause_text(report: Report) -> str | None:
     """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
-    if report.get("state") == "COMPLETED":
+    if report.state == "COMPLETED":
         return None  # the cause of its end was that its work was done
-    if cause := report.get("cause"):
-        rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
-        evidence = "; ".join(cause.get("evidence", ()))
-        text = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+    if cause := report.cause:
+        rank = f" (rank {cause.rank})" if cause.rank is not None else ""
+        evidence = "; ".join(cause.evidence)
+        text = f"{cause.worker}{rank} on {cause.node or 'no node'}: {cause.reason}"
         return f"{text}: {evidence}" if evidence else text
-    if stopped := report.get("stopped"):
-        return f"{stopped['reason']}: {stopped['cause']}"
-    checks = (report.get("verification") or {}).get("checks", ())
-    failed = "; ".join(f"{check['name']}: {check['detail']}" for check in checks if check["passed"] is False)
-    return failed or None
+    if report.stopped:
+        return f"{report.stopped.reason}: {report.stopped.cause}"
+    failed = (f"{check.name}: {check.detail}" for check in report.verification.checks if check.passed is False)
+    return "; ".join(failed) or None
 
 
 def sweep_exit_status(states: Sequence[PointState]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.contract.records import JsonObject, JsonValue
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, did_you_mean
 from launcher.jobfile.jobfile import JobSpec, validate_job
 from launcher.jobfile.sweep import SweepFile, SweepSpec
 from launcher.jobfile.yamlfile import validate_model
@@ -33,7 +33,6 @@ from launcher.sweep.values import (
     unquoted_placeholders,
     value_at,
 )
-from launcher.words import did_you_mean
 
 MOST_POINTS = 10_000
 MOST_NAMED = 3  # points that a problem names

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.orchestrator_record import ProcessRecord
 from launcher.rundir.rundir import find_run_dir
 from launcher.sweep.directory import (
     MISSING,
@@ -18,7 +19,6 @@ from launcher.sweep.directory import (
     SweepArray,
     SweepPoint,
     SweepRecord,
-    SweepRunner,
     arrays_in_queue,
     find_sweep_dir,
     points_to_resume,
@@ -43,7 +43,7 @@ sweeps = st.builds(
     local=st.booleans(),
     points=st.lists(points, max_size=3).map(tuple),
     arrays=st.lists(arrays, max_size=2).map(tuple),
-    runner=st.none() | st.just(SweepRunner(1, 2, "cn01")),
+    runner=st.none() | st.just(ProcessRecord(pid=1, start_ticks=2, host="cn01")),
 )
 
 
