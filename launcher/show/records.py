@@ -1,15 +1,13 @@
 """What `gpujob plan --json` prints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.contract.records import JsonValue, Record
 from launcher.plan.plan import PLAN_SCHEMA
 
 
-@dataclass(frozen=True)
-class PlannedWorker:
+class PlannedWorker(Record):
     """One worker."""
 
     worker: str  # ``decode_w0``

@@ -30,6 +30,7 @@ from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest
 from launcher.scan.text import render_scan, scan_results
 from tests.launcher.conftest import Golden
 from tests.support.launcher import gpujob
+from tests.support.record_schema import problems, published_schema
 
 LOG = (
     b"2026-03-01 12:00:00 [INFO] worker 3: Processed 12/400 items (3.5 items/s)\n"
@@ -297,6 +298,7 @@ def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: P
     assert results.logs[0].unfinished is not None
     assert results.logs[0].unfinished.unfinished is True
     assert ScanResults.from_json(json.loads(json.dumps(results.to_json()))) == results
+    assert not list(problems(results.to_json(), published_schema("scan")))
     shown = render_scan([half])
     assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)

@@ -17,6 +17,7 @@ from launcher.show.records import PlannedWorker, PlanRecord
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
+from tests.support.record_schema import problems, published_schema
 
 
 def described(*args: Any) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def two_roles() -> Plan:
 def test_the_json_view_has_all_workers_tasks_and_files() -> None:
     found = described(two_roles(), "#!script\n", ("n1", "n2"))
     assert PlanRecord.from_json(json.loads(json.dumps(found))).to_json() == found
+    assert not list(problems(found, published_schema("plan")))
     assert set(found) == {
         *("schema", "job_name", "sbatch_nodes", "gpus_per_node", "cpus_per_node"),
         *("workers", "processes", "run_dir", "files", "targets", "script", "srun"),
@@ -131,7 +133,7 @@ class Chunked(Record):
     text: str
     none: str | None
     entries: tuple[Entry, ...]
-    workers: tuple[PlannedWorker, ...] = (PlannedWorker("a", "b", 0, ("n",), {"n": (1,)}),)
+    workers: tuple[PlannedWorker, ...] = (PlannedWorker(worker="a", role="b", index=0, nodes=("n",), gpus={"n": (1,)}),)
     lines: tuple[tuple[str, ...], ...] = (("srun", "a b"),)
 
 

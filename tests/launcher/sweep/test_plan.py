@@ -18,6 +18,7 @@ from launcher.show.sources import SourceNames
 from launcher.sweep.plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
 from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_point_sources, render_sweep
 from tests.support.launcher import gpujob, invocation_in
+from tests.support.record_schema import problems, published_schema
 
 BODY: dict[str, Any] = {
     "name": "embed v2",
@@ -45,6 +46,7 @@ def test_a_sweep_is_shown_as_a_table_and_one_array(golden: Callable[[str, str], 
     golden("launcher/sweep-plan.txt", sweep_text(plan_of_sweep()))
     record = describe_sweep(plan_of_sweep(), local=False)
     assert SweepPlanRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert not list(problems(record.to_json(), published_schema("sweep-plan")))
 
 
 def test_points_with_different_resources_have_their_own_arrays(golden: Callable[[str, str], Path]) -> None:
