@@ -382,9 +382,9 @@ def stop(job: str) -> None:
 @click.option("--cluster", is_flag=True, help="Print the schema of the cluster file instead.")
 def schema(cluster: bool) -> None:
     """Print the JSON Schema of the job file."""
-    from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+    from launcher.jobfile.keys import file_schema
 
-    click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
+    click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
 for command in (explain, plan_command, run, scan, sweep, watch):

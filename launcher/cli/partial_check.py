@@ -11,7 +11,7 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, parse_cluster, parse_job
-from launcher.planner.planned_job import PlannedJob, plan_job
+from launcher.planner.planned_job import PlannedJob, make_invocation, plan_job
 from launcher.rundir.cluster_file import find_cluster_file
 from launcher.sweep.points import expand_sweep, is_sweep
 
@@ -35,14 +35,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
         )
 
         def planned(body: str, source: str) -> PlannedJob:
-            return plan_job(
-                parse_job(body, source),
-                cluster,
-                job_dir=Path(job).resolve().parent,
-                workdir=Path.cwd(),
-                timestamp="",
-                local=local,
-            )
+            return plan_job(parse_job(body, source), cluster, make_invocation(job, local=local))
 
         planned_job, more = _remove_mistakes(
             _first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned

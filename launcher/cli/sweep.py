@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from launcher.cli.parts import INTERRUPTED, JSON, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
+    from exporter.contract.records import JsonValue
     from launcher.sweep.directory import PointState, SweepRecord
     from launcher.sweep.plan import PlannedSweep
 
@@ -25,6 +25,7 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     ``available`` is the number of nodes, if known.
     """
     from launcher.jobfile.jobfile import load_cluster
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.plan import plan_sweep
 
     if (found := _read_sweep(job)) is None:
@@ -38,21 +39,12 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     if problems or twice:
         raise ConfigErrors([*problems, *_sweep_problems(body, job, twice)])
     try:
-        return plan_sweep(
-            body,
-            job,
-            cluster,
-            job_dir=Path(job).resolve().parent,
-            workdir=Path.cwd(),
-            timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            local=local,
-            available=available,
-        )
+        return plan_sweep(body, job, cluster, make_invocation(job, local=local, available=available))
     except ConfigError as error:
         raise ConfigErrors([error]) from error
 
 
-def _read_sweep(job: str) -> tuple[dict[str, object], list[str]] | None:
+def _read_sweep(job: str) -> "tuple[dict[str, JsonValue], list[str]] | None":
     """Read the job file of a sweep, and its duplicate keys.
 
     None for other files, and for unreadable ones: they are reported like any job file.
@@ -68,7 +60,7 @@ def _read_sweep(job: str) -> tuple[dict[str, object], list[str]] | None:
     return (body, twice) if body is not None and is_sweep(body) else None
 
 
-def _sweep_problems(body: dict[str, object], job: str, known: list[str]) -> list[ConfigError]:
+def _sweep_problems(body: "dict[str, JsonValue]", job: str, known: list[str]) -> list[ConfigError]:
     """All problems of a sweep's job file, the ``known`` ones first."""
     from launcher.sweep.points import read_sweep
 
@@ -83,19 +75,14 @@ def _sweep_problems(body: dict[str, object], job: str, known: list[str]) -> list
 def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
     """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.directory import JOB_FILE
     from launcher.sweep.plan import plan_sweep
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
-    return plan_sweep(
-        read_job(sweep_dir / JOB_FILE),
-        str(sweep_dir / JOB_FILE),
-        load_cluster(os.environ, workdir),
-        job_dir=job_dir,
-        workdir=workdir,
-        timestamp=time.strftime("%Y%m%d_%H%M%S"),
-        local=record.local,
-    )
+    invocation = make_invocation(job_dir / JOB_FILE, workdir, local=record.local)
+    job, cluster = read_job(sweep_dir / JOB_FILE), load_cluster(os.environ, workdir)
+    return plan_sweep(job, str(sweep_dir / JOB_FILE), cluster, invocation)
 
 
 def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:

@@ -187,7 +187,7 @@ class LostOrchestrator:
 
 def own_component_ids(plan: Plan) -> tuple[str, ...]:
     """Slurm's ids of the job's components that contain this process."""
-    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=plan.slurm.het is not None)
     return component_ids(own, own.get("SLURM_JOB_ID", ""))
 
 

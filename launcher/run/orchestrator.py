@@ -233,7 +233,7 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
         hosts = local_hosts(plan, socket.gethostname())
         facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
         return facts, LocalSteps(plan, facts)
-    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=plan.slurm.het is not None)
     hosts = parse_hostlist(allocated_nodes(own) or "")
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)

@@ -102,7 +102,7 @@ class StopReasons:
 
     def _forward_warnings(self) -> None:
         """Send the warning before the time limit to the workers, if the job file asks for it."""
-        asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
+        asked = (self._plan.slurm.signal or "").partition("@")[0].removeprefix("SIG")
         while self._signals.warnings:
             number = self._signals.warnings.pop()
             name = signal.Signals(number).name
@@ -125,11 +125,12 @@ class StopReasons:
             self._stop_for_requeue()
 
     def _may_be_requeued(self) -> bool:
-        requeue = self._plan.slurm.get("requeue") or {}
+        requeue = self._plan.slurm.requeue
         return (
-            bool(requeue.get("time_limit"))
+            requeue is not None
+            and requeue.time_limit
             and self._time_limit_end is not None
-            and self._facts.attempt < requeue.get("max", 0)
+            and self._facts.attempt < requeue.max
         )
 
     def _requeue_stop_in_s(self) -> float:

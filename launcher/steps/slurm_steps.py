@@ -142,10 +142,14 @@ def submission_text(plan: Plan) -> str:
         "cpus_per_node": plan.cpus_per_node,
         **({"memory_per_node": plan.memory_per_node} if plan.memory_per_node else {}),
     }
-    job = {key: value for key, value in plan.slurm.items() if value and key not in ("directives", "requeue", "mpi")}
-    if plan.slurm.get("requeue"):
-        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if plan.slurm["requeue"][key]) or "never"
-    job |= {name: value for name, value in plan.slurm.get("directives", {}).items() if value is not False}
+    job: dict[str, object] = {
+        key: value
+        for key, value in plan.slurm._asdict().items()
+        if value and key not in ("directives", "requeue", "mpi")
+    }
+    if requeue := plan.slurm.requeue:
+        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if getattr(requeue, key)) or "never"
+    job |= {name: value for name, value in plan.slurm.directives.items() if value is not False}
     lines = ("   ".join(f"{key}: {_value_text(value)}" for key, value in part.items()) for part in (node, job))
     return "\n  ".join(line for line in lines if line)
 
@@ -215,7 +219,7 @@ class SlurmSteps:
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+        own = without_outer_components(os.environ, het=plan.slurm.het is not None)
         self._environment = scrub_environment(own)
         self._job_ids = component_ids(own, facts.job_id)  # Slurm's id of each component of the job
         try:

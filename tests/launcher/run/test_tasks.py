@@ -21,7 +21,7 @@ from exporter.contract.manifest import Task, read_manifest
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import PEER_WINDOW_S, JobStop
 from launcher.errors import SlurmError
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.plan import Plan, RunFacts, SlurmOptions
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
 from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, JobState
@@ -136,7 +136,7 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
         mpi_plan([sys.executable, "-c", program]),
         python=sys.executable,
         workdir=str(tmp_path),
-        slurm={"mpi": "pmi2"},
+        slurm=SlurmOptions(mpi="pmi2"),
     )
     (tmp_path / "workers").mkdir()
     monkeypatch.setenv("ODD", "a 'b'\n")

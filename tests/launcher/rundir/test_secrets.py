@@ -108,7 +108,7 @@ def test_values_of_secret_names_are_redacted_in_readable_files() -> None:
         },
         sweep={"grid": {"env.HF_TOKEN": [SECRET, SECRET], "resources.nodes": [1, 2]}},
     )
-    body = redacted_job(spec)
+    body: Any = redacted_job(spec)
     assert SECRET not in json.dumps(body)
     assert body["env"] == {"HF_TOKEN": "<redacted>", "PLAIN": "p"}
     args = {"api-key": "<redacted>", "max-total-tokens": 8192, "tokenizer-path": "/models/t"}
