@@ -123,7 +123,8 @@ def build_report(
     workers = _worker_entries(found, finder, runs, stop, ends or {}, ended=ended, quick=quick)
     planned = benchmark = None
     if ended:
-        from launcher.report.verification import read_benchmark, verify_job  # lazy: file formats take 50 ms to load
+        # lazy: file formats take 50 ms to load
+        from launcher.report.verification import EndedJob, read_benchmark, verify_job  # lazy: see above
 
         planned, benchmark = read_benchmark(run_dir, manifest, workers)
     cause = job_cause(workers) or stop_cause(found.job_state.get("stop"))
@@ -134,17 +135,8 @@ def build_report(
     state = job_end_state(workers, cause, stop.reason if stop else None, ended)
     checks: list[VerificationCheck] = []
     if state == "COMPLETED" and not quick:
-        checks = verify_job(
-            manifest,
-            workers,
-            found.attempt,
-            orchestrator.get("start"),
-            statuses,
-            out_of_time,
-            progress,
-            planned=planned,
-            results=benchmark,
-        )
+        job = EndedJob(manifest, workers, found.attempt, orchestrator.get("start"), statuses, planned, benchmark)
+        checks = verify_job(job, out_of_time, progress)
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     start = orchestrator.get("start")

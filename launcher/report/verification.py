@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from launcher.verify.benchmark import (
 )
 from launcher.verify.benchmark_results import RESULT_FILES, ROLE, count_requests, has_benchmark, read_benchmark_results
 from launcher.verify.timed_reads import OutOfTime, ReportProgress
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")  # start of the detail on existing output files
 COMPLETENESS_CHECKS = (
@@ -38,55 +39,52 @@ def benchmark_log(attempt: int) -> str:
     return f"benchmark{run_suffix(attempt, 0)}.out"
 
 
-def verify_job(
-    manifest: Manifest,
-    workers: Iterable[Mapping[str, Any]],
-    attempt: int,
-    start: object,
-    statuses: Mapping[str, Mapping[str, Any]],
-    out_of_time: OutOfTime,
-    progress: ReportProgress | None,
-    *,
-    is_repeated: bool = False,
-    files_before: int = 0,
-    files_only: bool = False,
-    planned: PlannedBenchmark | None = None,
-    results: Sequence[Mapping[str, Any]] | None = None,
-) -> list[VerificationCheck]:
-    """Check a job that has ended, using the entries of its workers and its files.
+@dataclass(frozen=True)
+class EndedJob:
+    """What the report says about a job that has ended."""
 
-    ``statuses`` are the sidecars' last statuses. ``files_before`` is the number of output files at an earlier
-    verification. ``planned`` is the benchmark of the plan, ``results`` are its measurements.
-    """
-    workers = list(workers)
+    manifest: Manifest
+    workers: Sequence[Mapping[str, Any]]
+    attempt: int
+    start: object
+    statuses: Mapping[str, Mapping[str, Any]]  # the sidecars' last statuses
+    planned: PlannedBenchmark | None = None
+    results: Sequence[Mapping[str, Any]] | None = None  # measurements of the benchmark
+    is_repeated: bool = False
+    files_before: int = 0  # output files at an earlier verification
+    files_only: bool = False
+
+
+def verify_job(job: EndedJob, out_of_time: OutOfTime, progress: ReportProgress | None) -> list[VerificationCheck]:
+    """Check a job that has ended, using the entries of its workers and its files."""
+    manifest, workers = job.manifest, job.workers
     work = job_work(workers)
     of_files = any(worker.get("pattern") == RESULT_FILES for worker in workers)
-    since = _first_start(manifest, attempt, start)
+    since = _first_start(manifest, job.attempt, job.start)
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
     critical = [worker for worker in workers if worker["critical"]]
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
     # the sidecar of an attached job has its own checks of workers and items
-    files_only = files_only or manifest.attached
-    of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
+    files_only = job.files_only or manifest.attached
+    of_benchmark = benchmark_check(job.planned, job.results or (), manifest.verify.complete_share)
     # the log has only some of the results that are in the files
-    counted_by_files = of_benchmark is not None and all_report_tokens(results or ())
-    logs = [] if counted_by_files else result_logs(manifest, workers, attempt)
-    found = verify_results(
+    counted_by_files = of_benchmark is not None and all_report_tokens(job.results or ())
+    logs = [] if counted_by_files else result_logs(manifest, workers, job.attempt)
+    finished = FinishedJob(
         manifest,
-        work=work,
-        work_source="the result files" if of_files else "the logs",
+        work,
         exit_reasons=None if files_only else reasons,
+        work_source="the result files" if of_files else "the logs",
         since=since,
-        idle_ranks=idle,
-        busy_ranks=busy,
+        idle_ranks=frozenset(idle),
+        busy_ranks=frozenset(busy),
         logs=logs,
-        statuses=statuses,
-        out_of_time=out_of_time,
-        progress=progress,
-        is_repeated=is_repeated,
-        files_before=files_before,
+        statuses=job.statuses,
+        is_repeated=job.is_repeated,
+        files_before=job.files_before,
     )
+    found = verify_results(finished, out_of_time=out_of_time, progress=progress)
     if of_benchmark is None:
         return found
     others = [check for check in found if check.name != "workers" and not check.is_inapplicable]
@@ -164,20 +162,13 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ReportProgr
     planned = read_planned_benchmark(run_dir)
     results = read_job_results(manifest, planned, report["workers"]) if has_benchmark(manifest) else []
     counted = _FILES_COUNTED.match(str(before.get("outputs", {}).get("detail", "")))
-    found = verify_job(
-        manifest,
-        report["workers"],
-        attempt,
-        report["start"],
-        read_statuses(run_dir, attempt),
-        lambda: False,
-        progress,
+    job = EndedJob(
+        *(manifest, report["workers"], attempt, report["start"], read_statuses(run_dir, attempt), planned, results),
         is_repeated=True,
         files_before=int(counted[1]) if counted else 0,
         files_only=not well,
-        planned=planned,
-        results=results,
     )
+    found = verify_job(job, lambda: False, progress)
     checks = [(check if well else _skipped_check(check, state)).to_json() for check in found]
     if manifest.attached:  # only its sidecar observed the job
         names = {check.name for check in found}

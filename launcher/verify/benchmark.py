@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.status import DamagedFile
 from exporter.files.formats.source import printable
 from launcher.plan.plan import BENCHMARK, PLAN_FILE
 from launcher.verify.benchmark_results import UNKNOWN_FORMAT
-from launcher.verify.files import FileFlaw
 from launcher.verify.verify import VerificationCheck, required_count
 from launcher.words import names_text
 
@@ -90,7 +90,7 @@ def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: f
     text = "; ".join(faults)
     if unread and lacking:
         return VerificationCheck(BENCHMARK, None, "; ".join((text, *unread)))
-    flaws = tuple(FileFlaw(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
+    flaws = tuple(DamagedFile(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
     return VerificationCheck(BENCHMARK, False, text, flaws, len(flaws))
 
 

@@ -63,6 +63,9 @@ class TokenCounts(NamedTuple):
     may_have_more: bool = False  # whether unread text may contain more
 
 
+NO_TOKENS = TokenCounts()
+
+
 def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:
     return TokenCounts(
         one.results + other.results,

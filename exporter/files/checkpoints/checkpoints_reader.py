@@ -1,6 +1,5 @@
 """Poll a checkpoint folder: changed entries, the shards that indexes name, and damaged files."""
 
-import fnmatch
 import heapq
 import itertools
 import json
@@ -11,7 +10,17 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, check_file, open_source
+from exporter.contract.status import DamagedFile
+from exporter.files.formats import (
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    check_file,
+    open_source,
+)
+from exporter.files.formats.source import KINDS, OPEN_FLAGS
+from exporter.machine.folders import name_matcher
 
 MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
@@ -54,7 +63,6 @@ _MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
 ZEROS_BYTES = 4096
-KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
 class CheckpointFile(NamedTuple):
@@ -65,14 +73,6 @@ class CheckpointFile(NamedTuple):
     mtime: float
     inode: int
     temporary: bool = False
-
-
-class DamagedFile(NamedTuple):
-    """A file that was found damaged twice."""
-
-    path: str
-    format: str | None
-    reason: str | None
 
 
 class CheckpointIndex(NamedTuple):
@@ -95,7 +95,7 @@ class CheckpointEntry(NamedTuple):
     indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
     valid: int = 0  # checked files found valid
     checked: int = 0  # files with a final check result
-    damaged: tuple[DamagedFile, ...] = ()  # at most `MOST_DAMAGED`
+    damaged: tuple[DamagedFile, ...] = ()  # files that a second check confirmed, at most `MOST_DAMAGED`
 
 
 class CheckpointReading(NamedTuple):
@@ -226,8 +226,7 @@ class CheckpointWatch:
     def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
         """Check only files written after ``since`` (epoch seconds), and none without ``verify``."""
         self._directory = directory
-        self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._matches_hidden = pattern.startswith(".")
+        self._matches = name_matcher(pattern)
         # whether names may carry temporary marks: not if the pattern itself asks for them
         self._may_have_marks = bare_name(pattern) == pattern
         self._since = since
@@ -303,13 +302,9 @@ class CheckpointWatch:
         return gone
 
     def _is_wanted(self, name: str) -> bool:
-        if (self._matches_hidden or not name.startswith(".")) and self._matches(name):
+        if self._matches(name):
             return True
-        return (
-            self._may_have_marks
-            and _TEMPORARY_MARK.search(name) is not None
-            and self._matches(bare_name(name)) is not None
-        )
+        return self._may_have_marks and _TEMPORARY_MARK.search(name) is not None and self._matches(bare_name(name))
 
     def _keep_only(self, names: set[str]) -> bool:
         self._retired &= names
@@ -578,7 +573,7 @@ class CheckpointWatch:
             if file.path not in watch.suspected:
                 watch.suspected = {**watch.suspected, file.path: now}
                 return
-            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason)}
+            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason or "")}
         if watch.suspected:
             watch.suspected.pop(file.path, None)
         if watch.checked is EMPTY_DICT:
@@ -590,9 +585,7 @@ class CheckpointWatch:
         if file.size > MOST_INDEX_BYTES:
             return ()
         try:
-            fd = os.open(
-                os.path.join(self._directory, file.path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            fd = os.open(os.path.join(self._directory, file.path), OPEN_FLAGS)
             with open(fd, "rb") as source:
                 text = source.read(MOST_INDEX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
         except OSError:

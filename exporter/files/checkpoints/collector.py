@@ -89,7 +89,7 @@ class CheckpointsCollector:
         self._save_problem: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
         self._workers_dir = manifest.run_dir / run_files.WORKERS_DIR
-        self._handle: WatchHandle | None = None
+        self._handle: WatchHandle[CheckpointReading] | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
                 make = partial(
@@ -132,7 +132,7 @@ class CheckpointsCollector:
             wait_s = POLL_WAIT_S if self._handle.responding else 0.0
             self._handle.request(now)
             try:
-                reading: CheckpointReading = self._handle.result(wait_s)
+                reading = self._handle.result(wait_s)
             except WatchHanging:
                 return (
                     CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry
 from exporter.files.checkpoints.history import MOST_REMEMBERED, CheckpointHistory
 from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
 from exporter.files.checkpoints.sets import (
@@ -11,7 +12,6 @@ from exporter.files.checkpoints.sets import (
     Checkpoint,
     CheckpointSet,
     CheckpointSetEntry,
-    EntryView,
     State,
     is_alias_of_other,
     is_being_written,
@@ -68,7 +68,7 @@ class CheckpointTracker:
 
     def update(
         self,
-        entries: Iterable[EntryView],
+        entries: Iterable[CheckpointEntry],
         names: Collection[str] | None,
         now: float,
         wall: float,
@@ -149,7 +149,7 @@ class CheckpointTracker:
 
     # Entries
 
-    def _add_entry(self, entry: EntryView, now: float, wall: float) -> str | None:
+    def _add_entry(self, entry: CheckpointEntry, now: float, wall: float) -> str | None:
         """Record one entry; return the key of its checkpoint, or None if it belongs to none."""
         name = parse_name(entry.bare, entry.is_directory)
         if name is None:
@@ -442,7 +442,7 @@ class CheckpointTracker:
                     return None, None
                 quiet = self._now - found.changed_at
                 if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
-                    return False, f"{bad.path}: {bad.reason}"
+                    return False, f"{bad.file}: {bad.reason}"
                 self._suspected.add(found.key)
                 return None, None
         seen = [entry.view for entry in found.entries.values()]

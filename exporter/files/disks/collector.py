@@ -82,7 +82,7 @@ class DiskSnapshot:
 class _SpaceGroupWatch:
     """One group with its watch and its forecasts."""
 
-    def __init__(self, name: str, handle: WatchHandle) -> None:
+    def __init__(self, name: str, handle: WatchHandle[SpaceReading]) -> None:
         self.name = name
         self.handle = handle
         self._forecasts = (DiskForecast(), DiskForecast(), DiskForecast())
@@ -142,7 +142,7 @@ class DiskCollector:
             self._log_events(group, facts, now)
         return DiskSnapshot(found, tuple(self._events))
 
-    def _facts(self, group: _SpaceGroupWatch, answer: object, now: float) -> GroupSpace:
+    def _facts(self, group: _SpaceGroupWatch, answer: SpaceReading | Exception, now: float) -> GroupSpace:
         mount = group.handle.filesystem
         unseen = GroupSpace(
             group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
@@ -159,12 +159,8 @@ class DiskCollector:
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
-        if not isinstance(answer, SpaceReading):
-            raise (
-                answer
-                if isinstance(answer, Exception)
-                else TypeError(f"{group.name}: {answer!r} is not a SpaceReading")
-            )
+        if isinstance(answer, Exception):
+            raise answer
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
     def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:

@@ -43,7 +43,7 @@ __all__ = [
     "FileSource",
     "NotRegularFile",
     "ValidFile",
-    "check",
+    "check_file",
     "open_source",
 ]
 

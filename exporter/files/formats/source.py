@@ -14,13 +14,17 @@ MOST_BYTES = 1 << 20  # read of one file in all
 MOST_READS = 4096  # pieces read in all: on a network file system each is slow, however small
 FIRST_BYTES = 4096  # read at once from the top, which every format examines
 
+# never waits for the other end of a FIFO, and never follows a link
+OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
 KINDS = {
-    stat.S_IFDIR: "is a directory",
-    stat.S_IFIFO: "is a FIFO",
-    stat.S_IFSOCK: "is a socket",
-    stat.S_IFCHR: "is a device",
-    stat.S_IFBLK: "is a device",
-}
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}  # files that are not regular, by type
 
 
 class FileDamaged(Exception):
@@ -33,6 +37,16 @@ class CheckUndecided(Exception):
 
 class NotRegularFile(Exception):
     """There is no regular file to read; the text says why: "is a FIFO", "Permission denied"."""
+
+    @property
+    def errno(self) -> int | None:
+        """Error number of the system, if it has refused to open the file."""
+        return self.__cause__.errno if isinstance(self.__cause__, OSError) else None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether there is a file that cannot be read, rather than none or one of another kind."""
+        return self.errno not in (None, errno.ENOENT)
 
 
 class ValidFile(NamedTuple):
@@ -121,7 +135,7 @@ def _open(folder: str, name: str) -> int:
         if not (place == top or place.startswith(os.path.join(top, ""))):
             raise NotRegularFile("is outside its folder")
         _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
-        fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = os.open(place, OPEN_FLAGS)
     except OSError as error:
         raise NotRegularFile(_error_text(error)) from error
     except ValueError as error:
@@ -142,7 +156,7 @@ def _require_regular(facts: os.stat_result) -> None:
     if kind == stat.S_IFLNK:
         raise NotRegularFile("is a circular link")
     if kind != stat.S_IFREG:
-        raise NotRegularFile(KINDS.get(kind, "is not a regular file"))
+        raise NotRegularFile(f"is a {KINDS[kind]}" if kind in KINDS else "is not a regular file")
 
 
 def _error_text(error: OSError) -> str:

@@ -10,13 +10,13 @@ from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeS
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
 from exporter.contract.manifest import PathGroup
+from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.formats.source import printable
 from exporter.files.outputs.growth import GroupGrowth
 from exporter.files.outputs.outputs_reader import (
     CLOCK_SLACK_S,
     FileOwnership,
-    InvalidFile,
     OutputReading,
     OutputWatch,
     OwnedOutput,
@@ -89,7 +89,7 @@ class OutputGroup:
     stalled: bool | None = None  # None before the job has written anything
     valid: bool | None = None
     invalid_files: int = 0
-    invalid: tuple[InvalidFile, ...] = ()
+    invalid: tuple[DamagedFile, ...] = ()
     first_output: float | None = None
     workers: Mapping[int, WorkerOutput] = field(default_factory=dict)  # by rank, only those with files
     passed_over: tuple[tuple[str, str], ...] = ()
@@ -126,7 +126,7 @@ class _WriteStall:
 class _OutputGroupWatch:
     """State of one group between polls."""
 
-    def __init__(self, group: PathGroup, handle: WatchHandle) -> None:
+    def __init__(self, group: PathGroup, handle: WatchHandle[OutputReading]) -> None:
         self.group = group
         self.handle = handle
         self.growth = GroupGrowth()

@@ -4,16 +4,17 @@ Names are read again when the folder changes. Recently written files are read at
 file costs its name and a slot in a few arrays, but no object.
 """
 
-import fnmatch
 import heapq
 import os
-import re
 import stat
 import time
 from array import array
 from collections.abc import Callable
 from itertools import chain, islice
 from typing import NamedTuple
+
+from exporter.files.formats.source import KINDS
+from exporter.machine.folders import name_matcher
 
 MTIME_LAG_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
 RELIST_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
@@ -33,15 +34,6 @@ NOBODY = -1  # owner of files that count but belong to no worker
 SKIPPED = -2  # owner of files that do not count
 PASSED_OVER = -3  # owner of matching names that are not regular files
 MOST_PASSED_OVER = 20  # of these, names kept
-
-KINDS = {
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "link",
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
 
 
 class FileChange(NamedTuple):
@@ -209,8 +201,7 @@ class FolderWatch:
         # matching names that are not regular files, with their kind; at most `MOST_PASSED_OVER`
         self.passed_over: dict[str, str] = {}
         self.unreadable: str | None = None  # why a file could not be read
-        self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._matches_hidden = pattern.startswith(".")
+        self._matches = name_matcher(pattern)
         self._owner_of = owner_of
         self._listener = listener or FolderListener()
         self._table = NameTable(self.names)
@@ -353,7 +344,7 @@ class FolderWatch:
             self._read(slot, name, self._fd, now)
 
     def _owner(self, name: str) -> int:
-        if (name.startswith(".") and not self._matches_hidden) or self._matches(name) is None:
+        if not self._matches(name):
             return SKIPPED
         owner = self._owner_of(name)
         return SKIPPED if owner is None else owner

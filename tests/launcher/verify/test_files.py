@@ -45,9 +45,10 @@ def test_a_damaged_file_is_named_with_format_and_reason(name: str, content: byte
     check = job.lines(0, 100).write(name, content).checks()["valid"]
     assert (check.passed, check.files_total) == (False, 1)
     assert check.detail == f"1 of 2 files damaged: {name}"
-    (flaw,) = check.to_json()["files"]
-    assert flaw["file"] == name
-    assert reason in f"{flaw['format']}: {flaw['reason']}"
+    (flaw,) = check.files
+    assert flaw.file == name
+    assert reason in f"{flaw.format}: {flaw.reason}"
+    assert check.to_json()["files"] == [flaw._asdict()]
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])
@@ -92,7 +93,7 @@ def test_many_damaged_files_are_all_counted_and_some_named(job: Job) -> None:
     check = job.checks()["valid"]
     assert check.detail.startswith("30 of 30 files damaged: ")
     assert check.detail.endswith(" and 25 more")
-    assert (len(check.to_json()["files"]), check.files_total) == (30, 30)
+    assert (len(check.files), check.files_total) == (30, 30)
 
 
 def test_the_list_of_damaged_files_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

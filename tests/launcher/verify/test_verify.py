@@ -16,7 +16,7 @@ from exporter.machine.file_host import FileWatchHost
 from exporter.machine.mounts import MountPoint
 from exporter.progress.work import JobWork, job_work
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.launcher.verify.verify_job import COMPLETED, SAMPLES, START, Job
 
@@ -52,7 +52,8 @@ def checks_of_nodes(
         for node, facts in over.items()
     }
     host = FileWatchHost(SystemClock(), use_helper=False)
-    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=statuses, host=host)
+    finished = FinishedJob(manifest, job.work, COMPLETED, since=START, statuses=statuses)
+    found = verify_results(finished, host=host)
     return {check.name: check for check in found}
 
 

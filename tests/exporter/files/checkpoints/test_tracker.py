@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointTracker
-from tests.exporter.files.checkpoints.checkpoint_entries import Entry, File, entries
+from tests.exporter.files.checkpoints.checkpoint_entries import entries
 from tests.exporter.files.checkpoints.checkpoint_layouts import LAYOUTS, Write, ranks
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
@@ -209,9 +210,9 @@ def test_nothing_is_decided_while_names_are_unread(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.lists(entries(), max_size=5), st.booleans(), st.floats(0, 100)), max_size=12))
 def test_the_count_never_falls_whatever_the_folder_contains(
-    readings: list[tuple[list[Entry], bool, float]],
+    readings: list[tuple[list[CheckpointEntry], bool, float]],
 ) -> None:
-    checkpoints, now, there = CheckpointTracker(START), START + 10.0, dict[str, Entry]()
+    checkpoints, now, there = CheckpointTracker(START), START + 10.0, dict[str, CheckpointEntry]()
     for found, forget, seconds in readings:
         now += seconds
         there = {} if forget else there
@@ -230,7 +231,8 @@ def test_the_count_never_falls_whatever_the_folder_contains(
 def test_the_order_of_files_does_not_change_the_checkpoints(order: list[int], cut: int) -> None:
     names = [f"ckpt_step{number // 4}_rank{number % 4}.pt" for number in range(12)]
     found = [
-        Entry(names[n], names[n], False, False, n, (File(names[n], 10, START + 100 * (n // 4), n),)) for n in order
+        CheckpointEntry(names[n], names[n], False, False, n, (CheckpointFile(names[n], 10, START + 100 * (n // 4), n),))
+        for n in order
     ]
     checkpoints = CheckpointTracker(START)
     checkpoints.update(found[:cut], None, START + 500, START + 500, has_unread_names=True)
