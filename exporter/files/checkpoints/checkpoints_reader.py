@@ -193,6 +193,10 @@ class _EntryWatch:
         self.has_dropped_files = False  # whether its files have been dropped from memory
         self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
         self.rest_until = 0.0
+        self.forget_checks()
+
+    def forget_checks(self) -> None:
+        """Forget what was found in its files."""
         self.indexes: dict[str, tuple[str, ...]] = EMPTY_DICT  # shards by index path
         self.checked: dict[str, bool] = EMPTY_DICT  # files with a final check result, and whether they are valid
         self.suspected: dict[str, float] = EMPTY_DICT  # time of a first check that found damage
@@ -518,12 +522,7 @@ class CheckpointWatch:
             for unit in sorted(held, key=lambda unit: unit.newest_mtime)[:-MOST_HELD]:
                 if unit.entry is not None:
                     unit.entry, unit.has_dropped_files = unit.entry._replace(files=(), indexes=()), True
-                    unit.indexes, unit.checked, unit.suspected, unit.damaged = (
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                    )
+                    unit.forget_checks()
 
     # Validity
 

@@ -45,6 +45,7 @@ class Folder:
         """Replace watch and tracker, as a new sidecar does."""
         self.watch = CheckpointWatch(str(self.path), self.pattern, self.start, verify=self.verify)
         self.checkpoints = CheckpointTracker(self.start)
+        self.history = self.checkpoints.history
 
     def write(self, name: str, content: bytes | str | int = b"x" * 100, mtime: float | None = None) -> Path:
         """Write a file with this mtime, by default now; an int is the size of a sparse file."""

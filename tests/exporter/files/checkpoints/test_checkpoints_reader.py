@@ -202,8 +202,13 @@ def test_a_first_scan_of_many_files_takes_several_polls(tmp_path: Path, monkeypa
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
     assert folder.watch.poll(NOW).has_unread_names
     folder.restart()
-    assert [folder.poll(), folder.checkpoints.total, folder.poll(), folder.checkpoints.total] == [[], 0, [], 0]
-    assert [folder.poll(), folder.checkpoints.total] == [[], 25]
+    assert [folder.poll(), folder.history.total, folder.poll(), folder.history.total] == [
+        [],
+        0,
+        [],
+        0,
+    ]
+    assert [folder.poll(), folder.history.total] == [[], 25]
 
 
 def test_a_settled_directory_is_not_walked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +233,7 @@ def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
     held = [name for name, unit in folder.watch._entry_watches.items() if unit.entry is not None and unit.entry.files]
     assert len(held) <= checkpoints_reader.MOST_HELD + 1
     assert "s_19" in held
-    assert folder.checkpoints.total == 20
+    assert folder.history.total == 20
     folder.write_all(f"s_3/{number}.pt" for number in range(3))
     assert folder.poll_for(60) == ["saved s_3"]
 
@@ -242,7 +247,7 @@ def test_very_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.poll(15)
         assert len(folder.watch._entry_watches) <= 40
     folder.poll_for(30)
-    assert folder.checkpoints.total == 100
+    assert folder.history.total == 100
 
 
 def test_a_directory_that_replaces_a_file_is_the_checkpoint(tmp_path: Path) -> None:
@@ -329,7 +334,7 @@ def test_a_damaged_shard_is_reported_once_after_two_checks(tmp_path: Path, conte
     assert happened[1][0] - happened[0][0] >= checkpoints_reader.RECHECK_S
     last = folder.checkpoints.last_complete
     assert last is not None
-    assert (last.state, last.valid, folder.checkpoints.total) == ("invalid", False, 1)
+    assert (last.state, last.valid, folder.history.total) == ("invalid", False, 1)
     assert last.reason is not None
     assert last.reason.startswith("step_1/b.pt: ")
 
@@ -343,7 +348,7 @@ def test_a_damaged_file_that_is_rewritten_is_whole(tmp_path: Path) -> None:
     folder.poll_for(60)
     last = folder.checkpoints.last_complete
     assert last is not None
-    assert (last.state, last.valid, folder.checkpoints.total) == ("complete", True, 2)
+    assert (last.state, last.valid, folder.history.total) == ("complete", True, 2)
     assert [event.kind for event in folder.happened] == ["saved", "damaged", "saved"]
 
 
@@ -370,7 +375,7 @@ def test_a_good_file_written_with_pauses_is_never_damaged(tmp_path: Path) -> Non
     assert [event.kind for event in folder.happened] == ["saved"] * 4
     last = folder.checkpoints.last_complete
     assert last is not None
-    assert (folder.checkpoints.total, last.valid) == (4, True)
+    assert (folder.history.total, last.valid) == (4, True)
 
 
 def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(tmp_path: Path) -> None:
@@ -441,13 +446,13 @@ def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(os, "lstat", slow)
     durations = []
-    while not folder.checkpoints.total:
+    while not folder.history.total:
         began = now
         assert folder.poll() == []
         durations.append(now - began)
     assert len(durations) >= 6
     assert max(durations) < 0.2
-    assert folder.checkpoints.total == 60
+    assert folder.history.total == 60
 
 
 def test_a_walk_continues_at_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def test_each_rewrite_of_the_same_name_counts(tmp_path: Path) -> None:
     for size in (100, 100, 90, 120):
         folder.write("checkpoint.pt", b"y" * size)
         assert folder.poll_for(100) == ["saved checkpoint.pt"]
-    assert folder.checkpoints.total == 4
-    assert folder.checkpoints.interval_s == 100.0
+    assert folder.history.total == 4
+    assert folder.history.interval_s == 100.0
 
 
 def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
         folder.poll()
         folder.rename("checkpoint.pt.tmp", "checkpoint.pt")
         assert folder.poll() == ["saved checkpoint.pt"]
-    assert folder.checkpoints.total == 3
+    assert folder.history.total == 3
 
 
 def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: 
     folder.write("checkpoint_1.pt", 200)
     assert folder.poll_for(100) == []
     last = folder.checkpoints.last
-    assert (last.bytes, folder.checkpoints.total) == (200, 1)  # type: ignore[union-attr]
+    assert (last.bytes, folder.history.total) == (200, 1)  # type: ignore[union-attr]
     folder.write("checkpoint_2.pt", 100)
     assert folder.poll_for(25) == []
     folder.write("checkpoint_2.pt", 200)
@@ -82,7 +82,7 @@ def test_a_step_rewritten_after_a_resume_counts_again(tmp_path: Path) -> None:
     for _ in range(2):
         ranks(folder, 10)
         folder.poll_for(100)
-    assert folder.checkpoints.total == 2
+    assert folder.history.total == 2
 
 
 def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> 
         folder.poll_for(200)
         last = folder.checkpoints.last
         assert last is not None
-        assert (last.step, folder.checkpoints.total) == (step * 100, step)
+        assert (last.step, folder.history.total) == (step * 100, step)
 
 
 def test_a_last_file_that_is_written_more_often_counts(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_last_file_that_is_written_more_often_counts(tmp_path: Path) -> None:
     folder.poll_for(300)
     folder.write("last.ckpt")
     folder.poll_for(300)
-    assert folder.checkpoints.total == 2
+    assert folder.history.total == 2
 
 
 class Part(NamedTuple):
@@ -137,7 +137,7 @@ def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
     for step in range(1, part.before + 1):
         part.write(folder, step)
         folder.poll_for(60)
-    assert folder.checkpoints.total == part.before
+    assert folder.history.total == part.before
     part.write(folder, 100)
     gone = part.leave_out.format(100)
     folder.remove(gone)
@@ -147,11 +147,11 @@ def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
     assert last is not None
     assert (last.state, last.missing_count) == ("incomplete", part.missing)
     assert last.missing[0].rpartition("/")[2].replace("#", "100") == gone.rpartition("/")[2]
-    assert (folder.checkpoints.total, folder.checkpoints.writing) == (part.before, False)
+    assert (folder.history.total, folder.checkpoints.writing) == (part.before, False)
     folder.write(gone)
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved"]
     assert folder.checkpoints.last is not None
-    assert (folder.checkpoints.last.missing_count, folder.checkpoints.total) == (0, part.before + 1)
+    assert (folder.checkpoints.last.missing_count, folder.history.total) == (0, part.before + 1)
 
 
 def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_ranks_out_of_step_are_not_missing(tmp_path: Path) -> None:
         folder.poll(4)
     folder.poll_for(200)
     assert {event.kind for event in folder.happened} == {"saved"}
-    assert len(folder.checkpoints.save_times) == 3
+    assert len(folder.history.save_times) == 3
 
 
 HINTS = {
@@ -212,7 +212,7 @@ def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved", "unusual"]
     last = folder.checkpoints.last
     assert last is not None
-    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 2)
+    assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 2)
     assert last.odd is not None
     assert part.leave_out.format(100).rpartition("/")[2] in last.odd
 
@@ -228,7 +228,7 @@ def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -
     assert "saved" in [event.split()[0] for event in folder.poll_for(200)]
     last = folder.checkpoints.last
     assert last is not None
-    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 4)
+    assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 4)
     assert {event.kind for event in folder.happened} <= {"saved", "unusual"}
     assert (last.odd, last.odd_size) == (None, None) or "final" not in name
 
@@ -293,5 +293,5 @@ def test_a_file_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -
             folder.write(f"checkpoint_{step}.pt", size)
             folder.poll_for(35 if size % 300 else 80)
         folder.poll_for(200)
-    assert folder.checkpoints.total == 4
+    assert folder.history.total == 4
     assert [event.kind for event in folder.happened] == ["saved"] * 4

@@ -26,9 +26,9 @@ def test_each_save_is_one_checkpoint_in_every_layout(tmp_path: Path, write: Writ
         assert last is not None
         assert (last.state, last.end, last.missing_count) == ("complete", began, 0)
         assert step in (last.step, last.epoch)
-    assert folder.checkpoints.total == 4
-    assert folder.checkpoints.interval_s == 100.0
-    assert folder.checkpoints.next_expected == folder.checkpoints.save_times[-1] + 100.0
+    assert folder.history.total == 4
+    assert folder.history.interval_s == 100.0
+    assert folder.history.next_expected == folder.history.save_times[-1] + 100.0
     assert not folder.checkpoints.writing
 
 
@@ -38,10 +38,10 @@ def test_a_new_sidecar_finds_the_same_checkpoints_without_events(tmp_path: Path,
     for step in (10, 20, 30, 40):
         write(folder, step)
         folder.poll_for(100)
-    before = (folder.checkpoints.total, folder.checkpoints.save_times, folder.checkpoints.last)
+    before = (folder.history.total, folder.history.save_times, folder.checkpoints.last)
     folder.restart()
     assert folder.poll() == []
-    assert (folder.checkpoints.total, folder.checkpoints.save_times) == before[:2]
+    assert (folder.history.total, folder.history.save_times) == before[:2]
     assert folder.checkpoints.last is not None
     assert before[2] is not None
     assert folder.checkpoints.last._replace(seconds=None) == before[2]._replace(seconds=None)
@@ -54,11 +54,15 @@ def test_checkpoints_of_an_earlier_job_do_not_count(tmp_path: Path, write: Write
     write(folder, 10)
     folder.now = START + 100.0
     folder.poll_for(50)
-    assert (folder.checkpoints.total, folder.checkpoints.last, folder.checkpoints.save_times) == (0, None, ())
+    assert (folder.history.total, folder.checkpoints.last, folder.history.save_times) == (
+        0,
+        None,
+        (),
+    )
     assert not folder.checkpoints.writing
     write(folder, 20)
     folder.poll_for(100)
-    assert folder.checkpoints.total == 1
+    assert folder.history.total == 1
 
 
 def test_a_file_that_grows_is_being_written_until_it_has_settled(tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_an_abandoned_temporary_file_stops_counting_as_writing(tmp_path: Path) -
     assert folder.checkpoints.writing
     folder.poll_for(600)
     assert not folder.checkpoints.writing
-    assert folder.checkpoints.total == 0
+    assert folder.history.total == 0
 
 
 def test_the_removal_of_old_checkpoints_is_no_event(tmp_path: Path) -> None:
@@ -131,7 +135,7 @@ def test_the_removal_of_old_checkpoints_is_no_event(tmp_path: Path) -> None:
             for rank in range(8):
                 folder.remove(f"ckpt_step{step - 2}_rank{rank}.pt")
                 folder.poll(1)
-        assert folder.checkpoints.total == step
+        assert folder.history.total == step
         assert not folder.checkpoints.writing
     assert {one.kind for one in folder.happened} == {"saved"}
 
@@ -149,8 +153,8 @@ def test_text_files_next_to_checkpoints_are_not_checkpoints(tmp_path: Path) -> N
             folder.poll_for(60)
     last = folder.checkpoints.last
     assert last is not None
-    assert (last.name, folder.checkpoints.total) == ("checkpoint_400.pt", 4)
-    assert folder.checkpoints.interval_s == 600
+    assert (last.name, folder.history.total) == ("checkpoint_400.pt", 4)
+    assert folder.history.interval_s == 600
 
 
 def test_text_files_alone_or_with_a_step_are_checkpoints(tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_checkpoint_seen_to_appear_counts_despite_an_old_mtime(tmp_path: Path)
     assert folder.poll_for(60) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_3.pt", mtime=START - 90_000)  # a copy that keeps the mtime of an old one
     assert folder.poll_for(60) == []
-    assert folder.checkpoints.total == 2
+    assert folder.history.total == 2
 
 
 def test_old_checkpoints_that_disappear_briefly_or_lose_files_stay_old(tmp_path: Path) -> None:
@@ -189,7 +193,7 @@ def test_old_checkpoints_that_disappear_briefly_or_lose_files_stay_old(tmp_path:
     folder.poll_for(60)
     folder.remove("step_7/2.pt")
     folder.poll_for(60)
-    assert (folder.checkpoints.total, folder.happened) == (0, [])
+    assert (folder.history.total, folder.happened) == (0, [])
 
 
 def test_nothing_is_decided_while_names_are_unread(tmp_path: Path) -> None:
@@ -217,13 +221,13 @@ def test_the_count_never_falls_whatever_the_folder_contains(
         now += seconds
         there = {} if forget else there
         there.update((entry.name, entry) for entry in found)
-        before = checkpoints.total
+        before = checkpoints.history.total
         happened = checkpoints.update(found, tuple(there), now, now)
-        assert before <= checkpoints.total
+        assert before <= checkpoints.history.total
         assert all(isinstance(one.checkpoint, Checkpoint) for one in happened)
-        assert sum(one.kind == "saved" for one in happened) in (checkpoints.total - before, 0)
-        assert list(checkpoints.save_times) == sorted(checkpoints.save_times)
-        assert checkpoints.interval_s is None or checkpoints.interval_s > 0
+        assert sum(one.kind == "saved" for one in happened) in (checkpoints.history.total - before, 0)
+        assert list(checkpoints.history.save_times) == sorted(checkpoints.history.save_times)
+        assert checkpoints.history.interval_s is None or checkpoints.history.interval_s > 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -237,4 +241,4 @@ def test_the_order_of_files_does_not_change_the_checkpoints(order: list[int], cu
     checkpoints = CheckpointTracker(START)
     checkpoints.update(found[:cut], None, START + 500, START + 500, has_unread_names=True)
     checkpoints.update(found[cut:], names, START + 500, START + 500)
-    assert (checkpoints.total, checkpoints.save_times) == (3, (START, START + 100, START + 200))
+    assert (checkpoints.history.total, checkpoints.history.save_times) == (3, (START, START + 100, START + 200))
