@@ -467,7 +467,7 @@ def test_a_result_without_requests_does_not_change_the_count(tmp_path: Path) -> 
 
 
 def test_the_benchmark_section_matches_the_golden_page(golden: Golden) -> None:
-    results = [
+    results: list[dict[str, object]] = [
         {"file": "a", "concurrency": 4, **parse_benchmark_result(json.dumps(sa_bench(4)).encode())},
         {"file": "b", **parse_benchmark_result(json.dumps(sa_bench(512, completed=2000, request_rate=2.5)).encode())},
         {"file": "c", "concurrency": 1024, **parse_benchmark_result(json.dumps(AIPERF).encode())},
