@@ -8,6 +8,7 @@ import re
 import stat
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exporter.contract.status import DamagedFile
@@ -27,10 +28,7 @@ MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
 HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
 REST_RATIO = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
 MTIME_LAG_S, RELIST_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
-NEWEST_POLLED, OTHERS_POLLED = (
-    16,
-    256,
-)  # settled entries polled each time: this many of the newest, and this many others in turn
+NEWEST_POLLED, OTHERS_POLLED = 16, 256  # settled entries polled each time: of the newest, and of others in turn
 MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
 SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
 RECHECK_S = 10.0  # a file counts as damaged if a second check after this time agrees
@@ -161,46 +159,34 @@ def _is_erased(source: FileSource) -> bool:
         return False
 
 
+@dataclass(slots=True, eq=False)
 class _EntryWatch:
     """State of one file or directory in the folder."""
 
-    __slots__ = (
-        *(
-            "bare",
-            "changed_at",
-            "checked",
-            "damaged",
-            "is_directory",
-            "suspected",
-            "entry",
-            "folders",
-            "indexes",
-            "inode",
-            "last_poll_number",
-            "polls_unchanged",
-        ),
-        *("mtime_ns", "rest_until", "was_seen_changing", "has_dropped_files", "temporary"),
-    )
+    bare: str
+    temporary: bool
+    is_directory: bool
+    inode: int
+    changed_at: float  # last change seen; on the first poll, the time of the last write
+    polls_unchanged: int = 0  # polls since then
+    last_poll_number: int = 0  # number of the last poll that read it
+    was_seen_changing: bool = False  # whether we saw it appear or change
+    mtime_ns: int = 0
+    entry: CheckpointEntry | None = None
+    has_dropped_files: bool = False  # whether its files have been dropped from memory
+    folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
+    rest_until: float = 0.0
+    indexes: dict[str, tuple[str, ...]] = field(init=False)  # shards by index path
+    checked: dict[str, bool] = field(init=False)  # files with a final check result, and whether they are valid
+    suspected: dict[str, float] = field(init=False)  # time of a first check that found damage
+    damaged: dict[str, DamagedFile] = field(init=False)  # files that a second check confirmed
 
-    def __init__(self, bare: str, *, temporary: bool, is_directory: bool, inode: int, now: float) -> None:
-        self.bare, self.temporary, self.is_directory, self.inode = bare, temporary, is_directory, inode
-        self.changed_at = now  # last change seen; on the first poll, the time of the last write
-        self.polls_unchanged = 0  # polls since then
-        self.last_poll_number = 0  # number of the last poll that read it
-        self.was_seen_changing = False  # whether we saw it appear or change
-        self.mtime_ns = 0
-        self.entry: CheckpointEntry | None = None
-        self.has_dropped_files = False  # whether its files have been dropped from memory
-        self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
-        self.rest_until = 0.0
+    def __post_init__(self) -> None:
         self.forget_checks()
 
     def forget_checks(self) -> None:
         """Forget what was found in its files."""
-        self.indexes: dict[str, tuple[str, ...]] = EMPTY_DICT  # shards by index path
-        self.checked: dict[str, bool] = EMPTY_DICT  # files with a final check result, and whether they are valid
-        self.suspected: dict[str, float] = EMPTY_DICT  # time of a first check that found damage
-        self.damaged: dict[str, DamagedFile] = EMPTY_DICT  # files that a second check confirmed
+        self.indexes, self.checked, self.suspected, self.damaged = EMPTY_DICT, EMPTY_DICT, EMPTY_DICT, EMPTY_DICT
 
     @property
     def newest_mtime(self) -> float:
@@ -209,15 +195,16 @@ class _EntryWatch:
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
 
 
+@dataclass(slots=True, eq=False)
 class _DirectoryWalk:
     """A walk through a directory that may continue over several polls."""
 
-    def __init__(self, name: str, mtime_ns: int) -> None:
-        self.name, self.mtime_ns = name, mtime_ns
-        self.files: list[CheckpointFile] = []
-        self.folders: list[tuple[str, int]] = []
-        self.steps: Generator[None, None, bool] | None = None
-        self.spent_s = 0.0
+    name: str
+    mtime_ns: int
+    files: list[CheckpointFile] = field(default_factory=list)
+    folders: list[tuple[str, int]] = field(default_factory=list)
+    steps: Generator[None, None, bool] | None = None
+    spent_s: float = 0.0
 
 
 class CheckpointWatch:
@@ -367,7 +354,7 @@ class CheckpointWatch:
         came = unit is None
         if unit is None or unit.is_directory != directory:
             bare = bare_name(name) if self._may_have_marks else name
-            unit = _EntryWatch(bare, temporary=bare != name, is_directory=directory, inode=facts.st_ino, now=now)
+            unit = _EntryWatch(bare, bare != name, directory, facts.st_ino, now)
             self._entry_watches[name] = unit
         unit.last_poll_number = self._poll_number
         if directory:

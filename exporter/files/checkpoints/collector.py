@@ -205,12 +205,12 @@ class CheckpointsCollector:
         if settled is not None and settled.state == "writing":
             settled = last
         out.add(TOTAL, snapshot.total)
-        out.add(WRITING, int(snapshot.writing))
+        out.add(WRITING, snapshot.writing)
         out.add(INTERVAL, snapshot.interval_s)
         if last is not None:
             out.add(LAST, last.end)
             out.add(LAST_BYTES, last.bytes)
-            out.add(VALID, None if last.valid is None else int(last.valid))
+            out.add(VALID, last.valid)
         if settled is not None:
             out.add(MISSING, settled.missing_count)
 

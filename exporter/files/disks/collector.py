@@ -202,13 +202,13 @@ class DiskCollector:
     def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
         for facts in snapshot.groups:
             row = out.row(group=facts.group)
-            row.add(RESPONDING, None if facts.responding is None else int(facts.responding))
+            row.add(RESPONDING, facts.responding)
             if facts.space is not None:
                 row.add(AVAILABLE, facts.space.available_bytes)
                 row.add(SIZE, facts.space.size_bytes)
                 row.add(INODES_AVAILABLE, facts.space.inodes_available)
                 row.add(INODES, facts.space.inodes)
-                row.add(LOW, int(bool(facts.low)))
+                row.add(LOW, facts.low)
             row.add(FULL, facts.full_at)
             if facts.quota is not None:
                 row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 MOST_BYTES = 1 << 20  # read of one file in all
 MOST_READS = 4096  # pieces read in all: on a network file system each is slow, however small
+NO_FOOTER = "has no footer: it was not completely written, or its end is lost"
 FIRST_BYTES = 4096  # read at once from the top, which every format examines
 
 # never waits for the other end of a FIFO, and never follows a link
@@ -83,6 +84,11 @@ class FileSource:
             raise FileDamaged(f"ends {offset + length - self.size} bytes too early")
         known = self._head[offset : offset + length]
         return known + self._pread(offset + len(known), length - len(known)) if len(known) < length else known
+
+    def require(self, end: int, what: str) -> None:
+        """Raise FileDamaged if the file ends before this position, the end of ``what``."""
+        if end > self.size:
+            raise FileDamaged(f"ends {end - self.size} bytes before the end of {what}")
 
     def head(self, length: int) -> bytes:
         """Return up to this many first bytes, fewer if the file is shorter. They are read only once."""

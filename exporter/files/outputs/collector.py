@@ -332,15 +332,15 @@ class OutputsCollector:
             row.add(GROWTH, group.growth)
             row.add(MTIME, group.mtime)
             row.add(RECORDS, group.records)
-            row.add(VALID, None if group.valid is None else int(group.valid))
+            row.add(VALID, group.valid)
             row.add(INVALID, None if group.valid is None else group.invalid_files)
-            row.add(STALLED, None if group.stalled is None else int(group.stalled))
+            row.add(STALLED, group.stalled)
             for rank, facts in group.workers.items():
                 worker = out.row(**worker_labels(self._tasks[rank]), group=group.name)
                 worker.add(WORKER_BYTES, facts.bytes)
                 worker.add(WORKER_RECORDS, facts.records)
                 worker.add(WORKER_MTIME, facts.mtime)
-                worker.add(WORKER_STALLED, None if facts.stalled is None else int(facts.stalled))
+                worker.add(WORKER_STALLED, facts.stalled)
 
     def describe(self, snapshot: OutputsSnapshot, status: NodeStatus) -> None:
         patterns = {group.group.name: group.group.pattern for group in self._groups}
