@@ -141,6 +141,19 @@ def samples_of(page: str, family: Family) -> dict[str, float]:
     return found
 
 
+def read_line(process: "subprocess.Popen[str]") -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def send_line(process: "subprocess.Popen[str]") -> None:
+    """Send an empty line to a program."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
 def open_files(place: str) -> list[str]:
     """Files that this process has open and whose paths begin with ``place``."""
     found = []

@@ -22,7 +22,7 @@ from exporter.machine.procfs import CLOCK_TICKS
 from tests.exporter.conftest import Start
 from tests.exporter.machine.test_procfs import another_user, spare_descriptors, start_with_pid
 from tests.realstack.waiting import readable
-from tests.support.exporter import FakeClock, open_files, until
+from tests.support.exporter import FakeClock, open_files, read_line, send_line, until
 
 
 @pytest.fixture
@@ -62,12 +62,6 @@ def start_shell(start: Start, program: str) -> "subprocess.Popen[str]":
     return start("sh", "-c", f"read line; {program}")
 
 
-def send_line(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 @pytest.mark.parametrize(
     ("program", "code"),
     [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15), ("exec false", 1)],
@@ -96,12 +90,11 @@ def test_the_status_of_an_unreaped_child_comes_from_proc(
 def test_the_status_of_a_reaped_process_comes_from_its_pidfd(watch: ProcessExitWatch, start: Start, end: str) -> None:
     """The parent is another program, which reaps the process before the watch reads the status."""
     parent = start("sh", "-c", f"exec 3<&0; sh -c 'read line; {end}' <&3 & echo $!; wait $!; echo $?; read line")
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pid = int(read_line(parent))
     ticks = read_start_ticks(pid)
     assert watch.watch(pid, ticks)
     send_line(parent)
-    reported = int(parent.stdout.readline())
+    reported = int(read_line(parent))
     until(lambda: not Path(f"/proc/{pid}").exists(), "its reaping")
     (end_event,) = wait_for_ends(watch, 1)
     assert end_event.source == "pidfd"
@@ -245,7 +238,6 @@ def test_a_thousand_quick_exits_are_each_reported_once(watch: ProcessExitWatch) 
         [sys.executable, "-I", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdin is not None
-    assert parent.stdout is not None
     reported: list[ProcessEnd] = []
     watch.on_exit = reported.append
     expected: dict[tuple[int, int | None], set[int | None]] = {}
@@ -253,7 +245,7 @@ def test_a_thousand_quick_exits_are_each_reported_once(watch: ProcessExitWatch) 
         for _ in range(5):
             parent.stdin.write("200\n")
             parent.stdin.flush()
-            pids = [int(word) for word in parent.stdout.readline().split()]
+            pids = [int(word) for word in read_line(parent).split()]
             ticks = {pid: read_start_ticks(pid) for pid in pids}
             time.sleep(0.1)  # time to install the handlers
             assert all(watch.watch(pid, ticks[pid]) for pid in pids)
@@ -411,13 +403,12 @@ def test_ends_of_threads_are_not_reported(watch: ProcessExitWatch, start: Start)
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program)
-    assert process.stdout is not None
-    thread = int(process.stdout.readline())
+    thread = int(read_line(process))
     with pytest.raises(ProcessLookupError):
         watch.watch(thread, None)
     watch.watch(process.pid, None)
     send_line(process)
-    process.stdout.readline()
+    read_line(process)
     assert watch.dispatch() == ()
 
 
@@ -432,8 +423,7 @@ def test_an_exec_in_another_thread_is_not_an_end(watch: ProcessExitWatch, start:
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
     send_line(process)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "replaced\n"
+    assert read_line(process) == "replaced\n"
     assert watch.dispatch() == ()
     send_line(process)
     (end_event,) = wait_for_ends(watch, 1)
