@@ -32,8 +32,7 @@ def test_text_files_from_before_the_first_checkpoint_leave_no_interval(tmp_path:
     folder.write("checkpoint_100.pt")
     folder.poll_for(60)
     assert folder.history.interval_s is None
-    assert folder.checkpoints.last is not None
-    assert folder.checkpoints.last.name == "checkpoint_100.pt"
+    assert folder.last.name == "checkpoint_100.pt"
 
 
 def test_the_count_continues_after_old_checkpoints_were_removed(tmp_path: Path) -> None:
@@ -77,8 +76,7 @@ def test_a_different_size_is_reported_once_three_are_known(tmp_path: Path) -> No
     for step, size in enumerate((1000, 100, 1000, 1100, 400, 2500, 1000)):
         folder.write(f"checkpoint_{step}.pt", size)
         folder.poll_for(30)
-        assert folder.checkpoints.last is not None
-        odd.append(folder.checkpoints.last.odd_size)
+        odd.append(folder.last.odd_size)
     assert odd == [None, None, None, None, 0.4, 2.5, None]
 
 

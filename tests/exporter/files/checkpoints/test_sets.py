@@ -56,8 +56,8 @@ def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: 
     assert folder.poll_for(25) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_1.pt", 200)
     assert folder.poll_for(100) == []
-    last = folder.checkpoints.last
-    assert (last.bytes, folder.history.total) == (200, 1)  # type: ignore[union-attr]
+    last = folder.last
+    assert (last.bytes, folder.history.total) == (200, 1)
     folder.write("checkpoint_2.pt", 100)
     assert folder.poll_for(25) == []
     folder.write("checkpoint_2.pt", 200)
@@ -96,8 +96,7 @@ def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> 
         folder.poll()
         folder.write("latest.ckpt")
         folder.poll_for(200)
-        last = folder.checkpoints.last
-        assert last is not None
+        last = folder.last
         assert (last.step, folder.history.total) == (step * 100, step)
 
 
@@ -143,15 +142,13 @@ def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
     folder.remove(gone)
     found = folder.poll_for(120)
     assert [event.split()[0] for event in found] == ["incomplete"]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert (last.state, last.missing_count) == ("incomplete", part.missing)
     assert last.missing[0].rpartition("/")[2].replace("#", "100") == gone.rpartition("/")[2]
     assert (folder.history.total, folder.checkpoints.writing) == (part.before, False)
     folder.write(gone)
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved"]
-    assert folder.checkpoints.last is not None
-    assert (folder.checkpoints.last.missing_count, folder.history.total) == (0, part.before + 1)
+    assert (folder.last.missing_count, folder.history.total) == (0, part.before + 1)
 
 
 def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
@@ -162,8 +159,7 @@ def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
         "checkpoint-1/model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b"}})
     )
     assert folder.poll_for(120) == ["incomplete checkpoint-1"]
-    assert folder.checkpoints.last is not None
-    assert folder.checkpoints.last.missing == ("checkpoint-1/b",)
+    assert folder.last.missing == ("checkpoint-1/b",)
 
 
 def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_path: Path) -> None:
@@ -210,8 +206,7 @@ def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part
     part.write(folder, 100)
     folder.remove(part.leave_out.format(100))
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved", "unusual"]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 2)
     assert last.odd is not None
     assert part.leave_out.format(100).rpartition("/")[2] in last.odd
@@ -226,8 +221,7 @@ def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -
         folder.poll_for(60)
     folder.write(name, b"x" * 90)
     assert "saved" in [event.split()[0] for event in folder.poll_for(200)]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 4)
     assert {event.kind for event in folder.happened} <= {"saved", "unusual"}
     assert (last.odd, last.odd_size) == (None, None) or "final" not in name
@@ -249,8 +243,7 @@ def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> 
     folder.write_all(f"checkpoint_100/model_rank{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7))
     assert folder.poll_for(55) == []
     assert folder.poll_for(60) == ["incomplete checkpoint_100"]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert last.missing == ("checkpoint_100/model_rank3.pt",)
 
 

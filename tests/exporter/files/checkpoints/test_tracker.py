@@ -22,8 +22,7 @@ def test_each_save_is_one_checkpoint_in_every_layout(tmp_path: Path, write: Writ
         began = folder.now
         write(folder, step)
         assert len(folder.poll_for(100)) == 1
-        last = folder.checkpoints.last
-        assert last is not None
+        last = folder.last
         assert (last.state, last.end, last.missing_count) == ("complete", began, 0)
         assert step in (last.step, last.epoch)
     assert folder.history.total == 4
@@ -38,13 +37,11 @@ def test_a_new_sidecar_finds_the_same_checkpoints_without_events(tmp_path: Path,
     for step in (10, 20, 30, 40):
         write(folder, step)
         folder.poll_for(100)
-    before = (folder.history.total, folder.history.save_times, folder.checkpoints.last)
+    before = (folder.history.total, folder.history.save_times, folder.last)
     folder.restart()
     assert folder.poll() == []
     assert (folder.history.total, folder.history.save_times) == before[:2]
-    assert folder.checkpoints.last is not None
-    assert before[2] is not None
-    assert folder.checkpoints.last._replace(seconds=None) == before[2]._replace(seconds=None)
+    assert folder.last._replace(seconds=None) == before[2]._replace(seconds=None)
 
 
 @pytest.mark.parametrize("write", LAYOUTS.values(), ids=LAYOUTS)
@@ -72,13 +69,12 @@ def test_a_file_that_grows_is_being_written_until_it_has_settled(tmp_path: Path)
         folder.write("checkpoint_1.pt", size)
         assert folder.poll() == []
         assert folder.checkpoints.writing
-        assert folder.checkpoints.last is not None
-        assert folder.checkpoints.last.state == "writing"
+        assert folder.last.state == "writing"
     assert folder.poll() == []
     assert folder.poll() == ["saved checkpoint_1.pt"]
     assert not folder.checkpoints.writing
-    last = folder.checkpoints.last
-    assert (last.state, last.bytes, last.seconds) == ("complete", 600, 25.0)  # type: ignore[union-attr]
+    last = folder.last
+    assert (last.state, last.bytes, last.seconds) == ("complete", 600, 25.0)
 
 
 def test_a_file_renamed_into_place_is_complete_at_once(tmp_path: Path) -> None:
@@ -151,8 +147,7 @@ def test_text_files_next_to_checkpoints_are_not_checkpoints(tmp_path: Path) -> N
         for minute in range(10):
             folder.write_all((*BESIDE, "checkpoint_state_20240512.json"), f"{step} {minute}")
             folder.poll_for(60)
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert (last.name, folder.history.total) == ("checkpoint_400.pt", 4)
     assert folder.history.interval_s == 600
 

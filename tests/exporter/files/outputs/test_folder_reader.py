@@ -1,6 +1,7 @@
 """Files of a folder, followed over many polls."""
 
 import fnmatch
+import itertools
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from exporter.files.outputs import folder_reader
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch, NameTable
 from exporter.files.outputs.outputs_reader import FileOwnership
+from tests.support.exporter import change_listings
 
 START = 1_700_000_000.0
 
@@ -131,15 +133,6 @@ def test_only_the_first_names_of_skipped_entries_are_kept(tmp_path: Path) -> Non
     watch = watch_of(tmp_path)
     watch.poll(START)
     assert len(watch.passed_over) == folder_reader.MOST_PASSED_OVER
-
-
-def test_hidden_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path) -> None:
-    write(tmp_path / ".a.tmp", 1)
-    write(tmp_path / "a", 2)
-    for pattern, size in (("*", 2), (".*", 1)):
-        watch = watch_of(tmp_path, pattern)
-        watch.poll(START)
-        assert facts_of(watch)[NOBODY][1] == size
 
 
 def test_hard_names_and_names_that_are_not_utf8_count(tmp_path: Path, hard_name: str) -> None:
@@ -382,31 +375,16 @@ def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.
 def test_inodes_that_change_with_each_scan_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1200):
         (tmp_path / str(number)).touch()
-    real, last_inode = os.scandir, [0]
+    inodes = itertools.count()
 
     class Entry:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, entry: "os.DirEntry[str]") -> None:
+            self.name = entry.name
 
         def inode(self) -> int:
-            last_inode[0] += 1
-            return last_inode[0]
+            return next(inodes)
 
-    class Entries:
-        def __init__(self, place: int) -> None:
-            with real(place) as found:
-                self._names = iter([Entry(entry.name) for entry in found])
-
-        def __next__(self) -> Entry:
-            return next(self._names)
-
-        def __iter__(self) -> "Entries":
-            return self
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Entries)
+    change_listings(monkeypatch, lambda entries: map(Entry, entries))
     watch = watch_of(tmp_path)
     for poll in range(4):
         write(tmp_path / f"new{poll}", 1)
@@ -420,24 +398,6 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
 ) -> None:
     for number in range(200):
         write(tmp_path / str(number), 1)
-    real, rng = os.scandir, random.Random(keep)
-
-    class Entries:
-        def __init__(self, place: int) -> None:
-            with real(place) as found:
-                entries = list(found)
-            rng.shuffle(entries)
-            self._entries = iter(entries)
-
-        def __next__(self) -> "os.DirEntry[str]":
-            return next(self._entries)
-
-        def __iter__(self) -> "Entries":
-            return self
-
-        def close(self) -> None:
-            pass
-
     watch = watch_of(tmp_path)
     watch.poll(START)
     for number in range(200):
@@ -448,7 +408,7 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
     for number in range(300, 350):
         write(tmp_path / str(number), 1)
     watch.poll(START + 200)
-    monkeypatch.setattr(os, "scandir", Entries)
+    change_listings(monkeypatch, lambda entries: random.Random(keep).sample(entries, len(entries)))
     watch.poll(START + 300)
     watch.poll(START + 400)
     assert facts_of(watch)[NOBODY][:2] == (keep + 50, keep + 50)
