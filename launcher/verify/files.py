@@ -23,9 +23,9 @@ from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, Check
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointTracker
-from exporter.files.formats import BINARY_FORMATS, FileCheck, NotRegularFile, check_file, open_source
+from exporter.files.formats import BINARY_FORMATS, FileCheck, check_file
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
-from exporter.files.formats.source import OPEN_FLAGS, printable
+from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.machine.folders import name_matcher
 from launcher.verify.tokens import (

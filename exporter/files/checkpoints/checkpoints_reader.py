@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exporter.contract.status import DamagedFile
-from exporter.files.formats import (
+from exporter.files.formats import check_file
+from exporter.files.formats.source import (
+    KINDS,
+    OPEN_FLAGS,
     CheckUndecided,
     FileDamaged,
     FileSource,
     NotRegularFile,
-    check_file,
     open_source,
 )
-from exporter.files.formats.source import KINDS, OPEN_FLAGS
 from exporter.machine.folders import name_matcher
 
 MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included

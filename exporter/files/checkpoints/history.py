@@ -91,10 +91,7 @@ class CheckpointHistory:
     def state(self) -> SavedCheckpoints:
         """Return the state to restore later."""
         return SavedCheckpoints(
-            total=self.total,
-            beats=tuple(self._end_times),
-            counted=dict(self._counted),
-            real=self.has_real_checkpoints,
+            total=self.total, beats=tuple(self._end_times), counted=dict(self._counted), real=self.has_real_checkpoints
         )
 
     def restore(self, saved: SavedCheckpoints) -> None:

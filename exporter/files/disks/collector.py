@@ -111,17 +111,7 @@ class DiskCollector:
     """Space of each path group and of the run directory."""
 
     name = "disk"
-    families = (
-        AVAILABLE,
-        SIZE,
-        INODES_AVAILABLE,
-        INODES,
-        RESPONDING,
-        LOW,
-        FULL,
-        QUOTA_AVAILABLE,
-        QUOTA_LIMIT,
-    )
+    families = (AVAILABLE, SIZE, INODES_AVAILABLE, INODES, RESPONDING, LOW, FULL, QUOTA_AVAILABLE, QUOTA_LIMIT)
 
     def __init__(self, context: CollectorContext) -> None:
         self.interval_s = max(5.0, context.manifest.check_interval_s)
@@ -195,9 +185,7 @@ class DiskCollector:
             group.full_report_time = now
 
     def _event(self, time: float, level: str, kind: str, group: str, detail: str) -> None:
-        self._events.append(
-            {"time": time, "level": level, "event": kind, "group": group, "detail": detail.rstrip()},
-        )
+        self._events.append({"time": time, "level": level, "event": kind, "group": group, "detail": detail.rstrip()})
 
     def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
         for facts in snapshot.groups:

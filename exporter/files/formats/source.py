@@ -127,34 +127,24 @@ def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSourc
     Raises NotRegularFile if it cannot be opened, is of another kind, or resolves to a place outside the folder. Never
     waits for the other end of a FIFO.
     """
-    fd = _open(os.fspath(folder), name)
+    top, fd = os.path.realpath(folder), -1
     try:
+        try:
+            place = os.path.realpath(os.path.join(top, name))
+            if not (place == top or place.startswith(os.path.join(top, ""))):
+                raise NotRegularFile("is outside its folder")
+            _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
+            fd = os.open(place, OPEN_FLAGS)
+            _require_regular(os.fstat(fd))
+        except OSError as error:
+            text = error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
+            raise NotRegularFile(text) from error
+        except ValueError as error:
+            raise NotRegularFile("is not a valid file name") from error
         yield FileSource(fd, name)
     finally:
-        os.close(fd)
-
-
-def _open(folder: str, name: str) -> int:
-    try:
-        top = os.path.realpath(folder)
-        place = os.path.realpath(os.path.join(top, name))
-        if not (place == top or place.startswith(os.path.join(top, ""))):
-            raise NotRegularFile("is outside its folder")
-        _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
-        fd = os.open(place, OPEN_FLAGS)
-    except OSError as error:
-        raise NotRegularFile(_error_text(error)) from error
-    except ValueError as error:
-        raise NotRegularFile("is not a valid file name") from error
-    try:
-        _require_regular(os.fstat(fd))
-    except OSError as error:
-        os.close(fd)
-        raise NotRegularFile(_error_text(error)) from error
-    except NotRegularFile:
-        os.close(fd)
-        raise
-    return fd
+        if fd >= 0:
+            os.close(fd)
 
 
 def _require_regular(facts: os.stat_result) -> None:
@@ -163,10 +153,6 @@ def _require_regular(facts: os.stat_result) -> None:
         raise NotRegularFile("is a circular link")
     if kind != stat.S_IFREG:
         raise NotRegularFile(f"is a {KINDS[kind]}" if kind in KINDS else "is not a regular file")
-
-
-def _error_text(error: OSError) -> str:
-    return error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
 
 
 def printable(text: str) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.contract.status import DamagedFile
-from exporter.files.formats import FileCheck, NotRegularFile, check_file, open_source
+from exporter.files.formats import FileCheck, check_file
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
-from exporter.files.formats.source import OPEN_FLAGS, printable
+from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 

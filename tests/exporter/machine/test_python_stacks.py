@@ -35,10 +35,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_each_process_has_a_stack(install: Install) -> None:
     install('echo "$@"')
-    assert read_stacks([11, 12, 11]) == {
-        11: "dump --pid 11 --nonblocking",
-        12: "dump --pid 12 --nonblocking",
-    }
+    assert read_stacks([11, 12, 11]) == {11: "dump --pid 11 --nonblocking", 12: "dump --pid 12 --nonblocking"}
 
 
 def test_the_number_of_processes_is_limited(install: Install) -> None:

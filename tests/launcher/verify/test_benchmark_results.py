@@ -195,7 +195,7 @@ def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
     assert (job.path / name).stat().st_size > FULL_READ_BYTES
     found = job.results()
     assert [(entry["file"], entry["concurrency"], entry["requests"]) for entry in found] == [
-        *((name, 4, 16), (name, 8, 32), (name, 16, 64)),
+        *((name, 4, 16), (name, 8, 32), (name, 16, 64))
     ]
     assert found[1]["total_tokens_per_second"] == 9.5
     assert found[2] == {"file": name, **parse_benchmark_result(json.dumps(large).encode())}
@@ -221,11 +221,7 @@ def test_the_end_of_a_long_line_is_read_at_every_part_boundary(tmp_path: Path) -
         ("\n\n", 0, "is empty"),
         (lines_of(sa_bench(4)) + json.dumps(sa_bench(8))[:-9], 1, "line 2 is not complete JSON: was it cut off?"),
         (lines_of(sa_bench(4), {"output_len": 3}), 1, None),
-        (
-            lines_of({"output_len": 3}),
-            0,
-            "contains no result of a known benchmark (sa-bench, vLLM, SGLang, AIPerf)",
-        ),
+        (lines_of({"output_len": 3}), 0, "contains no result of a known benchmark (sa-bench, vLLM, SGLang, AIPerf)"),
         (
             lines_of(*(sa_bench(n + 1) for n in range(MOST_FILES + 1))),
             MOST_FILES,

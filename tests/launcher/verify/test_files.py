@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from exporter.contract.manifest import read_manifest
-from exporter.files.formats import NotRegularFile, open_source
 from exporter.files.formats.record_count import LineCounter
+from exporter.files.formats.source import NotRegularFile, open_source
 from launcher.verify import files as verify_files
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
 from tests.launcher.verify.verify_job import SAMPLES, START, Job, out_of_time_after, shortest_slices

@@ -189,10 +189,7 @@ def test_empty_json_results_are_a_failure(content: str, tmp_path: Path) -> None:
 def test_checksums_are_written_for_sha256sum(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"checksums": True, "outputs": 1})
     job.lines(0, 50).write("output_a\\b\nc.jsonl", "{}\n" * 50)
-    assert job.result("checksums") == (
-        True,
-        "SHA-256 of 2 of 2 files in checksums.txt",
-    )
+    assert job.result("checksums") == (True, "SHA-256 of 2 of 2 files in checksums.txt")
     done = subprocess.run(
         ["sha256sum", "-c", str(job.path / CHECKSUMS_FILE)], cwd=job.path, capture_output=True, text=True, check=False
     )

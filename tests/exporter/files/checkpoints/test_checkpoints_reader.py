@@ -202,12 +202,7 @@ def test_a_first_scan_of_many_files_takes_several_polls(tmp_path: Path, monkeypa
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
     assert folder.watch.poll(NOW).has_unread_names
     folder.restart()
-    assert [folder.poll(), folder.history.total, folder.poll(), folder.history.total] == [
-        [],
-        0,
-        [],
-        0,
-    ]
+    assert [folder.poll(), folder.history.total, folder.poll(), folder.history.total] == [[], 0, [], 0]
     assert [folder.poll(), folder.history.total] == [[], 25]
 
 

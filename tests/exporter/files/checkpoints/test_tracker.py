@@ -51,11 +51,7 @@ def test_checkpoints_of_an_earlier_job_do_not_count(tmp_path: Path, write: Write
     write(folder, 10)
     folder.now = START + 100.0
     folder.poll_for(50)
-    assert (folder.history.total, folder.checkpoints.last, folder.history.save_times) == (
-        0,
-        None,
-        (),
-    )
+    assert (folder.history.total, folder.checkpoints.last, folder.history.save_times) == (0, None, ())
     assert not folder.checkpoints.writing
     write(folder, 20)
     folder.poll_for(100)

@@ -21,12 +21,9 @@ from exporter.files.formats import (
     RAW_EXTENSIONS,
     TEXT_FORMATS,
     FileCheck,
-    FileDamaged,
-    FileSource,
-    ValidFile,
     check_file,
-    open_source,
 )
+from exporter.files.formats.source import FileDamaged, FileSource, ValidFile, open_source
 from tests.exporter.files.formats import test_arrow as arrow
 from tests.exporter.files.formats import test_gzip_file as gzip_file
 from tests.exporter.files.formats import test_parquet as parquet

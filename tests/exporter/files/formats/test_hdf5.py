@@ -20,10 +20,7 @@ def resealed(data: bytes | bytearray) -> bytes:
     return bytes(data[:44] + struct.pack("<L", lookup3(bytes(data[:44]))) + data[48:])
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [(b"", 0xDEADBEEF), (b"Four score and seven years ago", 0x17770551)],
-)
+@pytest.mark.parametrize(("data", "expected"), [(b"", 0xDEADBEEF), (b"Four score and seven years ago", 0x17770551)])
 def test_the_checksum_equals_the_published_values(data: bytes, expected: int) -> None:
     assert lookup3(data) == expected  # from driver5 of lookup3.c
 

@@ -449,9 +449,7 @@ def collector_and_host(tmp_path: Path) -> Iterator[tuple[OutputsCollector, FakeH
     host.close()
 
 
-def test_a_hanging_group_has_no_series_until_it_responds(
-    collector_and_host: tuple[OutputsCollector, FakeHost],
-) -> None:
+def test_a_hanging_group_has_no_series_until_it_responds(collector_and_host: tuple[OutputsCollector, FakeHost]) -> None:
     collector, host = collector_and_host
     assert [group.files for group in collector.read().groups] == [1, 0]
     host.answer = WatchHanging(host.clock.monotonic() - 1, "/mnt")

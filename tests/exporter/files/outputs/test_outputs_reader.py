@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.files.formats import FileCheck, FileSource, check_file
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.source import FileSource
 from exporter.files.outputs import outputs_reader
 from exporter.files.outputs.folder_reader import NOBODY
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputReading, OutputWatch
@@ -103,11 +104,7 @@ def test_files_are_counted_by_owner(tmp_path: Path) -> None:
     assert poll.complete
     assert {
         owner: (found.files, found.bytes, found.newest_mtime, found.records) for owner, found in poll.owners.items()
-    } == {
-        0: (1, 9, START + 1, 3),
-        1: (1, 15, START + 2, 5),
-        NOBODY: (1, 3, START + 3, 1),
-    }
+    } == {0: (1, 9, START + 1, 3), 1: (1, 15, START + 2, 5), NOBODY: (1, 3, START + 3, 1)}
 
 
 def test_records_follow_files_that_grow_move_shrink_and_vanish(tmp_path: Path) -> None:
