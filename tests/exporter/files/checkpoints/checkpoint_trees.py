@@ -54,6 +54,12 @@ class Folder:
         assert self.checkpoints.last is not None
         return self.checkpoints.last
 
+    @property
+    def last_complete(self) -> Checkpoint:
+        """The newest complete checkpoint, which must exist."""
+        assert self.checkpoints.last_complete is not None
+        return self.checkpoints.last_complete
+
     def write(self, name: str, content: bytes | str | int = b"x" * 100, mtime: float | None = None) -> Path:
         """Write a file with this mtime, by default now; an int is the size of a sparse file."""
         path = self.path / name

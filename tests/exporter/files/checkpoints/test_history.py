@@ -9,9 +9,7 @@ from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, on
 from tests.exporter.files.checkpoints.checkpoint_trees import Folder
 
 
-def test_checkpoints_deleted_before_they_settle_count(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_checkpoints_deleted_before_they_settle_count(folder: Folder) -> None:
     for step in range(1, 11):
         one_file(folder, step)
         if step > 1:
@@ -35,9 +33,7 @@ def test_text_files_from_before_the_first_checkpoint_leave_no_interval(tmp_path:
     assert folder.last.name == "checkpoint_100.pt"
 
 
-def test_the_count_continues_after_old_checkpoints_were_removed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_the_count_continues_after_old_checkpoints_were_removed(folder: Folder) -> None:
     for step in range(1, 7):
         one_file(folder, step)
         if step > 2:
@@ -55,9 +51,7 @@ def test_the_count_continues_after_old_checkpoints_were_removed(tmp_path: Path) 
     assert (folder.history.total, folder.history.interval_s) == (7, 60)
 
 
-def test_a_checkpoint_extended_later_is_not_counted_again_by_a_new_sidecar(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_checkpoint_extended_later_is_not_counted_again_by_a_new_sidecar(folder: Folder) -> None:
     hugging_face(folder, 1)
     folder.poll_for(60)
     folder.write("checkpoint-1/README.md")
@@ -69,9 +63,7 @@ def test_a_checkpoint_extended_later_is_not_counted_again_by_a_new_sidecar(tmp_p
     assert folder.history.total == 1
 
 
-def test_a_different_size_is_reported_once_three_are_known(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_different_size_is_reported_once_three_are_known(folder: Folder) -> None:
     odd = []
     for step, size in enumerate((1000, 100, 1000, 1100, 400, 2500, 1000)):
         folder.write(f"checkpoint_{step}.pt", size)
@@ -85,18 +77,14 @@ def test_a_configured_interval_is_used_unchanged() -> None:
     assert CheckpointTracker(interval_s=600.0).history.next_expected is None
 
 
-def test_one_late_checkpoint_does_not_change_the_rhythm(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_one_late_checkpoint_does_not_change_the_rhythm(folder: Folder) -> None:
     for step, pause in enumerate((60, 60, 600, 60, 60)):
         folder.write(f"checkpoint_{step * 50}.pt")
         folder.poll_for(pause)
     assert (folder.history.interval_s, folder.history.interval_steps) == (60.0, 50)
 
 
-def test_a_folder_that_disappears_briefly_is_not_counted_again(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_folder_that_disappears_briefly_is_not_counted_again(tmp_path: Path, folder: Folder) -> None:
     for step in (1, 2):
         ranks(folder, step)
         folder.poll_for(50)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -19,18 +18,14 @@ from tests.exporter.files.checkpoints.checkpoint_layouts import (
 from tests.exporter.files.checkpoints.checkpoint_trees import Folder
 
 
-def test_a_marker_file_makes_a_checkpoint_complete(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_marker_file_makes_a_checkpoint_complete(folder: Folder) -> None:
     folder.write_all(f"step_1/__{rank}_0.distcp" for rank in range(2))
     assert folder.poll() == []
     folder.write("step_1/.metadata")
     assert folder.poll() == ["saved step_1"]
 
 
-def test_each_rewrite_of_the_same_name_counts(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_each_rewrite_of_the_same_name_counts(folder: Folder) -> None:
     for size in (100, 100, 90, 120):
         folder.write("checkpoint.pt", b"y" * size)
         assert folder.poll_for(100) == ["saved checkpoint.pt"]
@@ -38,9 +33,7 @@ def test_each_rewrite_of_the_same_name_counts(tmp_path: Path) -> None:
     assert folder.history.interval_s == 100.0
 
 
-def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_replaced_file_counts_at_once(folder: Folder) -> None:
     for _ in range(3):
         folder.write("checkpoint.pt.tmp")
         folder.poll()
@@ -49,9 +42,7 @@ def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
     assert folder.history.total == 3
 
 
-def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(folder: Folder) -> None:
     folder.write("checkpoint_1.pt", 100)
     assert folder.poll_for(25) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_1.pt", 200)
@@ -64,9 +55,7 @@ def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: 
     assert folder.poll_for(100) == ["saved checkpoint_2.pt"]
 
 
-def test_files_added_later_do_not_make_a_new_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_files_added_later_do_not_make_a_new_checkpoint(folder: Folder) -> None:
     hugging_face(folder, 10)
     folder.poll_for(300)
     folder.write("checkpoint-10/README.md")
@@ -76,18 +65,14 @@ def test_files_added_later_do_not_make_a_new_checkpoint(tmp_path: Path) -> None:
     assert folder.poll_for(30) != []  # nor does the time between them count as a pause of the writer
 
 
-def test_a_step_rewritten_after_a_resume_counts_again(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_step_rewritten_after_a_resume_counts_again(folder: Folder) -> None:
     for _ in range(2):
         ranks(folder, 10)
         folder.poll_for(100)
     assert folder.history.total == 2
 
 
-def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_link_or_copy_named_last_is_no_separate_checkpoint(folder: Folder) -> None:
     for step in (1, 2, 3):
         path = folder.write(f"epoch={step}-step={step}00.ckpt")
         for name, make in (("last.ckpt", os.link), ("best.ckpt", os.symlink)):
@@ -100,9 +85,7 @@ def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> 
         assert (last.step, folder.history.total) == (step * 100, step)
 
 
-def test_a_last_file_that_is_written_more_often_counts(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_last_file_that_is_written_more_often_counts(folder: Folder) -> None:
     folder.write("step=1.ckpt")
     folder.poll_for(300)
     folder.write("last.ckpt")
@@ -130,9 +113,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_missing_files_are_reported_once(folder: Folder, part: Part) -> None:
     for step in range(1, part.before + 1):
         part.write(folder, step)
         folder.poll_for(60)
@@ -151,9 +132,7 @@ def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
     assert (folder.last.missing_count, folder.history.total) == (0, part.before + 1)
 
 
-def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_shard_named_only_in_the_index_is_missing(folder: Folder) -> None:
     folder.write("checkpoint-1/a.safetensors")
     folder.write(
         "checkpoint-1/model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b"}})
@@ -162,9 +141,7 @@ def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
     assert folder.last.missing == ("checkpoint-1/b",)
 
 
-def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(folder: Folder) -> None:
     for rank in range(8):
         folder.write(f"ckpt_step1_rank{rank}.pt")
         folder.poll()
@@ -176,9 +153,7 @@ def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_pat
     assert folder.poll_for(20) == ["saved ckpt_step2_rank*.pt"]
 
 
-def test_ranks_out_of_step_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_out_of_step_are_not_missing(folder: Folder) -> None:
     for step in (500, 1000):
         folder.write_all(f"checkpoint_worker_{rank}_step_{step}.json" for rank in range(4))
         folder.poll_for(60)
@@ -198,9 +173,7 @@ HINTS = {
 
 
 @pytest.mark.parametrize("part", HINTS.values(), ids=HINTS)
-def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part: Part) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(folder: Folder, part: Part) -> None:
     part.write(folder, 1)
     folder.poll_for(60)
     part.write(folder, 100)
@@ -213,9 +186,7 @@ def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part
 
 
 @pytest.mark.parametrize("name", ["checkpoint_final/model.pt", "checkpoint_400/model.pt", "checkpoint_final.pt"])
-def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_one_file_instead_of_many_ranks_is_complete(folder: Folder, name: str) -> None:
     for step in (100, 200, 300):
         folder.write_all(f"checkpoint_{step}/model_rank{rank}.pt" for rank in range(4))
         folder.poll_for(60)
@@ -227,9 +198,7 @@ def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -
     assert (last.odd, last.odd_size) == (None, None) or "final" not in name
 
 
-def test_fewer_ranks_are_complete(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_fewer_ranks_are_complete(folder: Folder) -> None:
     events = []
     for step, count in enumerate((8, 4, 4)):
         folder.write_all(f"checkpoint-{step}/rng_state_{rank}.pth" for rank in range(count))
@@ -237,9 +206,7 @@ def test_fewer_ranks_are_complete(tmp_path: Path) -> None:
     assert events == [["saved"], ["saved", "unusual"], ["saved"]]
 
 
-def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(folder: Folder) -> None:
     folder.write_all(f"checkpoint_100/model_rank{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7))
     assert folder.poll_for(55) == []
     assert folder.poll_for(60) == ["incomplete checkpoint_100"]
@@ -247,9 +214,7 @@ def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> 
     assert last.missing == ("checkpoint_100/model_rank3.pt",)
 
 
-def test_ranks_that_are_never_written_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_that_are_never_written_are_not_missing(folder: Folder) -> None:
     events = []
     for step in (1, 2, 3, 4):
         folder.write_all(f"step_{step}/model_rank{rank}.pt" for rank in (0, 1, 2, 4))
@@ -257,18 +222,14 @@ def test_ranks_that_are_never_written_are_not_missing(tmp_path: Path) -> None:
     assert events == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
 
 
-def test_ranks_out_of_step_are_no_gaps(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_out_of_step_are_no_gaps(folder: Folder) -> None:
     for rank, step in enumerate((1004, 1004, 1003, 1004)):
         folder.write(f"ckpt_rank{rank}_step{step}.pt")
     folder.poll_for(200)
     assert {event.kind for event in folder.happened} == {"saved"}
 
 
-def test_shards_in_an_index_of_other_weights_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_shards_in_an_index_of_other_weights_are_not_missing(folder: Folder) -> None:
     index = json.dumps({"weight_map": {"x": "pytorch_model-1.bin", "y": "pytorch_model-2.bin"}})
     folder.write_all(["checkpoint_100/model.safetensors", "checkpoint_100/optimizer.pt"])
     folder.write("checkpoint_100/pytorch_model.bin.index.json", index)
@@ -278,9 +239,7 @@ def test_shards_in_an_index_of_other_weights_are_not_missing(tmp_path: Path) -> 
     assert folder.poll_for(120) == ["incomplete checkpoint_200"]
 
 
-def test_a_file_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_file_written_in_place_with_pauses_is_one_checkpoint(folder: Folder) -> None:
     for step in (1, 2, 3, 4):
         for size in range(100, 800, 100):
             folder.write(f"checkpoint_{step}.pt", size)

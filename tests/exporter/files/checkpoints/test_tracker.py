@@ -15,9 +15,7 @@ from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
 
 @pytest.mark.parametrize("write", LAYOUTS.values(), ids=LAYOUTS)
-def test_each_save_is_one_checkpoint_in_every_layout(tmp_path: Path, write: Write) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_each_save_is_one_checkpoint_in_every_layout(folder: Folder, write: Write) -> None:
     for step in (10, 20, 30, 40):
         began = folder.now
         write(folder, step)
@@ -58,9 +56,7 @@ def test_checkpoints_of_an_earlier_job_do_not_count(tmp_path: Path, write: Write
     assert folder.history.total == 1
 
 
-def test_a_file_that_grows_is_being_written_until_it_has_settled(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_file_that_grows_is_being_written_until_it_has_settled(folder: Folder) -> None:
     for size in range(100, 700, 100):
         folder.write("checkpoint_1.pt", size)
         assert folder.poll() == []
@@ -106,9 +102,7 @@ def test_a_temporary_file_next_to_a_checkpoint_means_that_it_is_unfinished(tmp_p
     assert folder.poll() == ["saved step=5.ckpt"]
 
 
-def test_an_abandoned_temporary_file_stops_counting_as_writing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_an_abandoned_temporary_file_stops_counting_as_writing(folder: Folder) -> None:
     folder.write("checkpoint_1.pt.tmp")
     folder.poll_for(300)
     assert folder.checkpoints.writing
@@ -117,9 +111,7 @@ def test_an_abandoned_temporary_file_stops_counting_as_writing(tmp_path: Path) -
     assert folder.history.total == 0
 
 
-def test_the_removal_of_old_checkpoints_is_no_event(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_the_removal_of_old_checkpoints_is_no_event(folder: Folder) -> None:
     for step in range(1, 8):
         ranks(folder, step)
         folder.poll_for(50)
@@ -187,9 +179,7 @@ def test_old_checkpoints_that_disappear_briefly_or_lose_files_stay_old(tmp_path:
     assert (folder.history.total, folder.happened) == (0, [])
 
 
-def test_nothing_is_decided_while_names_are_unread(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_nothing_is_decided_while_names_are_unread(folder: Folder) -> None:
     ranks(folder, 1)
     found = {entry.name: entry for entry in folder.watch.poll(folder.now + 5).entries}
     some = [found[f"ckpt_step1_rank{rank}.pt"] for rank in (0, 1, 3)]

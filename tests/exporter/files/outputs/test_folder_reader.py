@@ -31,6 +31,13 @@ def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *,
     return FolderWatch(str(directory), pattern, FileOwnership(rank_of, frozenset(ours), others, owns_rest))
 
 
+def polled(directory: Path, pattern: str = "*") -> FolderWatch:
+    """A watch after its first poll."""
+    watch = watch_of(directory, pattern)
+    watch.poll(START)
+    return watch
+
+
 def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
     """Number, bytes and newest mtime of the files of each owner."""
     return {
@@ -62,16 +69,14 @@ def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", 10)
     write(tmp_path / "b.jsonl", 20, START + 5)
     write(tmp_path / "notes.txt", 40, START + 9)
-    watch = watch_of(tmp_path, "*.jsonl")
-    watch.poll(START)
+    watch = polled(tmp_path, "*.jsonl")
     assert watch.complete
     assert facts_of(watch) == {NOBODY: (2, 30, START + 5)}
     assert watch.changes == []
 
 
 def test_files_of_a_folder_that_appears_later_are_new(tmp_path: Path) -> None:
-    watch = watch_of(tmp_path / "out")
-    watch.poll(START)
+    watch = polled(tmp_path / "out")
     assert (watch.complete, facts_of(watch)) == (True, {})
     (tmp_path / "out").mkdir()
     write(tmp_path / "out" / "a", 10)
@@ -85,8 +90,7 @@ def test_files_of_a_folder_that_appears_later_are_new(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_folder_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    watch = watch_of(tmp_path / "out")
-    watch.poll(START)
+    watch = polled(tmp_path / "out")
     assert facts_of(watch) == {}
 
 
@@ -107,8 +111,7 @@ def test_entries_that_are_not_regular_files_are_skipped_and_reported(tmp_path: P
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     os.mkfifo(tmp_path / "fifo")
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert facts_of(watch) == {NOBODY: (1, 10, START)}
     assert watch.passed_over == {"folder": "directory", "link": "link", "dangling": "link", "fifo": "FIFO"}
 
@@ -116,8 +119,7 @@ def test_entries_that_are_not_regular_files_are_skipped_and_reported(tmp_path: P
 def test_a_fifo_that_becomes_a_file_counts_and_vice_versa(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     write(tmp_path / "b", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     (tmp_path / "a").unlink()
     (tmp_path / "b").unlink()
     write(tmp_path / "a", 7)
@@ -130,16 +132,14 @@ def test_a_fifo_that_becomes_a_file_counts_and_vice_versa(tmp_path: Path) -> Non
 def test_only_the_first_names_of_skipped_entries_are_kept(tmp_path: Path) -> None:
     for number in range(folder_reader.MOST_PASSED_OVER + 5):
         (tmp_path / str(number)).mkdir()
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert len(watch.passed_over) == folder_reader.MOST_PASSED_OVER
 
 
 def test_hard_names_and_names_that_are_not_utf8_count(tmp_path: Path, hard_name: str) -> None:
     write(tmp_path / f"out_{hard_name}", 3)
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/out_\xff")), 4)
-    watch = watch_of(tmp_path, "out_*")
-    watch.poll(START)
+    watch = polled(tmp_path, "out_*")
     assert facts_of(watch) == {NOBODY: (2, 7, START)}
 
 
@@ -153,8 +153,7 @@ def test_a_folder_is_rescanned_only_after_a_change(tmp_path: Path, monkeypatch: 
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     watch.poll(START + 5)  # names may have appeared at the moment of the first scan
     for number in range(2, 10):
         watch.poll(START + 5 * number)
@@ -179,8 +178,7 @@ def test_a_folder_is_rescanned_after_a_minute_in_any_case(tmp_path: Path) -> Non
 
 def test_a_change_in_the_same_tick_as_the_scan_is_found_soon(tmp_path: Path) -> None:
     os.utime(tmp_path, (START, START))
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 1)
     os.utime(tmp_path, (START, START))
     watch.poll(START + 1)
@@ -208,8 +206,7 @@ def test_scans_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytes
 
 def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 30, START + 7)
     watch.poll(START + 10)
     (change,) = watch.changes
@@ -221,8 +218,7 @@ def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
 
 def test_a_renamed_file_is_not_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 20, START + 5)
     watch.poll(START + 5)
     number = watch.changes[0].file
@@ -238,8 +234,7 @@ def test_a_renamed_file_is_not_new(tmp_path: Path) -> None:
 
 def test_after_a_rotation_only_the_new_file_is_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 100)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     (tmp_path / "a").rename(tmp_path / "a.1")
     write(tmp_path / "a", 3, START + 8)
     watch.poll(START + 10)
@@ -248,8 +243,7 @@ def test_after_a_rotation_only_the_new_file_is_new(tmp_path: Path) -> None:
 
 
 def test_a_file_renamed_into_place_is_new_with_all_its_bytes(tmp_path: Path) -> None:
-    watch = watch_of(tmp_path, "*.json")
-    watch.poll(START)
+    watch = polled(tmp_path, "*.json")
     write(tmp_path / "a.json.tmp", 50)
     watch.poll(START + 5)
     (tmp_path / "a.json.tmp").rename(tmp_path / "a.json")
@@ -280,8 +274,7 @@ def test_a_deleted_file_is_noticed_despite_an_old_mtime_of_the_folder(tmp_path: 
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
     os.utime(tmp_path, (START, START))
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     watch.poll(START + 5)
     (tmp_path / "b").unlink()
     os.utime(tmp_path, (START, START))
@@ -293,8 +286,7 @@ def test_a_deleted_file_is_noticed_despite_an_old_mtime_of_the_folder(tmp_path: 
 def test_the_newest_mtime_may_go_back(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     os.utime(tmp_path / "b", (START, START + 3))
     watch.poll(START + 5)
     assert facts_of(watch) == {NOBODY: (2, 3, START + 3)}
@@ -313,8 +305,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_count(
         return real(path, **facts)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", refuse)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
     assert watch.unreadable == "Permission denied"
 
@@ -347,8 +338,7 @@ def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(folder_reader, "OTHERS_POLLED", 8)
     for number in range(64):
         write(tmp_path / f"{number:02d}", 1, START + number)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert sorted(watch.names[slot] or "" for slot in watch.hot) == ["62", "63"]
     write(tmp_path / "05", 100, START + 100)
     for poll in range(1, 10):
@@ -363,8 +353,7 @@ def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_reader, "HOT_LEAST", 2)
     monkeypatch.setattr(folder_reader, "HOT_MOST", 5)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     for number in range(30):
         write(tmp_path / str(number), 1)
     watch.poll(START + 5)
@@ -398,8 +387,7 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
 ) -> None:
     for number in range(200):
         write(tmp_path / str(number), 1)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     for number in range(200):
         if number % 200 >= keep:
             (tmp_path / str(number)).unlink()
