@@ -86,7 +86,7 @@ class WatchHandle(Generic[Answer]):
                 return
             self._requested_at = self._host.clock.monotonic()
             self.generation += 1
-        self._host.start_read(self, now)
+        self._host.readers.start_read(self, now)
 
     def result(self, wait_s: float) -> Answer:
         """Return the result of the requested read.
@@ -104,7 +104,7 @@ class WatchHandle(Generic[Answer]):
             if message is not None:
                 self._requested_at, self._is_overdue = None, False
         if message is None:
-            self._host.check_alive()
+            self._host.readers.check_alive()
             raise WatchHanging(begun, self.mount)
         kind, value = message
         if isinstance(value, bytes):
@@ -156,17 +156,17 @@ class FileWatchHost:
         if use_helper is None:
             mounts = self.mounts.current()
             use_helper = has_remote_mount(mounts) or not mounts
-        self._host: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
+        self.readers: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
 
     @property
     def uses_helper(self) -> bool:
         """Whether a helper process reads the files."""
-        return isinstance(self._host, _ProcessHost)
+        return isinstance(self.readers, _ProcessHost)
 
     @property
     def pid(self) -> int | None:
         """Pid of the helper while it runs."""
-        return self._host.pid if isinstance(self._host, _ProcessHost) else None
+        return self.readers.pid if isinstance(self.readers, _ProcessHost) else None
 
     def watch(self, name: str, make: Callable[[], FileWatch[T]]) -> WatchHandle[T]:
         """Create a watch; ``make`` runs on its own thread at the first read.
@@ -175,7 +175,7 @@ class FileWatchHost:
         absolute path among them is the watch's directory.
         """
         watched: WatchHandle[T] = WatchHandle(name, watched_directory(make), self)
-        self._host.add(watched, make)
+        self.readers.add(watched, make)
         return watched
 
     def poll(
@@ -196,17 +196,9 @@ class FileWatchHost:
                 found.append(error)
         return found
 
-    def start_read(self, watched: WatchHandle[object], now: float) -> None:
-        """Start a read; for ``WatchHandle``."""
-        self._host.start_read(watched, now)
-
-    def check_alive(self) -> None:
-        """Check that the readers still run; for ``WatchHandle``."""
-        self._host.check_alive()
-
     def close(self) -> None:
         """End all readers without waiting."""
-        self._host.close()
+        self.readers.close()
         self.mounts.close()
 
 

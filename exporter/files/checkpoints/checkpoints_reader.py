@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exporter.contract.status import DamagedFile
+from exporter.files.checkpoints.names import is_text
 from exporter.files.formats import check_file
 from exporter.files.formats.source import (
     KINDS,
@@ -57,7 +58,6 @@ _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
-_TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
 _MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
@@ -72,6 +72,10 @@ class CheckpointFile(NamedTuple):
     mtime: float
     inode: int
     temporary: bool = False
+
+    def is_unchanged(self, other: "CheckpointFile") -> bool:
+        """Whether it has not been written since. A new inode alone is no change: some file systems invent inodes."""
+        return (self.size, self.mtime, self.temporary) == (other.size, other.mtime, other.temporary)
 
 
 class CheckpointIndex(NamedTuple):
@@ -135,18 +139,8 @@ def parse_index(text: str | bytes) -> tuple[str, ...] | None:
     return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
 
 
-def _is_same(old: CheckpointFile, file: CheckpointFile) -> bool:
-    return (old.size, old.mtime, old.temporary) == (file.size, file.mtime, file.temporary)
-
-
 def _is_index(path: str) -> bool:
     return path.endswith((INDEX, f"/{DISTCP_INDEX}"))
-
-
-def _is_side_file(path: str) -> bool:
-    """Whether it is text beside the weights, which may be written to forever."""
-    name = path.lower()
-    return name.endswith(_TEXT) and not name.endswith(INDEX)
 
 
 def _is_erased(source: FileSource) -> bool:
@@ -373,8 +367,7 @@ class CheckpointWatch:
         """Update an entry with its current files."""
         before = watch.entry
         known = {file.path: file for file in before.files} if before is not None else {}
-        # a new inode alone is no change: some file systems invent inodes
-        files = tuple(old if (old := known.get(file.path)) and _is_same(old, file) else file for file in files)
+        files = tuple(old if (old := known.get(file.path)) and file.is_unchanged(old) else file for file in files)
         watch.polls_unchanged += 1
         if (
             before is not None
@@ -547,7 +540,7 @@ class CheckpointWatch:
         """Check one file; damage counts only when a second check confirms it."""
         state, known_format, reason = "unknown", None, None
         try:
-            if not (watch.is_directory and _is_side_file(file.path)):
+            if not (watch.is_directory and is_text(file.path)):  # text beside the weights may be written to forever
                 with open_source(self._directory, file.path) as source:
                     state, known_format, reason, _ = check_file(source)
                     if state == "unknown" and _is_erased(source):

@@ -192,7 +192,7 @@ def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, en
     written = False
     for file in entry.files:
         old = known.get(file.path)
-        if old is None or (old.size, old.mtime, old.temporary) != (file.size, file.mtime, file.temporary):
+        if old is None or not file.is_unchanged(old):
             written = True
             if old is not None and (file.size < old.size or file.inode != old.inode):
                 found.shrunk = True

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -289,8 +288,8 @@ def test_an_unreadable_directory_is_a_failure(job: Job, monkeypatch: pytest.Monk
     assert job.result("outputs") == (False, f"{job.path} cannot be read: Permission denied")
 
 
-def open_with_errors(name: str, *errors: Exception) -> Callable[[str, str], Any]:
-    """An `open_source` that raises `errors` for the file `name` before it opens it."""
+def fail_opening(monkeypatch: pytest.MonkeyPatch, name: str, *errors: Exception) -> None:
+    """Let the first attempts to open a file fail with these errors; a missing file is removed."""
     pending = list(errors)
 
     def opens(folder: str, path: str) -> Any:
@@ -301,14 +300,12 @@ def open_with_errors(name: str, *errors: Exception) -> Callable[[str, str], Any]
             raise NotRegularFile(str(error)) from error
         return open_source(folder, path)
 
-    return opens
+    monkeypatch.setattr(verify_files, "open_source", opens)
 
 
 def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50).write("output_0.dat", "abc")
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("output_0.dat", FileNotFoundError(2, "No such file"))
-    )
+    fail_opening(monkeypatch, "output_0.dat", FileNotFoundError(2, "No such file"))
     checks = job.checks()
     assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
     assert (checks["valid"].passed, checks["valid"].detail) == (True, "2 files valid (jsonl)")
@@ -316,16 +313,14 @@ def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.M
 
 def test_the_only_file_of_a_worker_removed_after_listing_is_missing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("output_worker_1.jsonl", FileNotFoundError(2, "gone"))
-    )
+    fail_opening(monkeypatch, "output_worker_1.jsonl", FileNotFoundError(2, "gone"))
     assert "none of worker_w1" in job.result("outputs")[1]
 
 
 def test_an_unreadable_file_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
     error = PermissionError(13, "Permission denied")
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", error))
+    fail_opening(monkeypatch, "output_worker_1.jsonl", error)
     checks = job.checks()
     expected = "1 file valid (jsonl); 1 file that could not be read ([Errno 13] Permission denied)"
     assert (checks["valid"].passed, checks["valid"].detail) == (None, expected)
@@ -337,7 +332,7 @@ def test_a_brief_file_server_error_is_retried(number: int, job: Job, monkeypatch
     monkeypatch.setattr(verify_files, "PAUSE_S", 0.0)
     job.lines(0, 50).lines(1, 50)
     errors = (OSError(number, "is not there"), OSError(number, "is not there"))
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", *errors))
+    fail_opening(monkeypatch, "output_worker_1.jsonl", *errors)
     assert job.result("valid") == (True, "2 files valid (jsonl)")
 
 
@@ -444,15 +439,13 @@ def test_a_missing_shard_is_undecided_when_an_earlier_job_began_the_checkpoint(j
 
 def test_a_checkpoint_removed_during_the_check_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_30.pt", torch_bytes(), 200).write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("checkpoint_40.pt", FileNotFoundError(2, "gone")))
+    fail_opening(monkeypatch, "checkpoint_40.pt", FileNotFoundError(2, "gone"))
     assert job.result("checkpoint") == (True, f"checkpoint_30.pt is valid: 1 file, {len(torch_bytes())} bytes")
 
 
 def test_an_unreadable_checkpoint_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("checkpoint_40.pt", PermissionError(13, "denied"))
-    )
+    fail_opening(monkeypatch, "checkpoint_40.pt", PermissionError(13, "denied"))
     passed, detail = job.result("checkpoint")
     assert (passed, detail.partition(", 1 file ")[2]) == (None, "whose check was inconclusive ([Errno 13] denied)")
 
