@@ -159,11 +159,6 @@ class FileWatchHost:
         self.readers: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
 
     @property
-    def uses_helper(self) -> bool:
-        """Whether a helper process reads the files."""
-        return isinstance(self.readers, _ProcessHost)
-
-    @property
     def pid(self) -> int | None:
         """Pid of the helper while it runs."""
         return self.readers.pid if isinstance(self.readers, _ProcessHost) else None

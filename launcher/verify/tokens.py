@@ -23,15 +23,8 @@ AVERAGE_KEYS = ("output_token_throughput", "output_sequence_length", "request_co
 BENCHMARK_KEYS = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
 # Keys for the text generated for one request.
 TEXT_KEYS = (
-    "text",
-    "output",
-    "response",
-    "completion",
-    "content",
-    "answer",
-    "generated",
-    "generated_text",
-    "output_text",
+    *("text", "output", "response", "completion", "content", "answer"),
+    *("generated", "generated_text", "output_text"),
 )
 ALL_TEXTS_KEY = "generated_texts"  # key for the texts of all requests
 TEXT_ONLY_KEY = re.compile(r"ttft|time_to_first_token")  # in keys that only generated text has

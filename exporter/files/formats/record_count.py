@@ -251,18 +251,8 @@ class LineCounter(_GrowingText):
     """
 
     __slots__ = (
-        *(
-            "_line_summary",
-            "_csv",
-            "_delimiter",
-            "_has_header",
-            "_lines",
-            "_hole_end",
-            "_quote",
-            "_top_begin",
-            "_top_known",
-        ),
-        *("_waits_at_holes", "hole"),
+        *("_csv", "_delimiter", "_has_header", "_hole_end", "_line_summary", "_lines", "_quote"),
+        *("_top_begin", "_top_known", "_waits_at_holes", "hole"),
     )
 
     def __init__(self, *, csv: bool = False, waits_at_holes: bool = False) -> None:

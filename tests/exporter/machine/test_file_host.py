@@ -203,7 +203,7 @@ def test_a_node_without_remote_mounts_needs_no_helper(tmp_path: Path) -> None:
     ):
         (tmp_path / "self" / "mountinfo").write_text(text, encoding="ascii")
         host = FileWatchHost(SystemClock(), proc=str(tmp_path))
-        assert host.uses_helper is process
+        assert isinstance(host.readers, file_host._ProcessHost) is process
         host.close()
 
 
@@ -353,7 +353,7 @@ def test_a_hanging_file_system_affects_only_its_own_watch(
 ) -> None:
     host = FileWatchHost(SystemClock())
     try:
-        assert host.uses_helper, "a FUSE mount requires it"
+        assert isinstance(host.readers, file_host._ProcessHost), "a FUSE mount requires it"
         there = host.watch("there", partial(Listing, str(fuse.point)))
         here = host.watch("here", partial(Echo, str(tmp_path)))
         assert host.poll([there, here], NOW, WAIT_S)[0] == ["a"]
