@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import pytest
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
@@ -139,6 +141,52 @@ def samples_of(page: str, family: Family) -> dict[str, float]:
         if name == family.full_name and not line.startswith("#"):
             found[labels.removesuffix("}")] = float(value)
     return found
+
+
+class Listing:
+    """Entries of a directory, as ``os.scandir`` returns them."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: all entries have been read."""
+
+
+def change_listings(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], Iterable[Any]]) -> None:
+    """Let ``os.scandir`` return what ``change`` makes of the entries of a directory."""
+    scandir = os.scandir
+
+    def changed(place: Any) -> Listing:
+        with scandir(place) as entries:
+            return Listing(change(list(entries)))
+
+    monkeypatch.setattr(os, "scandir", changed)
+
+
+def read_line(process: "subprocess.Popen[str]") -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def send_line(process: "subprocess.Popen[str]") -> None:
+    """Send an empty line to a program."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def open_files(place: str) -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launcher.rundir.job_records import ProcessRecord
 
 from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import ProcessRecord
 from launcher.rundir.rundir import find_run_dir
 from launcher.sweep.directory import (
     MISSING,
