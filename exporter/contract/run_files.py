@@ -24,6 +24,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable
 
 RECORD_SCHEMA = 1
 
@@ -45,11 +46,18 @@ RESERVE_FILE = ".reserve"
 RESERVE_BYTES = 512 * 1024
 
 
-def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True, mode: int = 0o666) -> None:
+def write_json(
+    path: str | os.PathLike[str],
+    value: object,
+    *,
+    durable: bool = True,
+    mode: int = 0o666,
+    default: Callable[[object], object] | None = None,
+) -> None:
     """Replace ``path`` atomically by the JSON of ``value``.
 
     ``durable`` makes it survive a power cut; files rewritten within seconds need not. ``mode`` applies to a new file,
-    before the umask.
+    before the umask. ``default`` is that of ``json.dumps``.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -58,7 +66,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = T
     target = os.fspath(path)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, default=default)
     try:
         with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=opener) as out:
             out.write(text)

@@ -16,8 +16,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
 
 CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in one piece
 MARK_BYTES = 128  # text before our position that identifies the file
@@ -52,6 +52,19 @@ class TailedRecords(NamedTuple):
     buffer: bytearray
     end: int
     offset: int  # byte of the file at which the piece begins
+
+
+class TailPosition(NamedTuple):
+    """Where a tail is, as far as another one needs to know it to continue."""
+
+    path: str  # resolved path of the file
+    inode: int | None
+    offset: int  # start of the unfinished record
+    read: int  # end of the text read so far
+    mark: str  # text before that, in hexadecimal digits
+    is_mid_record: bool  # whether the rest of a record is skipped whose begin was not read
+    generation: int
+    bytes_read: int
 
 
 class LogTail:
@@ -218,35 +231,24 @@ class LogTail:
         except OSError as error:
             self._record_failure(error)
 
-    def state(self) -> dict[str, Any]:
-        """Return the position as JSON values for ``restore``. An unfinished record will be read again."""
-        return {
-            "path": self._resolved_path,
-            "inode": self._file[1] if self._file is not None else self._inode,
-            "offset": 0 if self._is_at_top else self._record_start,
-            "read": 0 if self._is_at_top else self._offset,
-            "mark": "" if self._is_at_top else self._mark.hex(),
-            "joining": self._is_mid_record,
-            "generation": self.generation,
-            "bytes_read": self.bytes_read,
-        }
+    def position(self) -> TailPosition:
+        """Return the position for ``restore``. An unfinished record will be read again."""
+        inode = self._file[1] if self._file is not None else self._inode
+        counts = (self._is_mid_record, self.generation, self.bytes_read)
+        if self._is_at_top:
+            return TailPosition(self._resolved_path, inode, 0, 0, "", *counts)
+        return TailPosition(self._resolved_path, inode, self._record_start, self._offset, self._mark.hex(), *counts)
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any]) -> "LogTail":
-        """Continue where another tail was; from the top if ``state`` is invalid."""
+    def restore(cls, path: str, position: TailPosition) -> "LogTail":
+        """Continue where another tail was. Raises ValueError if that is impossible."""
         tail = cls(path)
-        try:
-            begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
-            mark = bytes.fromhex(state["mark"])
-            if not 0 <= begin <= read or len(mark) > min(read, MARK_BYTES) or read - begin >= CHUNK_BYTES:
-                return tail
-            generation, bytes_read, place = int(state["generation"]), int(state["bytes_read"]), str(state["path"])
-            inode = None if inode is None else int(inode)
-        except (KeyError, TypeError, ValueError):
-            return tail
-        tail.generation, tail.bytes_read, tail._resolved_path = generation, bytes_read, place
-        tail._inode, tail._record_start, tail._offset, tail._mark = inode, begin, read, mark
-        tail._is_mid_record, tail._is_at_top = bool(state.get("joining")), read == 0
+        tail._resolved_path, tail._inode, tail._record_start, tail._offset, mark = position[:5]
+        tail._is_mid_record, tail.generation, tail.bytes_read = position[5:]
+        tail._mark, tail._is_at_top = bytes.fromhex(mark), tail._offset == 0
+        begin, end = tail._record_start, tail._offset
+        if not 0 <= begin <= end < begin + CHUNK_BYTES or len(tail._mark) > min(end, MARK_BYTES):
+            raise ValueError(f"an impossible position in {path}: {position}")
         return tail
 
     # -- choice of file ------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class LogsCollector:
             if state is not None:
                 try:
                     worker.restore(state)
-                    worker.state(), worker.facts(context.clock.time())  # fails now if the state is unusable
+                    worker.facts(context.clock.time())  # fails now if the state is unusable
                     self._untested_ranks.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the saved state of %s is not used, its logs are read again: %s", task.worker, error)
@@ -371,7 +371,7 @@ class LogsCollector:
                 values={name: value for name, value, _ in facts.values if math.isfinite(value)},
                 log_errors={pattern: count for pattern, _, count in facts.errors if count},
                 log_lag_bytes=facts.lag_bytes,
-                prior=facts.prior.to_json() if facts.prior is not None else None,
+                prior=facts.prior._asdict() if facts.prior is not None else None,
                 log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
             )
             if facts.unmatched is not None and facts.unmatched_at is not None:

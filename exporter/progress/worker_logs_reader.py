@@ -2,20 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.collecting.collector import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.records import from_json
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
 from exporter.logs.records import record_ends
 from exporter.logs.search.engine import SMALL_BYTES, FileSearch
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
-from exporter.logs.tail_reader import LogTail
+from exporter.logs.tail_reader import LogTail, TailPosition
 from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
@@ -23,7 +24,7 @@ from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
-from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
+from exporter.progress.track import ProgressTrack, TrackState, combine_ranks, items_of_rank
 
 VALUE_FRESH_S = 900.0  # older values are no longer shown: they may not be current
 # Limits on a worker's value names, since each is a series, and on the ranks of one name.
@@ -41,6 +42,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
+STATE_VERSION = 2  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -79,6 +81,37 @@ class WorkerLogFacts(NamedTuple):
     unmatched: str | None = None  # description of its log, if it has had no match for some minutes
     unmatched_at: float | None = None  # start of the time without a match
     ended: bool = False
+
+
+class SavedSource(NamedTuple):
+    """One file of a worker, for a later sidecar."""
+
+    path: str
+    order: int
+    lasting: bool
+    zone_s: float | None
+    tail: TailPosition
+
+
+@dataclass
+class WorkerLogsState:
+    """What a later sidecar needs to continue."""
+
+    version: int
+    restart: int
+    pack: str
+    track: TrackState
+    estimator: EtaEstimator
+    activities: WorkerActivities
+    seen_changes: int
+    values: dict[str, dict[int | None, LogValue]]
+    errors: dict[str, int]
+    lines: int
+    closed_bytes: int
+    first_text_time: float | None
+    reported_phase: str | None
+    invalid_lines: int
+    sources: list[SavedSource]
 
 
 @dataclass
@@ -139,15 +172,17 @@ class WorkerLogs:
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
         return items_of_rank(self._manifest.total_items, tasks, self.task.rank)
 
-    def _new_track(self, state: Mapping[str, Any] | None) -> ProgressTrack:
+    def _new_track(self, state: TrackState | None) -> ProgressTrack:
         preference, bases = self._lexicon.preferred_positions(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_file.PATTERN] = 0  # from 0, like loops that print them
-        known: dict[str, Any] = {"epoch_bases": bases, "share": self._item_share, "earlier": self._earlier}
-        known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
-        return (
-            ProgressTrack(preference, **known)
-            if state is None
-            else ProgressTrack.from_state(state, preference, **known)
+        return ProgressTrack(
+            preference,
+            epoch_bases=bases,
+            epochs=self._manifest.total_epochs,
+            steps=self._manifest.total_steps,
+            share=self._item_share,
+            earlier=self._earlier,
+            state=state,
         )
 
     def _new_estimator(self) -> EtaEstimator:
@@ -255,7 +290,7 @@ class WorkerLogs:
             for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
                 self._values.pop(name, None)
             self._pack, scan = choice, None
-            self._track = self._new_track(self._track.state())
+            self._track = self._new_track(self._track)
         return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)
 
     def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
@@ -498,53 +533,46 @@ class WorkerLogs:
 
     # -- saved state ------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """The complete state, ready for JSON."""
-        return {
-            "restart": self.restart,
-            "pack": self._pack,
-            "track": self._track.state(),
-            "estimator": self._estimator.state(),
-            "marks": self.activities.state(),
-            "changes": self._seen_changes,
-            "values": [
-                [name, rank, value.number, value.offset, value.stamp]
-                for name, of_ranks in self._values.items()
-                for rank, value in of_ranks.items()
-            ],
-            "errors": self._errors,
-            "lines": self._lines,
-            "closed_bytes": self._closed_bytes,
-            "first_text": self._first_text_time,
-            "told_phase": self._reported_phase,
-            "unusable": self._invalid_lines,
-            "sources": [
-                [path, source.order, source.lasting, source.zone_s, source.tail.state()]
+    def state(self) -> WorkerLogsState:
+        """The complete state. Much of it is shared with the worker, so it must be saved at once."""
+        return WorkerLogsState(
+            version=STATE_VERSION,
+            restart=self.restart,
+            pack=self._pack,
+            track=self._track,
+            estimator=self._estimator,
+            activities=self.activities,
+            seen_changes=self._seen_changes,
+            values=self._values,
+            errors=self._errors,
+            lines=self._lines,
+            closed_bytes=self._closed_bytes,
+            first_text_time=self._first_text_time,
+            reported_phase=self._reported_phase,
+            invalid_lines=self._invalid_lines,
+            sources=[
+                SavedSource(path, source.order, source.lasting, source.zone_s, source.tail.position())
                 for path, source in self._sources.items()
             ],
-        }
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
-        self.restart = int(state["restart"])
-        self._pack = str(state["pack"])
-        self._track = self._new_track(state["track"])
-        self._estimator = EtaEstimator.from_state(state["estimator"])
-        self.activities = WorkerActivities.from_state(state["marks"])
-        self._seen_changes = int(state["changes"])
-        for name, rank, number, offset, t in state["values"]:
-            self._values.setdefault(name, {})[rank] = LogValue(number, offset, t)
-        self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
+    def restore(self, saved: object) -> None:
+        """Restore from the JSON of ``state``; ValueError if malformed."""
+        state = from_json(WorkerLogsState, saved, "state")
+        if state.version != STATE_VERSION:
+            raise ValueError(f"it is of version {state.version}, not {STATE_VERSION}")
+        self.restart, self._pack = state.restart, state.pack
+        self._track = self._new_track(state.track)
+        self._estimator, self.activities = state.estimator, state.activities
+        self._seen_changes = state.seen_changes
+        self._values = state.values
+        self._errors.update({name: count for name, count in state.errors.items() if name in self._errors})
         self._reported_errors = None
-        self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
-        self._first_text_time, self._reported_phase = state["first_text"], state["told_phase"]
-        self._invalid_lines = int(state["unusable"])
-        for path, order, lasting, zone_s, tail in state["sources"]:
-            if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
-                # A count without a position would count twice.
-                raise TypeError(f"{path!r} is not a log, or has no position")
-            followed = LogTail.restore(path, tail)
-            self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
+        self._lines, self._closed_bytes = state.lines, state.closed_bytes
+        self._first_text_time, self._reported_phase = state.first_text_time, state.reported_phase
+        self._invalid_lines = state.invalid_lines
+        for path, order, lasting, zone_s, tail in state.sources:
+            self._sources[path] = _LogSource(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
 
 
 def _as_integer(number: float | None) -> float | None:

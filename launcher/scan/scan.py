@@ -269,7 +269,7 @@ class _LogScanner:
                 if end - begin >= SEGMENT_BYTES:
                     self._add_findings(scan.finish(tail.reread), (begin, end))
                     scan, begin = engine.begin_file(self._timestamps), end
-            offset = max(end, int(tail.state()["offset"]))
+            offset = max(end, tail.position().offset)
             if rest := tail.pop_unfinished_record():
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.progress.eta.blocks import WorkBlock
 
@@ -85,20 +85,6 @@ class SpeedChanges:
     since_slower: Speed = field(default_factory=Speed)
     since_faster: Speed = field(default_factory=Speed)
     latest: list[WorkBlock] = field(default_factory=list)  # latest blocks, which contain the start of a change
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "SpeedChanges":
-        """Restore from the state."""
-        speed, past, slower, faster, since_slower, since_faster, latest = state
-        return cls(
-            Speed(*speed),
-            [PastSpeed(*entry) for entry in past],
-            slower,
-            faster,
-            Speed(*since_slower),
-            Speed(*since_faster),
-            [WorkBlock(*block) for block in latest],
-        )
 
     def restart(self, blocks: list[WorkBlock]) -> None:
         """Restart the current speed from these blocks."""

@@ -4,7 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.progress.eta.prior import PriorPause
 
@@ -223,19 +223,7 @@ class Pauses:
     largest: float = 0.0
     prior_pauses: tuple[PriorPause, ...] = ()
     step: float = 0.0  # usual rise between lines at the latest pause
-    _known: KnownPauses | None = None
-
-    def state(self) -> list[Any]:
-        """State for restored()."""
-        return [self.start, self.seen, self.largest, self.prior_pauses, self.step]
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "Pauses":
-        """Restore from the state."""
-        start, seen, largest, usual, step = state
-        return cls(
-            start, [Pause(*pause) for pause in seen], largest, tuple(PriorPause(*pause) for pause in usual), step
-        )
+    _known: KnownPauses | None = field(default=None, init=False)  # cached
 
     def add(self, pause: Pause, step: float) -> None:
         """Add an ended pause; ``step`` is the usual rise between lines."""

@@ -1,16 +1,24 @@
 """Processed items, over resumes, restarts and counters that fall."""
 
 import itertools
-import json
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.contract.records import from_json
 from exporter.logs.search.findings import ActivityMark, LogPosition, LogValue
 from exporter.progress.counters import ASIDE_MOST_S, JITTER_RECORDS, RANK_FRESH_S
-from exporter.progress.track import EVALUATING_MOST_S, ProgressTrack, combine_ranks, items_of_rank, items_of_worker
+from exporter.progress.track import (
+    EVALUATING_MOST_S,
+    ProgressTrack,
+    TrackState,
+    combine_ranks,
+    items_of_rank,
+    items_of_worker,
+)
+from tests.support.exporter import saved_and_read, saved_text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,7 @@ def test_a_source_of_higher_order_continues_its_count_in_a_later_run() -> None:
     assert (track.done, track.processed, track.changes) == (100, 1000, 0)
     track.begin_run()
     feed(track, at(1, 10, "steps"), start=3.0)
-    track = ProgressTrack.from_state(json.loads(json.dumps(track.state())), ("steps",))
+    track = ProgressTrack(("steps",), state=saved_and_read(TrackState, track))
     track.update("file_r2", at(10, 2000, name="progress_file"), 4.0, order=1)
     assert (track.unit, track.done, track.processed) == ("items", 10, 1000)
 
@@ -623,22 +631,17 @@ def test_a_track_continues_from_its_saved_state(
     track = ProgressTrack(("one",), epochs=3, steps=50)
     for t, record in enumerate(before):
         apply(track, record, float(t))
-    other = ProgressTrack.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3, steps=50)
+    other = ProgressTrack(("one",), epochs=3, steps=50, state=saved_and_read(TrackState, track))
     for t, record in enumerate(after, len(before)):
         apply(track, record, float(t))
         apply(other, record, float(t))
-    assert json.dumps(other.state()) == json.dumps(track.state())
+    assert saved_text(other) == saved_text(track)
 
 
-@pytest.mark.parametrize(
-    "change", [{"patterns": {"x": {}}}, {"pattern": "unknown"}, {"resumed": 5}, {"patterns": None}, None]
-)
-def test_a_malformed_state_is_refused(change: dict[str, object] | None) -> None:
-    track = ProgressTrack()
-    feed(track, *counts([5]))
-    state = {} if change is None else {**track.state(), **change}
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        ProgressTrack.from_state(state)
+@pytest.mark.parametrize("state", [{"_patterns": {"x": {}}}, {"pattern": "unknown"}, {"_resumed": 5}, []])
+def test_a_malformed_state_is_refused(state: object) -> None:
+    with pytest.raises(ValueError, match=r"unknown|expected|missing"):
+        ProgressTrack(state=from_json(TrackState, state, "state"))
 
 
 def test_rates_and_requests_are_summed_over_ranks_and_other_values_are_the_last() -> None:
@@ -681,7 +684,7 @@ def test_an_undecided_start_of_one_rank_does_not_slow_down_the_others(monkeypatc
     track.began = 0.0
     track.update("a.out", at(50, 100)._replace(rank=1), 1.0)
     track.update("a.out", at(1, 100)._replace(rank=0), 1.0)
-    assert (track.processed, len(track._undecided_starts.open)) == (1, 1)
+    assert track.processed == 1
     monkeypatch.delattr(ProgressTrack, "_apply")
     track.update("a.out", at(2, 100)._replace(rank=0), 2.0)
     assert track.processed == 2
@@ -718,4 +721,4 @@ def test_the_fast_path_gives_the_same_state(
                 track.update(source, record, t)
             else:
                 apply(track, record, t)
-        assert json.dumps(fast.state()) == json.dumps(slow.state())
+        assert saved_text(fast) == saved_text(slow)
