@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from exporter.logs.last_error import plain_line
 from exporter.logs.patterns import PatternKind
@@ -16,13 +15,13 @@ RECORD_CELLS = 100  # characters of a record in the table
 LEAST_BYTES = 1 << 20  # minimum size to show a log's throughput: smaller ones measure the warm-up
 
 
-def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
+def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, object]:
     """The results as one JSON object. Numbers that JSON lacks become null; their text is in the groups."""
     errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
     return {"schema": SCHEMA, "logs": [_log_json(report) for report in reports], "errors": errors}
 
 
-def _log_json(report: LogScan) -> dict[str, Any]:
+def _log_json(report: LogScan) -> dict[str, object]:
     return {
         "path": report.path,
         "bytes": report.size,
@@ -48,12 +47,12 @@ def _log_json(report: LogScan) -> dict[str, Any]:
     }
 
 
-def _record_json(record: ScanRecord | None) -> dict[str, Any] | None:
+def _record_json(record: ScanRecord | None) -> dict[str, object] | None:
     return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
 
 
-def _pattern_json(found: PatternResult) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
+def _pattern_json(found: PatternResult) -> dict[str, object]:
+    body: dict[str, object] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
     if found.kind in (PatternKind.POSITION, PatternKind.RESUME):
         body |= {key: getattr(found, key) for key in ("unit", "done", "total", "epoch", "epochs", "rank")}
     elif found.kind in (PatternKind.VALUE, PatternKind.PAIRS):
@@ -66,7 +65,7 @@ def _pattern_json(found: PatternResult) -> dict[str, Any]:
     return body | {"groups": found.groups, "last": _record_json(found.last)}
 
 
-def _unmatched_json(unmatched: UnmatchedRecord) -> dict[str, Any]:
+def _unmatched_json(unmatched: UnmatchedRecord) -> dict[str, object]:
     suggested = unmatched.suggestion
     return {
         **(_record_json(unmatched.record) or {}),

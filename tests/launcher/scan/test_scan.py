@@ -292,7 +292,7 @@ def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: P
     assert half.position.done == 14
     found = next(found for found in half.pattern_results if found.name == "items")
     assert (found.done, found.last) == (15, half.unfinished)
-    body = scan_to_json([half])["logs"][0]
+    body = json.loads(json.dumps(scan_to_json([half])))["logs"][0]
     assert body["unfinished"]["unfinished"] is True
     shown = render_scan([half])
     assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
