@@ -16,11 +16,11 @@ from exporter.collecting.families import Family, Samples
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
-from exporter.contract.manifest import Manifest, Task
+from exporter.contract.manifest import Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
+from exporter.logs.log_files_reader import extra_log_finder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
 from exporter.progress.eta.interval import median_seconds_per_item
@@ -133,7 +133,7 @@ class LogsCollector:
         self._context = context
         self.interval_s = manifest.check_interval_s
         self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
-        self._finder = _extra_log_finder(manifest)
+        self._finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
         self._deadline = job_deadline(context)
         self._records_dir = manifest.run_dir / run_files.WORKERS_DIR
         self._records_check = FolderChangeCheck(self._records_dir)
@@ -209,7 +209,7 @@ class LogsCollector:
         )
         if board.gpu_reading is not None:
             board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
-        board.log_phase = job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now)
+        board.log_phase = job_phase(((w.activities, w.track.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -263,8 +263,8 @@ class LogsCollector:
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.add_file(str(path))
         if check_records:
-            if worker.began is None:
-                worker.began = self._read_start(task, worker.restart)
+            if worker.track.began is None:
+                worker.track.began = self._read_start(task, worker.restart)
             progress_file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if progress_file.exists():
                 worker.add_file(str(progress_file), PROGRESS_FILE)
@@ -409,12 +409,3 @@ def job_deadline(context: CollectorContext) -> float | None:
     if identity.end is not None:
         return identity.end
     return identity.start + limit_s if identity.start is not None and limit_s is not None else None
-
-
-def _extra_log_finder(manifest: Manifest) -> LogFinder | None:
-    """Finder of log files in addition to those of the tasks."""
-    group = manifest.logs
-    if group is None or group.pattern is None:
-        return None
-    rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-    return LogFinder(manifest.directory(group), group.pattern, rank_of)

@@ -8,7 +8,6 @@ from exporter.collecting.families import Family, Samples
 from exporter.progress.eta.interval import EtaEstimate, slowest_eta
 from exporter.progress.outlook import (
     WorkerPosition,
-    checkpoint_meets_deadline,
     first_to_stop,
     lags,
     next_checkpoint,
@@ -89,7 +88,7 @@ def job_outlook(
         eta=eta,
         met_probability=time_limit_met_probability(now, deadline, eta),
         checkpoint_next=due,
-        checkpoint_fits=checkpoint_meets_deadline(deadline, due),
+        checkpoint_fits=due <= deadline if due is not None and deadline is not None else None,
         lags=lags(standings),
         first_to_stop=first_to_stop(rises, stalled, STEP_S),
     )

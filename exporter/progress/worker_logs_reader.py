@@ -149,20 +149,18 @@ class WorkerLogs:
         self._undetected_text = bytearray()  # text that has not been used to choose the pack
         self._detected_pieces, self._detected_at = 0, 0.0
         self._pack = GENERIC if self._pack_detector is not None else lexicon.pack
-        self._track = self._new_track(None)
+        self.track = self._new_track(None)
         self._prior = prior
         self._estimator = self._new_estimator()
         self._seen_changes = -1  # track changes that the estimator has seen; it restarts after another one
         self._values: dict[str, dict[int | None, LogValue]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
-        self._reported_errors: tuple[tuple[str, str, int], ...] | None = (
-            None  # cache for ``facts``, None after a change
-        )
+        self._reported_errors: tuple[tuple[str, str, int], ...] | None = None  # cached for facts(); None after a change
         self._lines = 0
         self._closed_bytes = 0
         self._first_text_time: float | None = None
         self._sample = b""
-        self._ended = False
+        self.ended = False  # whether the latest run has ended
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
 
@@ -187,20 +185,10 @@ class WorkerLogs:
 
     def _new_estimator(self) -> EtaEstimator:
         """Create an estimator, with the prior if that has the same unit."""
-        fits = self._prior is not None and self._prior.unit == self._track.unit
+        fits = self._prior is not None and self._prior.unit == self.track.unit
         return EtaEstimator(self._prior if fits else None)
 
     # -- files ------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Whether the latest run has ended."""
-        return self._ended
-
-    @property
-    def last_rise(self) -> float | None:
-        """When the position last rose."""
-        return self._track.last_rise
 
     def begin_run(self, restart: int) -> None:
         """Start a run: close the files of the previous one, and count its positions from 0."""
@@ -211,18 +199,9 @@ class WorkerLogs:
                 del self._sources[path]
         self._reported_phase = None
         if self.restart >= 0:
-            self._track.begin_run()
+            self.track.begin_run()
             self.activities.begin_run()
         self.restart = restart
-
-    @property
-    def began(self) -> float | None:
-        """Start time of the current run, by which its first position is checked."""
-        return self._track.began
-
-    @began.setter
-    def began(self, start: float | None) -> None:
-        self._track.began = start
 
     def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
@@ -244,14 +223,14 @@ class WorkerLogs:
 
         ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
-        self._ended = ended
+        self.ended = ended
         for source in self._sources.values():
             self._read(source, now, should_stop)
             if ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
                 self._apply(source, self._search_text(source, rest), now)
                 self._lines += 1
         if ended and not self.has_unread:
-            self._track.decide_starts()
+            self.track.decide_starts()
 
     def _read(self, source: _LogSource, now: float, should_stop: Callable[[], bool]) -> None:
         """Read new text of one file, across rotations."""
@@ -262,7 +241,7 @@ class WorkerLogs:
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
                 self._lines += record_ends(text, piece.end)
-                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
+                self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)
                     continue
@@ -270,9 +249,9 @@ class WorkerLogs:
                 scan = self._current_search(text, piece.end, scan, source, now)
                 scan.feed(text, piece.end, piece.offset)
             if scan is not None:
-                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
+                self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 self._apply(source, scan.finish(tail.reread), now)
-            self._track.skips_positions = False
+            self.track.skips_positions = False
             left -= tail.bytes_read - before
             if not tail.has_more or should_stop():
                 break
@@ -290,7 +269,7 @@ class WorkerLogs:
             for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
                 self._values.pop(name, None)
             self._pack, scan = choice, None
-            self._track = self._new_track(self._track)
+            self.track = self._new_track(self.track)
         return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)
 
     def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
@@ -323,7 +302,7 @@ class WorkerLogs:
         """Keep a sample of an unknown log."""
         if self._first_text_time is None:
             self._first_text_time = now
-        if self._track.pattern is None and not self._values:
+        if self.track.pattern is None and not self._values:
             self._sample = bytes(memoryview(text)[max(0, end - SAMPLE_BYTES) : end])
         elif self._sample:
             self._sample = b""
@@ -360,10 +339,10 @@ class WorkerLogs:
                     reading = None
                 self._apply_activity(record, t, arrival)
                 continue
-            aside = self._track.has_other_counter
-            if self._track.update(source.tail.path, record, t, source.order):
+            aside = self.track.has_other_counter
+            if self.track.update(source.tail.path, record, t, source.order):
                 reading = (t, arrival)
-            elif self._track.has_other_counter and not aside:
+            elif self.track.has_other_counter and not aside:
                 self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
             self._update_estimator(*reading)
@@ -378,7 +357,7 @@ class WorkerLogs:
         of_ranks[rank] = LogValue(value.number, value.offset, t)
 
     def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
-        self._track.apply_activity(activity, t)
+        self.track.apply_activity(activity, t)
         self.activities.apply(activity, t)
         if activity.begins:
             self._estimator.pause(activity.name, t, arrival)
@@ -387,11 +366,11 @@ class WorkerLogs:
 
     def _update_estimator(self, t: float, arrival: float) -> None:
         """Update the estimator; after a change of count, start a new one."""
-        done, total = self._track.done, self._track.total
+        done, total = self.track.done, self.track.total
         if done is None:
             return
-        if self._seen_changes != self._track.changes:
-            self._seen_changes = self._track.changes
+        if self._seen_changes != self.track.changes:
+            self._seen_changes = self.track.changes
             self._estimator = self._new_estimator()
         self._estimator.update(t, done, total, arrival)
 
@@ -428,14 +407,14 @@ class WorkerLogs:
     @property
     def seconds_per_item(self) -> float | None:
         """Seconds per item while it works."""
-        return None if self._ended else self._estimator.seconds_per_item
+        return None if self.ended else self._estimator.seconds_per_item
 
     def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> WorkerLogFacts:
         """Facts at this time.
 
         ``peers`` is the typical time per item of similar workers; ``busy`` is whether its GPUs work, None if unknown.
         """
-        track, estimator, ended = self._track, self._estimator, self._ended
+        track, estimator, ended = self.track, self._estimator, self.ended
         if self._reported_errors is None:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
@@ -485,26 +464,28 @@ class WorkerLogs:
 
     def _tokens_rate(self, name: str, now: float) -> float | None:
         """Current token rate of an LLM server; the results of a benchmark do not count."""
-        if self._ended or self.task.later:
+        if self.ended or self.task.later:
             return None
-        age_s = math.inf if self.began is None else now - self.began  # values of an earlier run are not current
+        age_s = (
+            math.inf if self.track.began is None else now - self.track.began
+        )  # values of an earlier run are not current
         found = combine_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
         return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
         """Progress to compare with the worker's GPUs, which do not influence it here."""
-        track = self._track
+        track = self.track
         stalled = None
         if track.done is not None:
             alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
-            stalled = alarms["stalled"] and not self._ended
+            stalled = alarms["stalled"] and not self.ended
         total = track.total if track.total is not None else self._item_share
         # A server without requests may log that once and then nothing.
         requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
             last_rise=track.last_rise,
             stalled=stalled,
-            done=self._ended or (track.done is not None and total is not None and track.done >= total),
+            done=self.ended or (track.done is not None and total is not None and track.done >= total),
             waits_for_requests=all(number == 0 for number in requests),
         )
 
@@ -518,7 +499,7 @@ class WorkerLogs:
 
     def _unmatched(self, now: float) -> str | None:
         """Describe a log without any match for minutes; None for services, which may log little."""
-        if self._track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
+        if self.track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
             return None
         if now - self._first_text_time < UNMATCHED_AFTER_S:
             return None
@@ -539,7 +520,7 @@ class WorkerLogs:
             version=STATE_VERSION,
             restart=self.restart,
             pack=self._pack,
-            track=self._track,
+            track=self.track,
             estimator=self._estimator,
             activities=self.activities,
             seen_changes=self._seen_changes,
@@ -562,7 +543,7 @@ class WorkerLogs:
         if state.version != STATE_VERSION:
             raise ValueError(f"it is of version {state.version}, not {STATE_VERSION}")
         self.restart, self._pack = state.restart, state.pack
-        self._track = self._new_track(state.track)
+        self.track = self._new_track(state.track)
         self._estimator, self.activities = state.estimator, state.activities
         self._seen_changes = state.seen_changes
         self._values = state.values

@@ -856,7 +856,7 @@ def test_start_records_are_read_only_after_a_change_of_the_workers_folder(
     assert opened.count("worker_w0_rank0_a0_r0.start.json") - before == 10
     record_start(logs)
     log_each_second(logs, [300], LOG)
-    assert logs.collector._workers[0].began is not None
+    assert logs.collector._workers[0].track.began is not None
 
 
 def test_the_first_items_of_a_fast_worker_count(logs: Logs) -> None:
