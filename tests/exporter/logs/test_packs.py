@@ -380,7 +380,10 @@ def test_other_numbers_do_not(record: str) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([s.text.encode() for p in ALL for s in p.samples])), max_size=5)
+    st.lists(
+        st.one_of(st.binary(max_size=80), st.sampled_from([s.text.encode() for p in ALL for s in p.samples])),
+        max_size=5,
+    )
 )
 @example([b"\x1b[", b"\r\n\xff"])
 def test_any_bytes_can_be_fed(pieces: list[bytes]) -> None:
