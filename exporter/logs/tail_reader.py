@@ -62,7 +62,6 @@ class TailPosition(NamedTuple):
     offset: int  # start of the unfinished record
     read: int  # end of the text read so far
     mark: str  # text before that, in hexadecimal digits
-    is_mid_record: bool  # whether the rest of a record is skipped whose begin was not read
     generation: int
     bytes_read: int
 
@@ -105,7 +104,6 @@ class LogTail:
         self._offset = 0  # end of the text read so far
         self._mark = b""  # text before that
         self._is_at_top = True  # only NUL has been seen yet
-        self._is_mid_record = False  # skipping the rest of a record whose begin was not read
         self._settled_version: tuple[int, int, int] | None = None  # size and times that mean no write since
 
     # -- for callers -----------------------------------------------------------------------------
@@ -127,17 +125,6 @@ class LogTail:
         self._idle_identity = None
         if self._file is not None:
             self._inode, self._file = self._file[1], None
-
-    def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield copies of the new pieces, at most about ``most_bytes``, over all generations."""
-        left = most_bytes
-        while left > 0:
-            before = self.bytes_read
-            for buffer, end, _ in self.read_chunks(left):
-                yield bytes(memoryview(buffer)[:end])
-            left -= self.bytes_read - before
-            if not self.has_more:
-                return
 
     def read_chunks(
         self, most_bytes: int = 64 * CHUNK_BYTES, should_stop: Callable[[], bool] | None = None
@@ -214,37 +201,30 @@ class LogTail:
         For an unread tail. The next byte begins a record, because the earlier writer has ended.
         """
         found = self._stat()
-        if since is not None and found is not None and found.st_mtime < since:
-            self.start_at_end()
-            self._is_mid_record = False
-
-    def start_at_end(self) -> None:
-        """Skip present text and the rest of an unfinished record. For an unread tail."""
-        self.start_near_end(0)
-        self._park()
-
-    def start_near_end(self, most_bytes: int) -> None:
-        """Begin with the first record that starts within the last ``most_bytes``. For an unread tail."""
+        if since is None or found is None or found.st_mtime >= since:
+            return
         try:
-            if self._stat() is not None and self._open(self.path):
-                self._move_near_end(most_bytes)
+            if self._open(self.path):
+                self.size = self._record_start = self._offset = os.fstat(self._fd).st_size
+                start = max(0, self.size - MARK_BYTES)
+                self._mark = _pread(self._fd, self.size - start, start)
+                self._is_at_top = self.size == 0
+                self._park()
         except OSError as error:
             self._record_failure(error)
 
     def position(self) -> TailPosition:
         """Return the position for ``restore``. An unfinished record will be read again."""
         inode = self._file[1] if self._file is not None else self._inode
-        counts = (self._is_mid_record, self.generation, self.bytes_read)
-        if self._is_at_top:
-            return TailPosition(self._resolved_path, inode, 0, 0, "", *counts)
-        return TailPosition(self._resolved_path, inode, self._record_start, self._offset, self._mark.hex(), *counts)
+        where = (0, 0, "") if self._is_at_top else (self._record_start, self._offset, self._mark.hex())
+        return TailPosition(self._resolved_path, inode, *where, self.generation, self.bytes_read)
 
     @classmethod
     def restore(cls, path: str, position: TailPosition) -> "LogTail":
         """Continue where another tail was. Raises ValueError if that is impossible."""
         tail = cls(path)
         tail._resolved_path, tail._inode, tail._record_start, tail._offset, mark = position[:5]
-        tail._is_mid_record, tail.generation, tail.bytes_read = position[5:]
+        tail.generation, tail.bytes_read = position[5:]
         tail._mark, tail._is_at_top = bytes.fromhex(mark), tail._offset == 0
         begin, end = tail._record_start, tail._offset
         if not 0 <= begin <= end < begin + CHUNK_BYTES or len(tail._mark) > min(end, MARK_BYTES):
@@ -519,15 +499,6 @@ class LogTail:
         self.close()
         self._settled_version = None
 
-    def _move_near_end(self, most_bytes: int) -> None:
-        """Move to near the end of the open file."""
-        self.size = os.fstat(self._fd).st_size
-        self._record_start = self._offset = max(0, self.size - most_bytes)
-        start = max(0, self._offset - MARK_BYTES)
-        self._mark = _pread(self._fd, self._offset - start, start)
-        self._is_mid_record = not self._mark.endswith((b"\n", b"\r")) and self._offset > 0
-        self._is_at_top = self._offset == 0
-
     def _read(
         self, buffer: bytearray, most_bytes: int, should_stop: Callable[[], bool] | None, end_offset: int | None
     ) -> Generator[TailedRecords, None, bool]:
@@ -551,7 +522,7 @@ class LogTail:
                 mark = buffer[max(held, filled - MARK_BYTES) : filled]
                 self._mark = bytes(mark if len(mark) == MARK_BYTES else self._mark + mark)[-MARK_BYTES:]
                 self._offset = self._record_start + filled
-                if (self._is_at_top or self._is_mid_record) and (dropped := self._count_unwanted(buffer, filled)):
+                if self._is_at_top and (dropped := self._count_leading_nuls(buffer, filled)):
                     filled, held = filled - dropped, max(0, held - dropped)
                     view[:filled] = view[dropped : dropped + filled]
                     self._record_start += dropped
@@ -577,19 +548,11 @@ class LogTail:
             return False
         return True
 
-    def _count_unwanted(self, buffer: bytearray, filled: int) -> int:
-        """Count bytes at the head of the buffer that are not ours.
-
-        At the top of a file these are NULs: a writer that keeps its position after truncation leaves a hole. If reading
-        began inside a record, they are its rest.
-        """
-        if self._is_at_top:
-            unwanted = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
-            self._is_at_top = unwanted == filled
-            return unwanted
-        ends = [place for end in (b"\n", b"\r") if (place := buffer.find(end, 0, filled)) >= 0]
-        self._is_mid_record = not ends
-        return min(ends) + 1 if ends else filled
+    def _count_leading_nuls(self, buffer: bytearray, filled: int) -> int:
+        """Count NULs at the top of a file: a writer that keeps its position after truncation leaves a hole."""
+        nuls = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
+        self._is_at_top = nuls == filled
+        return nuls
 
     def _skip_hole(self) -> None:
         """Skip a hole in the file, if the file system reports it."""
