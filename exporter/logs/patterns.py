@@ -15,8 +15,6 @@ from exporter.logs.search.literals import find_literals, needs_line_end
 
 
 class PatternKind(StrEnum):
-    """Meaning of a match."""
-
     POSITION = "position"
     RESUME = "resume"
     VALUE = "value"

@@ -109,8 +109,6 @@ log = logging.getLogger("gpujob.logs")
 
 @dataclass(frozen=True)
 class LogsSnapshot:
-    """Progress of all workers at one read."""
-
     workers: tuple[WorkerLogFacts, ...]
     outlook: job_eta.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
@@ -174,7 +172,6 @@ class LogsCollector:
         return found
 
     def _new_worker(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
-        """A worker whose logs have not been read."""
         prior, earlier = self._priors.get(task.role), self._earlier_progress.get(task.rank)
         return WorkerLogs(task, self._context.manifest, lexicon, prior, earlier)
 

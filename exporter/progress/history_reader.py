@@ -35,8 +35,6 @@ _reported_paths: set[Path] = set()  # files with a logged warning about other co
 
 @dataclass(frozen=True)
 class RunHistory:
-    """One completed run of a job."""
-
     time: float  # when it ended, epoch seconds
     workers: int
     total: int | None  # items of the whole job, if known

@@ -95,7 +95,6 @@ def job_outlook(
 
 
 def render_outlook(outlook: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
-    """Render the outlook."""
     out.add(DEADLINE, outlook.deadline)
     if outlook.eta is not None:
         out.add(JOB_ETA, outlook.eta.low, quantile="0.1")
@@ -110,7 +109,6 @@ def render_outlook(outlook: JobOutlook, workers: Sequence[WorkerLogFacts], out: 
 
 
 def describe_outlook(outlook: JobOutlook, status: NodeStatus) -> None:
-    """Add the outlook to the status."""
     status.job.update(
         eta=outlook.eta._asdict() if outlook.eta is not None else None,
         deadline=outlook.deadline,

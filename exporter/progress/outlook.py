@@ -59,8 +59,6 @@ LEAST_WORKERS = 3  # with two, the median does not show which one lags
 
 
 class WorkerPosition(NamedTuple):
-    """Position of one worker."""
-
     rank: int
     done: float
     total: float | None

@@ -14,8 +14,6 @@ MOST_TIMES = 32
 
 @dataclass
 class WorkerActivities:
-    """Activities of one worker."""
-
     active_since: dict[str, float] = field(default_factory=dict)  # start of each activity that has not ended
     # Recent starts by name, or ends if the log shows only those.
     recent_starts: dict[str, list[float]] = field(default_factory=dict)

@@ -37,8 +37,6 @@ _RESUMED = re.compile(rb'"resumed"\s*:\s*true')
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """Contents of one record."""
-
     position: LogPosition | None = None
     values: dict[str, LogValue] = field(default_factory=dict)
     # Starts a phase of ``MARKS``; any other phase is the work itself and ends the current one.
@@ -48,8 +46,6 @@ class ProgressUpdate:
 
 @dataclass
 class ProgressUpdates(LogFindings):
-    """Contents of a part of the file."""
-
     records: int = 0  # non-blank records
     invalid: int = 0  # records that are not a valid update
     phase: str | None = None  # activity after the last record, None for the work itself

@@ -17,8 +17,6 @@ LEAST_RISES = 3  # rises needed before the throughput is trusted: with three, on
 
 
 class EarlierProgress(NamedTuple):
-    """Progress of an earlier run."""
-
     unit: str
     done: float
     total: float | None = None

@@ -47,8 +47,6 @@ LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the log
 
 
 class WorkerLogFacts(NamedTuple):
-    """Facts from the logs of one worker so far."""
-
     task: Task
     read_at: float
     pack: str

@@ -100,7 +100,6 @@ class SearchEngine:
         return scan.finish(lambda offset, size: text[offset : offset + size])
 
     def begin_file(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
-        """Start one read of one file."""
         return FileSearch(self, stamps)
 
     def groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:

@@ -75,7 +75,6 @@ def _requires_line_end(nodes: Nodes) -> bool:
 
 @lru_cache(maxsize=1024)
 def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
-    """Find the literals of a pattern over bytes."""
     part = _sequence(parse_regex(regex))
     if part.exact is not None and part.pure and _bits(part.exact) > 0:
         texts = _shortest(part.exact)
@@ -297,7 +296,6 @@ class LiteralContext(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def literal_context(regex: re.Pattern[bytes]) -> LiteralContext:
-    """Analyze the text around the required literals of a pattern."""
     texts = find_literals(regex).texts
     window = _window(parse_regex(regex), set(texts))
     if window is None:

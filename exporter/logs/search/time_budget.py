@@ -44,7 +44,6 @@ class TimeBudget:
         return self._compiled[key]
 
     def now(self) -> float:
-        """Seconds of the clock; 0 without one."""
         return 0.0 if self._clock is None else self._clock()
 
     def has_time(self, now: float) -> bool:

@@ -65,8 +65,6 @@ class Speed:
 
 
 class PastSpeed(NamedTuple):
-    """An earlier speed."""
-
     seconds_per_item: float
     seconds: float
     blocks: int

@@ -51,8 +51,6 @@ OUT_OF_ORDER_STEPS = 2  # a count at most this many steps back, within a usual g
 
 
 class EstimatorWarnings(TypedDict):
-    """Problems of a worker."""
-
     stalled: bool
     slowdown: bool
 
@@ -147,7 +145,6 @@ class EtaEstimator:
         self._tail.update(running, waiting, self._total - self._done, self.seconds_per_item)
 
     def _drop_cached(self) -> None:
-        """Drop cached results."""
         self._outlook = self._forecast = None
 
     def _to_line_time(self, t: float, arrival: float | None) -> float:
@@ -305,11 +302,9 @@ class EtaEstimator:
         return math.inf if self._done is None or self._total is None else self._total - self._done
 
     def _silence_s(self, now: float) -> float:
-        """Seconds since the last line with progress."""
         return min(MOST_S, self._clock.elapsed(now) - self._last_progress_time)
 
     def _current_outlook(self) -> EtaOutlook:
-        """State of the work since the last line."""
         if self._outlook is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
             left = self._items_left

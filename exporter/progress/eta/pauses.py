@@ -62,8 +62,6 @@ class KnownPauses(NamedTuple):
 
 
 class ExpectedPauses(NamedTuple):
-    """Pauses to be expected."""
-
     seconds: float
     due: float  # part of it that is due before the next line
 
@@ -287,7 +285,6 @@ def had_pause_kind(prior_pause: PriorPause, kind: PauseKind) -> bool:
 
 
 def expect_pauses(kind: PauseKind, prior_pause: PriorPause | None, remaining: RemainingWork) -> ExpectedPauses:
-    """Expected pauses of one kind."""
     period = kind.period
     if period is None and prior_pause is not None and kind.times <= 2:
         period = prior_pause.period
