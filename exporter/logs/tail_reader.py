@@ -248,7 +248,7 @@ class LogTail:
         if self._parked is not None:
             if self.problem is not None:
                 return None
-            if found is not None and _stable_identity(found) == self._parked:
+            if found is not None and _file_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
                 self._idle_identity = _file_identity(found)
                 return None
@@ -304,7 +304,7 @@ class LogTail:
             and time.time() - found.st_mtime > SETTLED_S
         ):
             self.close()
-            self._parked = _stable_identity(found)
+            self._parked = _file_identity(found)
 
     def _has_unread(self, old: os.stat_result) -> bool:
         return (
@@ -594,11 +594,6 @@ def _write_version(facts: os.stat_result) -> tuple[int, int, int]:
 def _file_identity(facts: os.stat_result) -> tuple[int, ...]:
     """Identity of the file, and fields that change with a write."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-
-
-def _stable_identity(facts: os.stat_result) -> tuple[int, ...]:
-    """Fields that are constant while this file stays at its path and is not written to."""
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:
