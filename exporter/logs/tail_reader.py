@@ -96,7 +96,6 @@ class LogTail:
         self._inode: int | None = None  # of the file being followed, while it is closed
         self._parked: tuple[int, ...] | None = None  # stat of a skipped file that stays closed while unchanged
         self._deleted_since: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
-        self._idle_identity: tuple[int, ...] | None = None  # of the file at the path, at a read without news
         self._reset()
 
     def _reset(self) -> None:
@@ -122,7 +121,6 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
-        self._idle_identity = None
         if self._file is not None:
             self._inode, self._file = self._file[1], None
 
@@ -134,9 +132,6 @@ class LogTail:
         Reads at most ``most_bytes``, and after the first chunk only until ``should_stop()`` is true.
         """
         self.has_more = False
-        if self._is_idle():
-            return  # most reads of most logs find nothing and end here
-        self._idle_identity = None
         try:
             chosen = self._choose_file()
         except OSError as error:
@@ -149,9 +144,7 @@ class LogTail:
         self.mtime = facts.st_mtime
         written = _write_version(facts)
         if not leaving and written == self._settled_version and self._offset >= facts.st_size:
-            if self.problem is None:
-                self._idle_identity = _file_identity(facts)
-            return
+            return  # most reads of most logs find nothing and end here
         self._settled_version = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
         try:
@@ -233,13 +226,6 @@ class LogTail:
 
     # -- choice of file ------------------------------------------------------------------------------
 
-    def _is_idle(self) -> bool:
-        """Whether the last read found nothing and the file at the path has not changed since."""
-        try:
-            return self._idle_identity is not None and _file_identity(os.stat(self.path)) == self._idle_identity
-        except OSError:
-            return False  # handled elsewhere
-
     def _choose_file(self) -> tuple[os.stat_result, bool] | None:
         """Open the file to read now. Return its stat, and whether to leave it at its end."""
         self.problem = None
@@ -250,7 +236,6 @@ class LogTail:
                 return None
             if found is not None and _file_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
-                self._idle_identity = _file_identity(found)
                 return None
         if self._inode is not None:
             self._reopen(found)
