@@ -416,7 +416,7 @@ class WorkerLogs:
         if self._reported_errors is None:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
-        alarms = estimator.alarms(now, self._manifest.stall_timeout_s, busy)
+        stalled = estimator.is_stalled(now, self._manifest.stall_timeout_s, busy)
         eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
         sources = self._sources.values()
@@ -441,7 +441,7 @@ class WorkerLogs:
             average_rate=estimator.average_rate(now),
             eta=eta,
             confidence=estimator.confidence(now, eta) if eta is not None else None,
-            stalled=alarms["stalled"] and not ended if known else None,
+            stalled=stalled and not ended if known else None,
             slowdown=None if ended else estimator.slowdown_ratio(),
             phase=None if ended else self.activities.current_phase(now, track.last_rise),
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
@@ -475,8 +475,7 @@ class WorkerLogs:
         track = self.track
         stalled = None
         if track.done is not None:
-            alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
-            stalled = alarms["stalled"] and not self.ended
+            stalled = self._estimator.is_stalled(now, self._manifest.stall_timeout_s) and not self.ended
         total = track.total if track.total is not None else self._item_share
         # A server without requests may log that once and then nothing.
         requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]

@@ -68,7 +68,6 @@ class PastSpeed(NamedTuple):
     seconds_per_item: float
     seconds: float
     blocks: int
-    sd: float
 
 
 @dataclass(slots=True)
@@ -134,7 +133,7 @@ class SpeedChanges:
             old = self.speed.without(new)
         self.past = [
             *self.past[1 - MOST_PAST_SPEEDS :],
-            PastSpeed(old.seconds_per_item, old.seconds, old.blocks, old.sd),
+            PastSpeed(old.seconds_per_item, old.seconds, old.blocks),
         ]
         self.speed = new
         self._reset_sums()
@@ -175,13 +174,3 @@ class SpeedChanges:
             if before is None or not self.speed.seconds_per_item
             else self.speed.seconds_per_item / before.seconds_per_item
         )
-
-    def has_slowed_down(self, work_seconds: float) -> bool:
-        """Whether work is slower by a quarter than before, beyond chance."""
-        before = self.fastest_past_speed(work_seconds)
-        if before is None or not self.speed.seconds_per_item:
-            return False
-        ratio = self.speed.seconds_per_item / before.seconds_per_item
-        spread = max(self.speed.sd, before.sd)
-        chance = 4 * math.sqrt(math.expm1(spread * spread) * (1 / self.speed.blocks + 1 / before.blocks))
-        return ratio > 1.25 and math.log(ratio) > chance

@@ -6,7 +6,6 @@ forecast the rest, and a back-test on the run's own past weights them.
 
 import math
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,
@@ -48,11 +47,6 @@ BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is
 MOST_S = 1e12
 MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
 OUT_OF_ORDER_STEPS = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
-
-
-class EstimatorWarnings(TypedDict):
-    stalled: bool
-    slowdown: bool
 
 
 @dataclass(slots=True)
@@ -311,7 +305,6 @@ class EtaEstimator:
             self._outlook = EtaOutlook(
                 unfinished=self._done is not None and left > 0,
                 stall_limit=self._stall_limit(left, silence),
-                is_slow=changes.has_slowed_down(blocks.seconds) and not self._tail.has_begun(left),
                 slowdown=changes.slowdown_ratio(blocks.seconds),
                 rate=self._throughput.rate,
                 rate_valid_s=max(RATE_S, RATE_SILENCES * silence, RATE_PAUSES * self._pauses.largest),
@@ -336,18 +329,12 @@ class EtaEstimator:
             named_after_s=self._announced.began - self._last_progress_time,
         )
 
-    def alarms(
-        self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None
-    ) -> EstimatorWarnings:
-        """Warnings at ``now``: no progress for longer than usual, or slower work than before.
+    def is_stalled(self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None) -> bool:
+        """Whether there is no progress for longer than usual.
 
-        ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit of a stall, idle ones lower it.
+        ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit, idle ones lower it.
         """
-        standing = self._current_outlook()
-        return {
-            "stalled": standing.is_stalled(self._silence_s(now), stall_timeout_s, busy),
-            "slowdown": standing.is_slow,
-        }
+        return self._current_outlook().is_stalled(self._silence_s(now), stall_timeout_s, busy)
 
     def rate(self, now: float) -> float | None:
         """Recent items per second of work; None before any or if out of date.
@@ -377,8 +364,7 @@ class EtaEstimator:
         estimate = estimate if estimate is not None else self.estimate(now)
         if estimate is None:
             return None
-        stalled = self._current_outlook().is_stalled(self._silence_s(now), STALL_TIMEOUT_S, None)
-        return confidence(estimate, self._blocks.count, stalled)
+        return confidence(estimate, self._blocks.count, self.is_stalled(now))
 
     def prior(self, unit: str | None = None) -> RunPrior | None:
         """Prior from this run, with items of this ``unit``, for the next run.
