@@ -414,12 +414,14 @@ def test_the_eta_is_the_same_after_a_restart_of_the_sidecar(logs: Logs) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "job_id": "7", "attempt": 0, "logs": 3}']
+    "state", ["", "{", "[]", '{"schema": 1}', "3", '{"0": 5}', '{"0": {"restart": 0, "pack": "generic"}}']
 )
-def test_an_invalid_saved_state_is_ignored(logs: Logs, text: str) -> None:
+def test_an_invalid_or_older_saved_state_is_ignored(logs: Logs, state: str) -> None:
     steady_work(logs, 10)
     save(logs)
-    logs.saved_file().write_text(text)
+    identity = f'"job_id": "{logs.context.identity.job_id}", "attempt": 0'
+    is_whole = state.startswith(("3", '{"0"'))
+    logs.saved_file().write_text(f'{{"schema": 1, {identity}, "logs": {state}}}' if is_whole else state)
     logs.collector = logs.fresh()
     assert logs.facts().position == 50
 
