@@ -697,7 +697,7 @@ def test_a_log_with_two_time_zones_causes_no_stall(logs: Logs) -> None:
     ],
 )
 def test_a_saved_state_with_one_wrong_value_is_not_used(
-    logs: Logs, place: tuple[str | int, ...], value: object
+    logs: Logs, caplog: pytest.LogCaptureFixture, place: tuple[str | int, ...], value: object
 ) -> None:
     steady_work(logs, 10)
     save(logs)
@@ -712,6 +712,7 @@ def test_a_saved_state_with_one_wrong_value_is_not_used(
     path.write_text(json.dumps(body))
     logs.collector = logs.fresh()
     assert (logs.facts().position, logs.facts().lines) == (50, 10)
+    assert f"the saved state of {TASK.worker} is not used" in caplog.text
 
 
 def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
