@@ -290,18 +290,13 @@ class EtaEstimator:
         """Items counted in work when the current speed began."""
         return self._blocks.items - self._blocks.open_items - self._changes.speed.items
 
-    @property
-    def _items_left(self) -> float:
-        """Items left; infinite without a total."""
-        return math.inf if self._done is None or self._total is None else self._total - self._done
-
     def _silence_s(self, now: float) -> float:
         return min(MOST_S, self._clock.elapsed(now) - self._last_progress_time)
 
     def _current_outlook(self) -> EtaOutlook:
         if self._outlook is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
-            left = self._items_left
+            left = math.inf if self._done is None or self._total is None else self._total - self._done
             self._outlook = EtaOutlook(
                 unfinished=self._done is not None and left > 0,
                 stall_limit=self._stall_limit(left, silence),
