@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from bench.clock import Figures
 from bench.eta_traces import Trace, traces, twins
 from exporter.contract.status import EtaEstimate
-from exporter.progress.eta.estimator import EstimatorWarnings
 from exporter.progress.eta.estimator import EtaEstimator as OneWorker
 from exporter.progress.eta.interval import median_seconds_per_item, slowest_eta
 
@@ -104,12 +103,12 @@ class Ours:
         )
         return slowest_eta(self._workers[name].estimate(now, peers) for name in self._unfinished)
 
-    def alarms(self, now: float) -> EstimatorWarnings:
-        """What seems wrong with any of the workers."""
-        found = [self._workers[name].alarms(now) for name in self._unfinished]
+    def alarms(self, now: float) -> dict[str, bool]:
+        """What seems wrong with any of the workers; slow is what the alert takes for it."""
+        workers = [self._workers[name] for name in self._unfinished]
         return {
-            "stalled": any(alarms["stalled"] for alarms in found),
-            "slowdown": any(alarms["slowdown"] for alarms in found),
+            "stalled": any(worker.is_stalled(now) for worker in workers),
+            "slowdown": any((worker.slowdown_ratio() or 0.0) > 1.25 for worker in workers),
         }
 
 

@@ -4,6 +4,7 @@ CPU of this process for reading alone and with the search, at two intervals, and
 logs to which nothing is written.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def _share(paths: list[Path], consume: Consume, interval_s: float) -> tuple[floa
             consume(tail)
 
     for tail in tails:
-        tail.start_at_end()
+        tail.skip_older(math.inf)
     look()  # after this one, a log to which nothing is written is known to be idle
     begin, cpu, looks = time.monotonic(), time.process_time(), 0
     while (passed := time.monotonic() - begin) < SECONDS:

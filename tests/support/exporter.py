@@ -18,10 +18,12 @@ import pytest
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, Publisher
+from exporter.collecting.saved_state import state_fields
 from exporter.contract import run_files
 from exporter.contract.clock import Clock
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.contract.records import from_json
 from exporter.gpus.records import JobGpus
 from exporter.sidecar import background_reads
 from exporter.sidecar.collectors import Register
@@ -29,12 +31,21 @@ from exporter.sidecar.sidecar import Sidecar
 from tests.realstack.waiting import wait_for
 
 T = TypeVar("T")
-
 NODE = "node01"
 NOBODY = 65534
 SOON_S = (
     30.0  # bounds actions that wait for nothing, on a busy machine; actions that wait for a hang take twice as long
 )
+
+
+def saved_text(state: object) -> str:
+    """A state as a sidecar saves it."""
+    return json.dumps(state, default=state_fields)
+
+
+def saved_and_read(kind: type[T], state: T) -> T:
+    """A state as the next sidecar reads it."""
+    return from_json(kind, json.loads(saved_text(state)), "state")
 
 
 class FakeClock:
