@@ -220,6 +220,26 @@ class GpuReading:
     reports_events: bool = False  # whether the driver reports errors of at least one GPU
 
 
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """Count of one Xid on a GPU since the start of the job, and its last time."""
+
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEntry:
+    """One GPU of the job, with values beyond the reading itself."""
+
+    state: GpuState
+    job_memory_errors: Mapping[str, int] = field(default_factory=dict)  # since the start of the job, by type
+    xids: Mapping[int, XidCount] = field(default_factory=dict)  # by code
+    utilization_mean_ratio: float | None = None
+    memory_peak_bytes: int | None = None
+    energy_job_j: float | None = None
+
+
 GIB = 1 << 30
 # Phrases that follow the name of a device.
 STATE_TEXT = {"lost": "is lost", "reset_required": "needs a reset", "hanging": "does not answer"}

@@ -3,14 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.gpus.analysis.attribution import normal_pci_address
 from exporter.gpus.analysis.node_health import counter_offset
-from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
+from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading, XidCount
 from exporter.machine.kernel_log import KernelEvent, KernelXid
 
 KIND = "gpus"
@@ -19,14 +18,6 @@ UNCONTAINED_XIDS = (95,)  # reported for one instance, but affect the whole GPU
 Entry = TypeVar("Entry", GpuEvent, KernelEvent)
 
 log = logging.getLogger("gpujob.gpus")
-
-
-@dataclass(frozen=True, slots=True)
-class XidCount:
-    """Count of one Xid on a GPU since the start of the job, and its last time."""
-
-    count: int
-    last: float
 
 
 class GpuFaultCounts:

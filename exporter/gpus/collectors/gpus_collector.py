@@ -10,14 +10,13 @@ from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
-from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
+from exporter.gpus.analysis.node_health import HEALTHS, HealthReason, HealthResult, NodeHealthTracker
 from exporter.gpus.analysis.users import listed_gpu_positions, parse_visible_devices
 from exporter.gpus.analysis.xid import KNOWN_XIDS, xid_class, xid_meaning
 from exporter.gpus.collectors import page
 from exporter.gpus.collectors.faults_reader import GpuFaultCounts
-from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.totals_reader import GpuTotals
-from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState
+from exporter.gpus.records import DriverState, Gpu, GpuDriver, GpuEntry, GpuEvent, GpuReading, GpuState
 
 DRIVER_STATE = Family(
     "gpu_driver_state",
@@ -169,7 +168,7 @@ class GpusCollector:
         last = self._last_result
         if last is not None and known == last.inputs and 0 <= now - last.time < HEALTH_INTERVAL_S:
             return last
-        judgement = self._health.update(now, reading.state, [_facts(entry) for entry in entries], reading.message)
+        judgement = self._health.update(now, reading.state, entries, reading.message)
         sums = dict.fromkeys(KNOWN_XIDS if detects_xids else (), 0)
         for entry in entries:
             for code, xid in entry.xids.items():
@@ -314,32 +313,6 @@ def _with_parents(own: Collection[Gpu], reading: GpuReading) -> tuple[GpuState, 
     """The job's GPUs and MIG instances, and the GPUs that contain these instances and share their faults."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
     return tuple(state for state in reading.gpus if state.gpu.uuid in uuids)
-
-
-def _facts(entry: GpuEntry) -> GpuHealthFacts:
-    """Facts about one GPU for the health of the node."""
-    state, activity = entry.state, entry.state.activity
-    condition = state.condition or GpuCondition()
-    return GpuHealthFacts(
-        index=state.gpu.index,
-        state=state.state,
-        message=state.message,
-        ecc_corrected=entry.job_memory_errors.get("corrected"),
-        ecc_uncorrected=entry.job_memory_errors.get("uncorrected"),
-        row_remap_pending=condition.row_remap_pending,
-        row_remap_failure=condition.row_remap_failure,
-        pages_pending=condition.pages_pending,
-        recovery_action=condition.recovery_action,
-        pcie_replays=condition.pcie_replays,
-        pcie_width=condition.pcie_width,
-        pcie_width_max=condition.pcie_width_max,
-        pcie_generation=condition.pcie_generation,
-        pcie_generation_max=condition.pcie_generation_max,
-        nvlink_errors=condition.nvlink_errors,
-        condition_time=state.condition_time,
-        utilization=None if activity is None else activity.utilization_ratio,
-        xids={code: (xid.count, xid.last) for code, xid in entry.xids.items()},
-    )
 
 
 def _name(gpu: Gpu) -> str:

@@ -1,13 +1,11 @@
 """Series and status entry of one GPU."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.collecting.families import Family, SeriesGroup
 from exporter.gpus.analysis.xid import xid_class, xid_meaning
-from exporter.gpus.collectors.faults_reader import XidCount
-from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry
 
 GPU = ("gpu",)
 
@@ -83,18 +81,6 @@ FAMILIES = (
     *(ECC, ECC_JOB, REMAPPED, REMAP_PENDING, REMAP_FAILURE, RETIRED, PAGES_PENDING, RECOVERY, REPLAYS),
     *(PCIE_WIDTH, PCIE_GENERATION, NVLINK_BYTES, NVLINK_ERRORS, FAN, XID_TIME),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuEntry:
-    """One GPU, with values beyond the reading itself."""
-
-    state: GpuState
-    job_memory_errors: Mapping[str, int] = field(default_factory=dict)
-    xids: Mapping[int, XidCount] = field(default_factory=dict)
-    utilization_mean_ratio: float | None = None
-    memory_peak_bytes: int | None = None
-    energy_job_j: float | None = None
 
 
 def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, readable: bool) -> None:

@@ -9,10 +9,10 @@ from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeS
 from exporter.collecting.families import Family, Samples
 from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
-from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
 from exporter.gpus.process_info_reader import GpuProcessInfo
-from exporter.gpus.records import GIB, GpuActivity, GpuState
+from exporter.gpus.records import GIB, GpuActivity, GpuProcess, GpuState
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
 
@@ -219,14 +219,14 @@ class GpuWorkersCollector:
 
     def _confirmed_foreign(
         self, usage: NodeGpuUsage, states: Mapping[str, GpuState]
-    ) -> list[tuple[GpuUsers, ProcessOnGpu]]:
+    ) -> list[tuple[GpuUsers, GpuProcess]]:
         """Foreign processes on two of the driver's lists. A child that a worker just started or lost is on one only."""
         found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
         times = {key: states[key[0]].processes_time for key in found}
         self._foreign_since = {key: self._foreign_since.get(key, times[key]) for key in found}
         return [whose for key, whose in found.items() if times[key] != self._foreign_since[key]]
 
-    def _process_text(self, process: ProcessOnGpu) -> str:
+    def _process_text(self, process: GpuProcess) -> str:
         holder = self._owners.outside_processes.get(process.pid)
         memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
         return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
@@ -268,7 +268,7 @@ class GpuWorkersCollector:
                 entry["foreign"] = [self._describe_foreign(process, snapshot) for process in found.foreign or ()]
 
     @staticmethod
-    def _describe_foreign(process: ProcessOnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+    def _describe_foreign(process: GpuProcess, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
         holder = (snapshot.outside_processes or {}).get(process.pid)
         return {
             "pid": process.pid,

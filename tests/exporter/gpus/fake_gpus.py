@@ -80,6 +80,20 @@ def mig_gpu(number: int, **changes: Any) -> GpuState:
     return dataclasses.replace(state, gpu=dataclasses.replace(state.gpu, mig=True))
 
 
+def changed(state: GpuState, /, **changes: Any) -> GpuState:
+    """The state with other values, each of the state, activity or condition."""
+    for name, value in changes.items():
+        if hasattr(GpuState, name):
+            state = dataclasses.replace(state, **{name: value})
+        elif hasattr(GpuActivity, name):
+            activity = dataclasses.replace(state.activity or GpuActivity(), **{name: value})
+            state = dataclasses.replace(state, activity=activity)
+        else:
+            condition = dataclasses.replace(state.condition or GpuCondition(), **{name: value})
+            state = dataclasses.replace(state, condition=condition)
+    return state
+
+
 class FakeGpus:
     """Replaces a ``GpuHost``."""
 
@@ -153,17 +167,7 @@ class Node:
 
     def change(self, number: int, **changes: Any) -> None:
         """Change values of the GPU at this position of the reading: of its state, activity or condition."""
-        state = self.host.gpus[number]
-        for name, value in changes.items():
-            if hasattr(GpuState, name):
-                state = dataclasses.replace(state, **{name: value})
-            elif hasattr(GpuActivity, name):
-                activity = dataclasses.replace(state.activity or GpuActivity(), **{name: value})
-                state = dataclasses.replace(state, activity=activity)
-            else:
-                condition = dataclasses.replace(state.condition or GpuCondition(), **{name: value})
-                state = dataclasses.replace(state, condition=condition)
-        self.host.gpus[number] = state
+        self.host.gpus[number] = changed(self.host.gpus[number], **changes)
 
     def use(self, number: int, *pids: int | GpuProcess) -> None:
         """Put processes on a GPU."""

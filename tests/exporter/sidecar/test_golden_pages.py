@@ -22,13 +22,11 @@ from exporter.files.disks.space_reader import SpaceFacts
 from exporter.files.outputs.collector import OutputGroup, OutputsCollector, OutputsSnapshot
 from exporter.files.outputs.collector import WorkerOutput as OutputOfWorker
 from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
-from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
-from exporter.gpus.collectors.faults_reader import XidCount
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
-from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.workers_collector import GpuWorkersCollector, GpuWorkersSnapshot
-from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry, GpuProcess, GpuState, XidCount
 from exporter.launch.collector import LaunchCollector, LaunchSnapshot
 from exporter.launch.readiness_collector import ReadinessCollector
 from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
@@ -188,7 +186,7 @@ def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             GpuUse(1, "GPU-5e1f", "0", "inferred", planned=False),
         ),
         gpus=(
-            GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)),
+            GpuUsers("GPU-5e1f", "0", (0, 1), (GpuProcess(7),)),
             GpuUsers("GPU-77", "1", (), None),
         ),
         workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
