@@ -186,7 +186,7 @@ def test_a_damaged_saved_state_is_logged_and_ignored(
     (tmp_path / STATE).write_text(json.dumps(body), encoding="ascii")
     with caplog.at_level(logging.WARNING):
         assert counts(node) == {}
-    assert ("is not used" in caplog.text) == (gpus != [])
+    assert "is not used" in caplog.text
     node.xid(0, 31)
     assert counts(node, 1) == {"31": 1}
     assert counts(two_gpus(tmp_path)) == {"31": 1}
