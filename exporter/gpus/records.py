@@ -3,7 +3,7 @@
 None means that the device or driver does not report a value; it is never replaced by 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -36,6 +36,11 @@ class Gpu:
     mig: bool = False  # whether a GPU is divided, so that processes use only its instances
     persistence: bool | None = None
     memory_total_bytes: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of the GPU for people."""
+        return f"GPU {self.index} ({self.uuid})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,17 @@ class GpuEntry:
     utilization_mean_ratio: float | None = None
     memory_peak_bytes: int | None = None
     energy_job_j: float | None = None
+
+
+def unsupported_texts(found: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Reasons by call, with the GPUs. ``found``: call, reason and index of a GPU."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for call, reason, index in found:
+        places.setdefault(call, {}).setdefault(reason, []).append(index)
+    return {
+        call: "; ".join(f"{reason} (GPU {', '.join(indices)})" for reason, indices in reasons.items())
+        for call, reasons in places.items()
+    }
 
 
 GIB = 1 << 30

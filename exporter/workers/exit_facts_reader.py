@@ -77,11 +77,7 @@ def _gpu_relations(context: CollectorContext, task: Task) -> Iterator[WorkerGpuR
     for state in states:
         gpu, ranks = state.gpu, planned.get(state.gpu.uuid, set()) | board.gpu_users.get(state.gpu.uuid, frozenset())
         yield WorkerGpuRelation(
-            gpu.uuid,
-            gpu.index,
-            pci=gpu.pci_bus_id,
-            parent=gpu.parent,
-            gpu_instance=gpu.gpu_instance,
+            gpu,
             is_own=task.rank in ranks,
             is_exclusive=ranks == {task.rank}
             and _has_all_processes(state, board)

@@ -50,6 +50,7 @@ from exporter.gpus.records import (
     GpuProcess,
     GpuUnavailable,
     ThrottleReason,
+    unsupported_texts,
 )
 
 INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_MODULE, FAIL_LOAD_SYMBOL = 1, 2, 3, 4, 5
@@ -280,15 +281,11 @@ class AmdReader:
 
     def unsupported_calls(self) -> Mapping[str, str]:
         """Unsupported calls by name, with reason and GPUs."""
-        places: dict[tuple[str, str], list[str]] = {}
-        for gpu in self._gpus:
-            for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items()):
-                places.setdefault((name, reason), []).append(gpu.index)
-        texts: dict[str, str] = {}
-        for (name, reason), indices in places.items():
-            text = f"{reason} (GPU {', '.join(indices)})"
-            texts[name] = f"{texts[name]}; {text}" if name in texts else text
-        return texts
+        return unsupported_texts(
+            (name, reason, gpu.index)
+            for gpu in self._gpus
+            for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items())
+        )
 
     def close(self) -> None:
         """Close the library and wake the event thread."""

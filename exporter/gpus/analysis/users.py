@@ -245,7 +245,7 @@ class _NodeUsage:
             taken = {uuid for uuid in planned for mine in used if self.overlaps(mine, (uuid,))}
             unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken)
         if wrong:
-            uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
+            uses = ", ".join(self.gpus[uuid].title for uuid in wrong)
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
             text = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
             return WorkerPlacement(worker.rank, True, text, unused)

@@ -219,11 +219,11 @@ class GpusCollector:
             before = self._states.get(uuid, "ok")
             if state != "ok" and state != before:
                 level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
-                self._add_event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.message or state}")
+                self._add_event(now, level, kind, f"{entry.state.gpu.title}: {entry.state.message or state}")
             elif state == "ok" and before != "ok":
-                self._add_event(now, "info", "GPU works again", _name(entry.state.gpu))
+                self._add_event(now, "info", "GPU works again", entry.state.gpu.title)
             self._states[uuid] = state
-        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if new_xids else {}
+        names = {entry.state.gpu.uuid: entry.state.gpu.title for entry in entries} if new_xids else {}
         for seen in new_xids:
             level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
             who = f", process {seen.pid}" if seen.pid is not None else ""
@@ -313,7 +313,3 @@ def _with_parents(own: Collection[Gpu], reading: GpuReading) -> tuple[GpuState, 
     """The job's GPUs and MIG instances, and the GPUs that contain these instances and share their faults."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
     return tuple(state for state in reading.gpus if state.gpu.uuid in uuids)
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.uuid})"
