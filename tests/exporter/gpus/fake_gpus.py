@@ -178,13 +178,15 @@ class Node:
         self.published.pids = {**self.published.pids, rank: frozenset(pids)}
         self.published.start_times = {**self.published.start_times, rank: self.clock.time() - since}
 
-    def xid(self, number: int, code: int) -> None:
+    def xid(self, number: int, code: int, gpu_instance: int | None = None) -> None:
         """Let the driver report an Xid of the GPU at this position of the reading."""
-        self.host.reported_events.append(GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time()))
+        event = GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time(), gpu_instance=gpu_instance)
+        self.host.reported_events.append(event)
 
-    def log_xid(self, pci: str, code: int, pid: int | None = None) -> None:
+    def log_xid(self, pci: str, code: int, pid: int | None = None, gpu_instance: int | None = None) -> None:
         """Add an Xid to the kernel log."""
-        self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), KernelXid(pci, code, pid)))
+        event = KernelEvent(self.clock.time(), KernelXid(pci, code, pid, gpu_instance))
+        self.kernel.events = (*self.kernel.events, event)
 
     def read_gpus(self, seconds: float = 0.0) -> GpusSnapshot:
         """Snapshot of the GPU collector after this time."""
