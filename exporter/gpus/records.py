@@ -74,6 +74,11 @@ class GpuActivity:
         """Utilization, or SM activity for a MIG instance, which has no utilization."""
         return self.utilization_ratio if self.utilization_ratio is not None else self.sm_activity_ratio
 
+    @property
+    def power_w(self) -> float | None:
+        """Average power, or else that of the moment."""
+        return self.power_instant_w if self.power_average_w is None else self.power_average_w
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:

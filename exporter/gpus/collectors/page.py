@@ -168,7 +168,6 @@ def _add_condition(row: SeriesGroup, condition: GpuCondition, job_memory_errors:
 def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
     """Status entry of a GPU; None for unknown values. Another collector adds its users."""
     gpu, activity = entry.state.gpu, entry.state.activity or GpuActivity()
-    power = activity.power_instant_w if activity.power_average_w is None else activity.power_average_w
     memory = gpu.memory_total_bytes if activity.memory_total_bytes is None else activity.memory_total_bytes
     return {
         "gpu": gpu.index,
@@ -180,7 +179,7 @@ def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
         "utilization_ratio": activity.busy_ratio,
         "memory_used_bytes": activity.memory_used_bytes,
         "memory_total_bytes": memory,
-        "power_w": power,
+        "power_w": activity.power_w,
         "power_limit_w": activity.power_limit_w,
         "energy_j": activity.energy_j,
         "energy_job_j": entry.energy_job_j,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, WorkerProgress, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.contract.manifest import Task
-from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
+from exporter.gpus.analysis.hang_signatures import ConditionDetector, Finding, GpuSample, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
 from exporter.gpus.process_info_reader import GpuProcessInfo
@@ -64,7 +64,7 @@ class GpuWorkersSnapshot:
     """Users of the GPUs at one reading, with conditions and recent events."""
 
     usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
-    conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None  # by rank
+    conditions: Mapping[int, Mapping[str, Finding]] | None = None  # by rank
     planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs by rank
     outside_processes: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
@@ -191,7 +191,7 @@ class GpuWorkersCollector:
         now: float,
         usage: NodeGpuUsage,
         states: Mapping[str, GpuState],
-        conditions: Mapping[int, tuple[WorkerGpuCondition, ...]],
+        conditions: Mapping[int, Mapping[str, Finding]],
     ) -> None:
         """Add an event for each new problem, and again if it returns."""
         present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
@@ -204,10 +204,9 @@ class GpuWorkersCollector:
             present["foreign", gpu.uuid, str(process.pid)] = ("GPU foreign process", words, None)
         for rank, found in conditions.items():
             task = self._tasks[rank]
-            for condition in found:
+            for name, condition in found.items():
                 if condition.state:
-                    words = f"{condition.name}: {condition.text}"
-                    present["condition", task.worker, condition.name] = ("GPU signature", words, task)
+                    present["condition", task.worker, name] = ("GPU signature", f"{name}: {condition.text}", task)
         for key, (kind, detail, whose) in present.items():
             if key in self._reported:
                 continue
@@ -244,9 +243,9 @@ class GpuWorkersCollector:
                 out.row(**worker_labels(self._tasks[standing.rank])).add(MISPLACED, int(standing.misplaced))
         for rank, conditions in (snapshot.conditions or {}).items():
             row = out.row(**worker_labels(self._tasks[rank]))
-            for condition in conditions:
+            for name, condition in conditions.items():
                 if condition.state is not None:
-                    row.add(CONDITION, int(condition.state), condition=condition.name)
+                    row.add(CONDITION, int(condition.state), condition=name)
                 row.add(FULL, condition.full_time)
         for gpu in snapshot.usage.gpus:
             row = out.row(gpu=gpu.index)
@@ -280,7 +279,7 @@ class GpuWorkersCollector:
 
 def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
-    conditions = (snapshot.conditions or {}).get(rank, ())
+    conditions = (snapshot.conditions or {}).get(rank, {})
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
     if not uses and (standing is None or standing.unused is None or rank in snapshot.starting):
         uses = None  # unknown
@@ -291,8 +290,8 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
         "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
         "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
         "gpu_misplaced": misplaced,
-        "gpu_conditions": {condition.name: condition.text for condition in conditions if condition.state},
-        "gpu_memory_full": next((c.full_time for c in conditions if c.full_time is not None), None),
+        "gpu_conditions": {name: condition.text for name, condition in conditions.items() if condition.state},
+        "gpu_memory_full": next((c.full_time for c in conditions.values() if c.full_time is not None), None),
     }
 
 
@@ -313,8 +312,7 @@ def _gpu_sample(state: GpuState, used: bool | None, *, is_exclusive: bool, use: 
     """
     activity = state.activity or GpuActivity()
     if is_exclusive:
-        utilization, power = activity.utilization_ratio, activity.power_average_w
-        power = activity.power_instant_w if power is None else power
+        utilization, power = activity.utilization_ratio, activity.power_w
     else:
         utilization, power = None if use is None else use.sm_ratio, None
     return GpuSample(

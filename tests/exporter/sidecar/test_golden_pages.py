@@ -21,7 +21,7 @@ from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.files.outputs.collector import OutputGroup, OutputsCollector, OutputsSnapshot
 from exporter.files.outputs.collector import WorkerOutput as OutputOfWorker
-from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
+from exporter.gpus.analysis.hang_signatures import Finding
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
@@ -192,12 +192,12 @@ def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
     )
     conditions = {
-        0: (
-            WorkerGpuCondition("busy_without_progress", None),
-            WorkerGpuCondition("held_idle", state=False),
-            WorkerGpuCondition("memory_filling", state=True, text="soon", full_time=START + 7200.5),
-        ),
-        1: (WorkerGpuCondition("unused", state=True),),
+        0: {
+            "busy_without_progress": Finding(None),
+            "held_idle": Finding(state=False),
+            "memory_filling": Finding(state=True, text="soon", full_time=START + 7200.5),
+        },
+        1: {"unused": Finding(state=True)},
     }
     return GpuWorkersCollector(CONTEXT), GpuWorkersSnapshot(usage, conditions, planned={})
 
