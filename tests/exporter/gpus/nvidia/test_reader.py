@@ -396,16 +396,6 @@ def test_energy_needs_no_call_where_a_field_reports_it(start: Start) -> None:
     assert machine.calls(ENERGY_CALL) == 0
 
 
-def test_a_failed_sample_affects_only_one_read(start: Start) -> None:
-    machine = start(h200(1))
-    machine.activity()
-    machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleGet", "UNKNOWN"))
-    assert machine.activity().sm_activity_ratio is None
-    machine.driver.change(lambda scenario: scenario.faults.clear())
-    time.sleep(0.11)
-    assert machine.activity().sm_activity_ratio == 0.8825
-
-
 def test_the_power_limit_is_read_once_a_minute(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
