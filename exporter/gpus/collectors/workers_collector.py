@@ -107,13 +107,13 @@ class GpuWorkersCollector:
         for use in usage.uses:
             uses.setdefault(use.rank, []).append(use)
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
-        standings = {standing.rank: standing for standing in usage.workers}
+        placements = {placement.rank: placement for placement in usage.workers}
         for task in self._tasks.values():
             gpus = [states[uuid] for uuid in self._worker_gpus(task, uses.get(task.rank, ())) if uuid in states]
             samples = tuple(
                 _gpu_sample(
                     state,
-                    self._uses_gpu(task, state, held, standings),
+                    self._uses_gpu(task, state, held, placements),
                     is_exclusive=state.gpu.uuid not in shared,
                     use=held.get((task.rank, state.gpu.uuid)),
                 )
@@ -131,10 +131,10 @@ class GpuWorkersCollector:
         self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
         young = frozenset(rank for rank, start in published.start_times.items() if now - start < SETTLED_S)
-        for rank, standing in standings.items():
+        for rank, placement in placements.items():
             if rank in uses:
-                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
-            elif rank not in young and standing.unused is not None:
+                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), placement.text if placement.misplaced else None)
+            elif rank not in young and placement.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not published.pids.get(rank)}
         return GpuWorkersSnapshot(
@@ -168,8 +168,8 @@ class GpuWorkersCollector:
         """Whether a worker has a process on a GPU; None if unknown."""
         if (task.rank, state.gpu.uuid) in uses:
             return True
-        standing = placements.get(task.rank)
-        return False if standing and standing.unused and state.gpu.index in standing.unused else None
+        placement = placements.get(task.rank)
+        return False if placement and placement.unused and state.gpu.index in placement.unused else None
 
     def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...]) -> WorkerSample:
         board = self._context.published
@@ -195,10 +195,10 @@ class GpuWorkersCollector:
     ) -> None:
         """Add an event for each new problem, and again if it returns."""
         present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
-        for standing in usage.workers:
-            if standing.misplaced:
-                task = self._tasks[standing.rank]
-                present["misplaced", task.worker, standing.text] = ("GPU misplaced", standing.text, task)
+        for placement in usage.workers:
+            if placement.misplaced:
+                task = self._tasks[placement.rank]
+                present["misplaced", task.worker, placement.text] = ("GPU misplaced", placement.text, task)
         for gpu, process in self._confirmed_foreign(usage, states):
             words = f"GPU {gpu.index} ({gpu.uuid}) is also used by {self._process_text(process)}"
             present["foreign", gpu.uuid, str(process.pid)] = ("GPU foreign process", words, None)
@@ -238,9 +238,9 @@ class GpuWorkersCollector:
             row.add(USE, 1, gpu=use.index, attribution=use.attribution)
             row.add(MEMORY, use.memory_bytes, gpu=use.index)
             row.add(SM, use.sm_ratio, gpu=use.index)
-        for standing in snapshot.usage.workers:
-            if standing.misplaced is not None:
-                out.row(**worker_labels(self._tasks[standing.rank])).add(MISPLACED, int(standing.misplaced))
+        for placement in snapshot.usage.workers:
+            if placement.misplaced is not None:
+                out.row(**worker_labels(self._tasks[placement.rank])).add(MISPLACED, int(placement.misplaced))
         for rank, conditions in (snapshot.conditions or {}).items():
             row = out.row(**worker_labels(self._tasks[rank]))
             for name, condition in conditions.items():
@@ -278,12 +278,12 @@ class GpuWorkersCollector:
 
 
 def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
-    standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
+    placement = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, {})
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
-    if not uses and (standing is None or standing.unused is None or rank in snapshot.starting):
+    if not uses and (placement is None or placement.unused is None or rank in snapshot.starting):
         uses = None  # unknown
-    misplaced = standing.text if standing is not None and standing.misplaced else None
+    misplaced = placement.text if placement is not None and placement.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
     return {
