@@ -95,12 +95,11 @@ def _values(state: GpuState) -> str:
     # The last activity of a lost GPU is from an earlier time.
     found = state.activity if state.state == "ok" and state.activity is not None else GpuActivity()
     total = state.gpu.memory_total_bytes if found.memory_total_bytes is None else found.memory_total_bytes
-    power = found.power_instant_w if found.power_average_w is None else found.power_average_w
     fields = (
         _number(found.busy_ratio, 0, 0.01),
         _number(found.memory_used_bytes, 2, GB),
         _number(total, 2, GB),
-        _number(power, 1),
+        _number(found.power_w, 1),
         _number(found.temperature_c, 0),
     )
     return ",".join((state.gpu.index, *fields))

@@ -142,7 +142,7 @@ class FakeNvml(types.ModuleType):
             "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": object(),
             "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(free=1, total=2),
-            "nvmlDeviceGetName": b"H200",
+            "nvmlDeviceGetName": "H200",
             "nvmlSystemGetDriverVersion": "550.54.15",
         }
         if name not in answers:
