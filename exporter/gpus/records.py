@@ -250,6 +250,16 @@ class GpuEntry:
     energy_job_j: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobGpus:
+    """The last reading of all GPUs of the node, and which of them are the job's."""
+
+    reading: GpuReading | None = None  # None before the first, and for a job without GPUs on this node
+    positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs of the job's GPUs by position in the plan
+    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
+    lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+
 def unsupported_texts(found: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     """Reasons by call, with the GPUs. ``found``: call, reason and index of a GPU."""
     places: dict[str, dict[str, list[str]]] = {}
