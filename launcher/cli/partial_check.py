@@ -52,7 +52,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
     return planned_job, removed | more
 
 
-def _first_job(body: Any) -> Any:
+def _first_job(body: object) -> object:
     """The content of a job file; for a sweep that can be expanded, its first point, with all values in place."""
     if isinstance(body, Mapping) and is_sweep(body):
         try:
@@ -62,7 +62,7 @@ def _first_job(body: Any) -> Any:
     return body
 
 
-def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
+def _remove_mistakes(body: object, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
     """Remove mistakes from a file until ``make`` accepts it. Returns its result and the places removed.
 
     Raises ConfigError, TopologyError, LookupError or TypeError if nothing usable is left.
@@ -81,13 +81,13 @@ def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made,
     raise TopologyError(["too many mistakes"])
 
 
-def _remove_place(body: dict[str, Any], place: str) -> Iterator[str]:
+def _remove_place(body: object, place: str) -> Iterator[str]:
     """Remove a value, or replace a required one. Yields other places that this makes meaningless."""
     steps: list[str | int] = [int(part[1:-1]) if part[0] == "[" else part for part in _STEP.findall(place)]
+    inner: Any = body  # a part of the YAML, and only its indexing shows which
     if len(steps) == 1 and steps[0] in REPLACEMENTS:
-        body[steps[0]] = copy.deepcopy(REPLACEMENTS[str(steps[0])])
+        inner[steps[0]] = copy.deepcopy(REPLACEMENTS[str(steps[0])])
         return
-    inner: Any = body
     for step in steps[:-1]:
         if isinstance(inner, Mapping) and step not in inner:
             return  # removed with its parent

@@ -8,10 +8,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.parts import JOB, JSON
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ SUBMIT_ONLY_CODES = ("backslash", "no-setup-script", "signal-early")  # codes th
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
-@click.argument("job", metavar="JOB.YAML")
+@JOB
 @click.option("--nodes", metavar="HOSTLIST", multiple=True, help="Names of the nodes in their order, as in cn[01-04].")
 @click.option(
     "--local", is_flag=True, help="Show the plan of `gpujob run` instead of `gpujob submit`, without a script."
 )
 @click.option("--explain", "explained", is_flag=True, help="Show each value and its source, instead of the plan.")
 @click.option("--point", metavar="NAME", help="Show one point of a sweep, by its name or number, instead of the table.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@JSON
 def plan_command(
     job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
 ) -> None:
@@ -149,7 +150,7 @@ def _plan_warnings(planned_job: "PlannedJob") -> list[str]:
     return refused + [str(item) for item in check_aliases(planned_job) if item.status == "warning"]
 
 
-def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> Mapping[str, object]:
     """The plan as a JSON object, on Slurm or on this machine."""
     if planned_job.local:
         from launcher.show.local_view import VISIBLE_DEVICES, describe_local, local_facts

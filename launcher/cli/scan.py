@@ -1,12 +1,12 @@
 """The command `gpujob scan`: show the matches in logs."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.parts import JSON, print_json
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--pack", help="Log pack of the lines; detected from the lines by default.")
 @click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals are used.")
 @click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 64 MiB.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@JSON
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.
 
@@ -38,7 +38,7 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     lexicon, totals = _requested_lexicon(pack, config)
     reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
     if as_json:
-        click.echo(json.dumps(scan_to_json(reports, unreadable), ensure_ascii=False))
+        print_json(scan_to_json(reports, unreadable))
     elif reports:
         click.echo("\n".join(render_scan(reports)))
     if unreadable:

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.contract.identity import safe_label
 from launcher.plan.plan import Plan
@@ -214,49 +214,51 @@ def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[s
     return {name: value for name, value in environ.items() if het or not _COMPONENT_VARIABLE.search(name)}
 
 
-def srun_argv(
-    plan: Plan,
-    *,
-    name: str,
-    hosts: Sequence[str],
-    output: str | Path,
-    error: str | Path,
-    command: Sequence[str],
-    tasks_per_node: int = 1,
-    mpi: str = "none",
-    options: Sequence[str] = (),
-    wait_s: int | None = None,
-    first_node: int = 0,
-) -> list[str]:
-    """Command for a step with tasks on each host, sharing the job's resources with other steps.
+class SrunStep(NamedTuple):
+    """A step with tasks on each of its hosts, which shares the job's resources with other steps."""
 
-    ``first_node`` is the plan's index of the first host and selects the component of a heterogeneous job. A
-    step in both components has two parts separated by a colon (srun(1), heterogeneous jobs).
+    name: str
+    hosts: Sequence[str]
+    output: str | Path
+    error: str | Path
+    command: Sequence[str]
+    tasks_per_node: int = 1
+    mpi: str = "none"
+    options: Sequence[str] = ()
+    wait_s: int | None = None  # how long the other tasks may run after the first has ended; None: as the site says
+    first_node: int = 0  # the plan's index of the first host, which selects the component of a heterogeneous job
+    ends_with_a_failure: bool = True  # whether a failed task ends the others
+
+
+def srun_argv(plan: Plan, step: SrunStep) -> list[str]:
+    """Command for a step.
+
+    A step in both components of a heterogeneous job has two parts separated by a colon (srun(1), heterogeneous jobs).
     """
     argv = ["srun"]
-    for group, part in _hosts_by_component(plan, hosts, first_node):
+    for group, part in _hosts_by_component(plan, step.hosts, step.first_node):
         argv += [":"] if len(argv) > 1 else []
         argv += [
             *([f"--het-group={group}"] if group is not None else []),
             "--overlap",
             f"--nodes={len(part)}",
-            f"--ntasks={len(part) * tasks_per_node}",
-            f"--ntasks-per-node={tasks_per_node}",
+            f"--ntasks={len(part) * step.tasks_per_node}",
+            f"--ntasks-per-node={step.tasks_per_node}",
             f"--nodelist={','.join(part)}",
             "--mem=0",
             "--cpu-bind=none",
-            f"--mpi={mpi}",
+            f"--mpi={step.mpi}",
             "--input=none",
-            "--kill-on-bad-exit=1",
-            *([f"--wait={wait_s}"] if wait_s is not None else []),
+            f"--kill-on-bad-exit={int(step.ends_with_a_failure)}",
+            *([f"--wait={step.wait_s}"] if step.wait_s is not None else []),
             "--open-mode=append",
-            f"--job-name={name}",
+            f"--job-name={step.name}",
             f"--chdir={plan.workdir}",
-            f"--output={output_pattern(str(output))}",
-            f"--error={output_pattern(str(error))}",
+            f"--output={output_pattern(str(step.output))}",
+            f"--error={output_pattern(str(step.error))}",
             *([f"--gres=gpu:{plan.gpus_per_node}"] if plan.gpus_per_node else []),
-            *options,
-            *command,
+            *step.options,
+            *step.command,
         ]
     return argv
 

@@ -67,10 +67,19 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) ->
     """Run a Slurm command and return its output. Raises SlurmError if it is missing, fails or hangs."""
     if shutil.which(argv[0]) is None:
         raise SlurmError(f"{argv[0]} is not on PATH; load the Slurm module, or use `gpujob run` on this machine")
+    done = _run(argv, clean_environment(os.environ), timeout_s)
+    if done.returncode != 0:
+        raise SlurmError(
+            f"{argv[0]} exited with {done.returncode}: {_error_text(done.stderr) or _error_text(done.stdout)}"
+        )
+    return done.stdout
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
-            env=clean_environment(os.environ),
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -80,11 +89,6 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) ->
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
-    if done.returncode != 0:
-        raise SlurmError(
-            f"{argv[0]} exited with {done.returncode}: {_error_text(done.stderr) or _error_text(done.stdout)}"
-        )
-    return done.stdout
 
 
 def _error_text(text: str) -> str:
@@ -111,24 +115,13 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
     if shutil.which("sbatch") is None:
         run_command(argv)  # raises with a suggestion
+    variables = without_outer_components(os.environ, het=False)
+    environment = {name: value for name, value in variables.items() if not name.startswith("SBATCH_")}
     try:
-        done = subprocess.run(
-            argv,
-            env={
-                name: value
-                for name, value in without_outer_components(os.environ, het=False).items()
-                if not name.startswith("SBATCH_")
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        done = _run(argv, environment, COMMAND_TIMEOUT_S)
+    except SlurmError as error:
         raise SlurmError(
-            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; it may still have submitted the job, on hold. "
+            f"{error}; it may still have submitted the job, on hold. "
             "Find the job with `squeue --me` and cancel it with `scancel`"
         ) from error
     match = _JOB_ID.search(done.stdout)

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, SlurmError
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.orchestrator_record import OrchestratorRecord, ProcessRecord
+from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command

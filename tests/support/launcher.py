@@ -16,6 +16,7 @@ import yaml
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.plan.plan import Plan, RunFacts
 from launcher.planner.planner import make_plan
+from launcher.run.before.readiness import JobReadiness, RuleReadiness
 from launcher.rundir import rundir
 from launcher.steps.batch_script import render_sbatch
 
@@ -77,6 +78,13 @@ def plan_of(
 def facts_of(plan: Plan, *hosts: str) -> RunFacts:
     """The run facts of this plan as job 4459."""
     return RunFacts("4459", plan.run_dir("4459"), hosts or tuple(f"cn{index:02}" for index in range(plan.nodes)))
+
+
+def job_readiness(*rules: Mapping[str, Any], **over: Any) -> JobReadiness:
+    """Published readiness with these results of rules."""
+    empty = {"subject": "", "kind": "http", "seen": {}, "expected": {}, "before": "", "detail": ""}
+    entries = tuple(RuleReadiness(**{**empty, **rule}) for rule in rules)
+    return JobReadiness(**{**JobReadiness(1, 0, False, None, 60.0, "", {}, {}, entries)._asdict(), **over})
 
 
 def settled_run_dir(
