@@ -231,16 +231,6 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class JobGpus:
-    """The last reading of all GPUs of the node, and which of them are the job's."""
-
-    reading: GpuReading | None = None  # None before the first, and for a job without GPUs on this node
-    positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs of the job's GPUs by position in the plan
-    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
-    lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class XidCount:
     """Count of one Xid on a GPU since the start of the job, and its last time."""
 
@@ -258,6 +248,16 @@ class GpuEntry:
     utilization_mean_ratio: float | None = None
     memory_peak_bytes: int | None = None
     energy_job_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobGpus:
+    """The last reading of all GPUs of the node, and which of them are the job's."""
+
+    reading: GpuReading | None = None  # None before the first, and for a job without GPUs on this node
+    positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs of the job's GPUs by position in the plan
+    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
+    lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
 
 def unsupported_texts(found: Iterable[tuple[str, str, str]]) -> dict[str, str]:

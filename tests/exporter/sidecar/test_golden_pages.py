@@ -183,10 +183,7 @@ def gpu_workers() -> object:
             GpuUse(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
             GpuUse(1, "GPU-5e1f", "0", "inferred", planned=False),
         ),
-        gpus=(
-            GpuUsers("GPU-5e1f", "0", (0, 1), (GpuProcess(7),)),
-            GpuUsers("GPU-77", "1", (), None),
-        ),
+        gpus=(GpuUsers("GPU-5e1f", "0", (0, 1), (GpuProcess(7),)), GpuUsers("GPU-77", "1", (), None)),
         workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
     )
     conditions = {
