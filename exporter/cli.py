@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from exporter import __version__
 from exporter.collecting.collector import CollectorContext
@@ -183,15 +183,15 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
     _exit_now(sidecar, RESTART_STATUS if server.should_restart else 0)
 
 
-def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
+def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, object]) -> NoReturn:
     """Watch a job that others started, and report how it ended."""
     from exporter.attach import outcome
     from exporter.attach import settings as attach
     from exporter.attach.finder import WorkerFinder
     from exporter.sidecar import service
 
-    file, config = flags["config"], dict[str, Any]()
-    if file is not None:
+    file, config = flags["config"], dict[str, object]()
+    if isinstance(file, str):
         from exporter.attach.monitor_config import read_monitor_config  # yaml is needed for this file alone
 
         config = read_monitor_config(file, [name for name, value in flags.items() if value is not None])

@@ -30,6 +30,7 @@ TYPES_ONLY = {("exporter.collecting.collector", "exporter.gpus")}  # annotations
 
 MOST_MODULES = 12  # in a room, so that a reader can survey it
 LARGE_ROOMS = {
+    "exporter/contract",  # one file for each thing that one part writes and another reads
     "exporter/files/formats",  # a catalogue: one file per format
     "launcher/run",  # the orchestrator
 }
@@ -37,8 +38,6 @@ CATALOGUES = {  # their __init__ is the registry; every other one contains only 
     *(
         "exporter/files/formats",
         "launcher/planner/backends",
-        "launcher/planner/benchmarks",
-        "launcher/planner/frontends",
     ),
 }
 
@@ -49,7 +48,12 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
-    *("launcher.planner.backends", "launcher.planner.benchmarks", "launcher.planner.frontends"),
+    *(
+        "launcher.planner.backends",
+        "launcher.planner.benchmarks",
+        "launcher.planner.frontends",
+        "launcher.planner.nginx",
+    ),
     "launcher.steps.hostlist",
 )
 WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its arguments
@@ -66,6 +70,7 @@ PACKAGES = {  # third-party package: where it may be imported
     "click": ("launcher.cli",),
     "pydantic": ("launcher.jobfile",),
     "pydantic_core": ("launcher.jobfile",),
+    "psutil": ("launcher.check",),
     "pynvml": ("exporter.gpus",),
     "regex": ("exporter.logs.search.time_budget",),
     "requests": ("launcher.check", "launcher.watch"),

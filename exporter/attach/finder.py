@@ -15,10 +15,10 @@ from typing import Any
 
 from exporter.attach import outcome
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
-from exporter.contract.events import EventLog
+from exporter.contract.events import Event, EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.logs.lexicon_reader import lexicon_of_job
@@ -73,15 +73,15 @@ class WorkerFinder:
         self._problems: tuple[str, ...] = ()
         self._surplus_reported = False
         self._missing: str | None = None  # workers not found in time, as a sentence
-        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+        self._events: deque[Event] = deque(maxlen=50)
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
         self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
 
-    def read(self) -> tuple[dict[str, Any], ...]:
+    def read(self) -> tuple[Event, ...]:
         if self._phase == "finished":
             return tuple(self._events)
         now = self._context.clock.time()
-        status = self._sidecar.status()
+        status: Mapping[str, Any] = self._sidecar.status().to_json()
         self._log_events(status["events"])
         entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
         ends = {rank: self._end_time(rank, entries.get(rank, {})) for rank in self._tasks}
@@ -102,11 +102,11 @@ class WorkerFinder:
                 facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
                 self._log.write(event["event"], **facts)
 
-    def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
+    def render(self, snapshot: tuple[Event, ...], out: Samples) -> None:
         """Add nothing: workers have their own series."""
 
-    def describe(self, snapshot: tuple[dict[str, Any], ...], status: NodeStatus) -> None:
-        status.events.extend(snapshot)
+    def describe(self, snapshot: tuple[Event, ...], parts: StatusParts) -> None:
+        parts.events += snapshot
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class WorkerFinder:
 
     def _finish(self, now: float) -> None:
         status = self._sidecar.status()  # includes the last values
-        self._log_events(status["events"])
+        self._log_events([event.to_json() for event in status.events])
         severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
@@ -308,7 +308,7 @@ class WorkerFinder:
                 run_dir / run_files.REPORT_FILE,
                 outcome.build_attached_report(
                     status, result, str(run_dir), self._all_ended_since or now, self._diagnoses()
-                ),
+                ).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
@@ -332,15 +332,13 @@ class WorkerFinder:
         try:
             run_files.write_json(
                 run_dir / run_files.REPORT_FILE,
-                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()),
+                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()).to_json(),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
 
     def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
-        self._events.append(
-            {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
-        )
+        self._events.append(Event(time=now, level=level, event=kind, detail=detail))
 
 
 def _may_be_next_run(before: _FoundRun, candidate: WorkerCandidate) -> bool:

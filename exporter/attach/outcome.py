@@ -4,8 +4,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.contract.events import LoggedEvent
+from exporter.contract.report import (
+    CheckResult,
+    EndCause,
+    LaunchReport,
+    Monitoring,
+    Report,
+    Stop,
+    Verification,
+    WorkerReport,
+)
+from exporter.contract.status import NodeGpus, NodeStatus, RunFacts, TaskPosition, WorkerEnd, WorkerStatus
 from exporter.gpus.analysis.node_status import (
-    GpuStatus,
     account_gpus,
     account_text,
     worker_devices,
@@ -15,7 +26,6 @@ from exporter.progress.work import JobWork, job_work, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, first_failure
 
 COMPLETE_SHARE = 0.99  # share of the work that counts as complete
-REPORT_SCHEMA = 1
 # The same as those of `gpujob report`, which shows the report.
 EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
 
@@ -40,25 +50,25 @@ class DiagnosisRef:
     body: Mapping[str, Any]
 
 
-def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> AttachedOutcome:
+def find_outcome(status: NodeStatus, critical: Collection[str], missing: str | None) -> AttachedOutcome:
     """Derive the result from the ends of the workers. ``critical``: error patterns that indicate a failure.
 
     If an exit status is unknown, the items or steps in the worker's log decide: complete work means completed, less
     means failed. If all workers exited with 0, too few items mean an incomplete job. Too few steps do not, because
     training may stop early and logs skip lines. ``missing`` lists workers that were never found.
     """
-    workers: Sequence[Mapping[str, Any]] = status["workers"]
+    workers: Sequence[WorkerStatus] = status.workers
     not_found = [missing] if missing else []
     failed = [
-        f"{worker['worker']} ended by {worker['exit']['reason']}"
+        f"{worker.worker} ended by {worker.exit.reason}"
         for worker in workers
-        if worker["exit"] is not None and not has_unknown_end(worker) and worker["exit"]["reason"] != "completed"
+        if worker.exit is not None and not has_unknown_end(worker) and worker.exit.reason != "completed"
     ]
-    doubtful = [worker for worker in workers if has_unknown_end(worker) or worker["exit"] is None]
+    doubtful = [worker for worker in workers if has_unknown_end(worker) or worker.exit is None]
     work = job_work(workers)
     done, total = work.done, _total(status, work)
     enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
-    counted = f"{done} of {total} {unit_word({'unit': work.unit})} were done"
+    counted = f"{done} of {total} {unit_word(work.unit)} were done"
     share = f"{counted}; {COMPLETE_SHARE * 100:.0f} % are enough"
     short = incomplete_warnings(status)
     if failed:
@@ -68,10 +78,10 @@ def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: 
     if not doubtful:
         return AttachedOutcome("COMPLETED", (*not_found, *short))
     for worker in doubtful:
-        found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
+        found = [name for name, count in worker.log_errors.items() if count and name in critical]
         if found:
-            failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
-    all_counted = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
+            failed.append(f"the log of {worker.worker} has {', '.join(sorted(found))}")
+    all_counted = done is not None and total is not None and all(worker.items is not None for worker in doubtful)
     if all_counted and not enough:
         failed.append(share)
     if not enough:
@@ -85,10 +95,10 @@ def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: 
     )
 
 
-def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
+def incomplete_warnings(status: NodeStatus) -> list[str]:
     """Warnings for workers that exited with 0 before the total of their logs, if the job's total is unknown."""
-    work = job_work(status["workers"])
-    counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
+    work = job_work(status.workers)
+    counts = [(worker, worker.items, worker.items_expected) for worker in status.workers]
     known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
     totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
     whole = max(totals, default=0)
@@ -97,70 +107,71 @@ def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
     if (work.counts_items and _total(status, work)) or of_the_job:
         return []
     return [
-        f"warning: {worker['worker']} exited with 0 after {items} of the {total} {unit_word(worker)} that its log shows"
+        f"warning: {worker.worker} exited with 0 after {items} of the {total} "
+        f"{unit_word(worker.unit)} that its log shows"
         for worker, items, total in known
-        if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
+        if items < COMPLETE_SHARE * total and worker.exit is not None and worker.exit.code == 0
     ]
 
 
-def has_unknown_end(worker: Mapping[str, Any]) -> bool:
+def has_unknown_end(worker: RunFacts) -> bool:
     """Whether a worker has ended and neither its exit status nor another reason is known."""
-    ended = worker["exit"]
+    ended = worker.exit
     return (
         ended is not None
-        and ended["code"] is None
-        and ended["signal"] is None
-        and ended["reason"] in ("completed", "killed_unknown")
+        and ended.code is None
+        and ended.signal is None
+        and ended.reason in ("completed", "killed_unknown")
     )
 
 
-def _total(status: Mapping[str, Any], work: JobWork) -> int | None:
+def _total(status: NodeStatus, work: JobWork) -> float | None:
     """Total work of the job if certain: its own total of items, or that of workers in step."""
-    total: int | None = status["job"].get("total_items")
+    total = status.job.total_items
     if work.counts_total_items(total):
         return total
     return work.expected if work.is_in_step or work.has_only_bars else None
 
 
-def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str) -> str:
+def end_summary(status: NodeStatus, outcome: AttachedOutcome, run_dir: str) -> str:
     """Summary of the end of the job as text, with a line per worker."""
-    job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
-    lines = [f"job {job['job_id']} {_printable(job['job_name'])}: {outcome.state}"]
+    job, width = status.job, max(len(worker.worker) for worker in status.workers)
+    lines = [f"job {job.job_id} {_printable(job.job_name)}: {outcome.state}"]
     lines += [
-        f"  {worker['worker']:<{width}}  {', '.join([*_end_texts(worker), *_item_texts(worker)])}"
-        for worker in status["workers"]
+        f"  {worker.worker:<{width}}  {', '.join([*_end_texts(worker), *_item_texts(worker)])}"
+        for worker in status.workers
     ]
     notes = [*outcome.reasons, *_gpu_texts(status)]
-    if status.get("gpus") and (gpus := account_gpus({status["node"]["name"]: status})):
+    if status.gpus and (gpus := account_gpus({_node(status): status})):
         notes.append(f"GPUs: {account_text(gpus)}")
     return "\n".join([*lines, *map(_printable, notes), f"run directory: {run_dir}"])
 
 
-def _gpu_texts(status: Mapping[str, Any]) -> list[str]:
+def _gpu_texts(status: NodeStatus) -> list[str]:
     """GPU problems of workers that did not complete."""
-    devices = status.get("gpus") or {}
+    gpus = status.gpus
     return [
-        f"{worker['worker']}: {problem.text}"
-        for worker in status["workers"]
-        if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
-        for problem in worker_gpu_problems(worker, worker_devices(worker, devices), devices)
+        f"{worker.worker}: {problem.text}"
+        for worker in status.workers
+        if worker.exit is not None and worker.exit.reason != "completed"
+        for problem in worker_gpu_problems(worker, worker.start, worker_devices(worker, gpus), gpus)
     ]
 
 
-def _end_texts(worker: Mapping[str, Any]) -> list[str]:
-    ended = worker["exit"]
+def _end_texts(worker: WorkerStatus) -> list[str]:
+    ended = worker.exit
     if ended is None:
-        return ["not found" if worker["pid"] is None else "running"]
+        return ["not found" if worker.pid is None else "running"]
     if has_unknown_end(worker):
         return ["exit status unknown"]
-    if ended["signal"] is not None:
-        return [ended["reason"], str(ended["signal"])]
-    return [ended["reason"], "exit status unknown" if ended["code"] is None else f"exit status {ended['code']}"]
+    if ended.signal is not None:
+        return [ended.reason, str(ended.signal)]
+    return [ended.reason, "exit status unknown" if ended.code is None else f"exit status {ended.code}"]
 
 
-def _item_texts(worker: Mapping[str, Any]) -> list[str]:
-    items, expected = worker.get("items"), worker.get("items_expected")
-    unit = unit_word(worker)
+def _item_texts(worker: WorkerStatus) -> list[str]:
+    items, expected = worker.items, worker.items_expected
+    unit = unit_word(worker.unit)
     return [] if items is None else [f"{items}/{expected} {unit}" if expected else f"{items} {unit}"]
 
 
@@ -170,89 +181,90 @@ def _printable(text: str) -> str:
 
 
 def unfinished_report(
-    status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, DiagnosisRef]
-) -> dict[str, Any]:
+    status: NodeStatus, run_dir: str, now: float, clock: str, diagnoses: Mapping[str, DiagnosisRef]
+) -> Report:
     """Report of a job that was still running when the watch ended; ``clock`` is the time of day."""
-    seen = [worker for worker in status["workers"] if "rank" in worker]  # the others have not been read yet
-    status, running = {**status, "workers": seen}, sum(bool(worker["up"]) for worker in seen)
+    running = sum(worker.up for worker in status.workers)
     running_text = f"{running} worker was" if running == 1 else f"{running} workers were"
     cause = f"the sidecar was stopped at {clock}, while {running_text} running"
-    stopped = {"reason": "unknown", "cause": cause, "time": now}
     report = build_attached_report(status, AttachedOutcome("UNKNOWN", (cause,)), run_dir, now, diagnoses)
-    return report | {"cause": None, "stopped": stopped}
+    return report.replace(cause=None, stopped=Stop(reason="unknown", cause=cause, time=now))
 
 
 def build_attached_report(
-    status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str, end: float, diagnoses: Mapping[str, DiagnosisRef]
-) -> dict[str, Any]:
+    status: NodeStatus, outcome: AttachedOutcome, run_dir: str, end: float, diagnoses: Mapping[str, DiagnosisRef]
+) -> Report:
     """Report for ``gpujob report`` and ``gpujob watch`` on a finished job; ``diagnoses`` by worker."""
-    job, node, launch = status["job"], status["node"]["name"], status["launch"]
-    workers = [_report_worker(worker, status.get("gpus") or {}) for worker in status["workers"]]
+    job, node = status.job, _node(status)
+    workers = tuple(_report_worker(worker, status.gpus) for worker in status.workers)
     work = job_work(workers)
-    duration = end - job["start"] if job["start"] is not None else None
+    duration = end - job.start if job.start is not None else None
     cause = _cause(workers)
     if cause is not None:
-        cause["diagnosis"] = _diagnosis(diagnoses.get(cause["worker"]), cause, status["attempt"])
-    check = unit_word({"unit": work.unit}) if outcome.state == "INCOMPLETE" else "workers"
+        cause = cause.replace(diagnosis=_diagnosis(diagnoses.get(cause.worker), cause, status.attempt))
+    check = unit_word(work.unit) if outcome.state == "INCOMPLETE" else "workers"
     unmet = outcome.state in ("INCOMPLETE", "FAILED")
-    checks = [{"name": check, "passed": False, "detail": line} for line in outcome.reasons if unmet and cause is None]
-    return {
-        "schema": REPORT_SCHEMA,
-        "job_id": job["job_id"],
-        "job_name": job["job_name"],
-        "attempt": status["attempt"],
-        "state": outcome.state,
-        "exit_status": outcome.exit_status,
-        "why": list(outcome.reasons),
-        "cause": cause,
-        "stopped": None,
-        "start": job["start"],
-        "end": end,
-        "duration_s": duration,
-        "unit": work.unit,
-        "items": work.done,
-        "items_expected": _total(status, work),
-        "items_processed": work.processed,
-        "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
-        "verification": {"verified": False, "checks": checks},
-        "gpus": account_gpus({node: status}, status.get("events") or ()),
-        "launch": launch if launch.get("final") else None,
-        "tolerated": [],  # no worker is known to be optional
-        "restarted": [],  # and gpujob restarts none
-        "diagnoses": [diagnoses[name].path for name in _failed(workers) if name in diagnoses],
-        "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
-        "nodes": [node],
-        "workers": workers,
-        "run_dir": run_dir,
-    }
+    checks = [CheckResult(name=check, passed=False, detail=why) for why in outcome.reasons if unmet and cause is None]
+    events = [LoggedEvent.from_json({"job_id": job.job_id, **event.to_json()}) for event in status.events]
+    return Report(
+        job_id=job.job_id,
+        job_name=job.job_name,
+        attempt=status.attempt,
+        state=outcome.state,
+        exit_status=outcome.exit_status,
+        why=outcome.reasons,
+        cause=cause,
+        start=job.start,
+        end=end,
+        duration_s=duration,
+        unit=work.unit,
+        items=work.done,
+        items_expected=_total(status, work),
+        items_processed=work.processed,
+        throughput_items_per_second=work.processed / duration if work.processed is not None and duration else None,
+        verification=Verification(checks=tuple(checks)),
+        gpus=account_gpus({node: status}, events),
+        launch=LaunchReport.from_json(status.launch.to_json()) if status.launch.final else None,
+        diagnoses=tuple(diagnoses[name].path for name in _failed(workers) if name in diagnoses),
+        monitoring=Monitoring(nodes_with_final_values=(node,)),
+        nodes=(node,),
+        workers=workers,
+        run_dir=run_dir,
+    )
 
 
-def _report_worker(worker: Mapping[str, Any], gpus: GpuStatus) -> dict[str, Any]:
-    same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
-    progress = ("unit", "pattern", "items", "items_expected", "items_processed", "items_first", "cpu_s")
-    entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
-    used = {"gpu_devices": worker_devices(worker, gpus), "gpu_misplaced": worker.get("gpu_misplaced")}
-    return {**entry, **used, "critical": True, "log_errors": worker.get("log_errors") or {}}
+def _node(status: NodeStatus) -> str:
+    return status.node.name if status.node is not None else ""
 
 
-def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _report_worker(worker: WorkerStatus, gpus: NodeGpus | None) -> WorkerReport:
+    parts = TaskPosition.of(worker), RunFacts.of(worker)
+    devices = worker_devices(worker, gpus)
+    return WorkerReport.join(
+        *parts, gpu_devices=devices, gpu_misplaced=worker.gpu_misplaced, log_errors=worker.log_errors
+    )
+
+
+def _cause(workers: Sequence[WorkerReport]) -> EndCause | None:
     """The first failure in time."""
-    ended = [worker for worker in workers if worker["exit"] is not None and not has_unknown_end(worker)]
-    index = first_failure([(worker["exit"]["time"], worker["exit"]["reason"]) for worker in ended])
+    ended = [worker for worker in workers if worker.exit is not None and not has_unknown_end(worker)]
+    index = first_failure([(worker.exit.time or 0.0, worker.exit.reason) for worker in ended if worker.exit])
     if index is None:
         return None
-    worker = ended[index]
-    return {key: worker[key] for key in ("worker", "rank", "node")} | {
-        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
-    }
+    return EndCause.join(
+        worker=ended[index].worker,
+        rank=ended[index].rank,
+        node=ended[index].node,
+        **{name: getattr(ended[index].exit, name) for name in WorkerEnd.FIELDS if name in EndCause.FIELDS},
+    )
 
 
-def _failed(workers: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
+def _failed(workers: Sequence[WorkerReport]) -> list[str]:
+    return [worker.worker for worker in workers if worker.exit and worker.exit.reason not in CONSEQUENCES]
 
 
-def _diagnosis(found: DiagnosisRef | None, cause: Mapping[str, Any], attempt: int) -> str | None:
+def _diagnosis(found: DiagnosisRef | None, cause: EndCause, attempt: int) -> str | None:
     """Path of the diagnosis, if it is for this run and attempt."""
     if found is None or found.body.get("attempt") != attempt:
         return None
-    return found.path if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None
+    return found.path if all(found.body.get(key) == getattr(cause, key) for key in ("rank", "restart")) else None

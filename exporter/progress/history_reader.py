@@ -20,6 +20,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.records import from_json
+from exporter.contract.status import WorkerStatus
 from exporter.progress.eta.prior import RunPrior
 
 HISTORY_SCHEMA = 1
@@ -43,7 +44,7 @@ class RunHistory:
 
 
 def build_run_history(
-    workers: Sequence[Mapping[str, object]], total: int | None, seconds: float, now: float
+    workers: Sequence[WorkerStatus], total: int | None, seconds: float, now: float
 ) -> RunHistory | None:
     """Create from the last status of the workers of a completed run; None if no worker has a prior.
 
@@ -51,9 +52,8 @@ def build_run_history(
     """
     of_roles: dict[str, list[Mapping[str, object]]] = {}
     for worker in workers:
-        prior = worker.get("prior")
-        if prior and isinstance(prior, Mapping):
-            of_roles.setdefault(str(worker["role"]), []).append(prior)
+        if worker.prior:
+            of_roles.setdefault(worker.role, []).append(worker.prior)
     if not of_roles:
         return None
     middle = {
@@ -166,4 +166,6 @@ def _parse_runs(text: bytes) -> tuple[RunHistory, ...]:
     numbers = [number for run in runs for number in (run.time, run.workers, run.seconds, run.total or 0)]
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("an impossible number")
+    if not all(isinstance(number, int) for run in runs for number in (run.workers, run.total or 0)):
+        raise ValueError("a count with a fraction")
     return runs

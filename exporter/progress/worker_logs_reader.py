@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from exporter.collecting.collector import WorkerProgress
+from exporter.collecting.published import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import from_json
+from exporter.contract.status import EtaEstimate
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
@@ -20,7 +21,6 @@ from exporter.logs.tail_reader import LogTail, TailPosition
 from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress

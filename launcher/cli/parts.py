@@ -5,13 +5,14 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from exporter.contract import run_files
 
 if TYPE_CHECKING:
+    from exporter.contract.report import Report
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import PlannedJob
     from launcher.watch.view import JobClient
@@ -22,6 +23,8 @@ INTERRUPTED = 130
 INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 RESUME = click.option(
     "--resume", metavar="SWEEP", help="Run only the points of this sweep that are missing or did not complete."
 )
@@ -32,7 +35,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(USAGE)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -74,11 +77,11 @@ def open_job(job: str) -> "JobClient":
     return JobClient(find_run_dir(job, find_logs_dir(os.environ, Path.cwd())))
 
 
-def print_report(report: Mapping[str, Any], as_json: bool) -> None:
+def print_report(report: "Report", as_json: bool) -> None:
     from launcher.report.text import render_report
     from launcher.watch.text import printable_line
 
     if as_json:
-        print_json(report)
+        print_json(report.to_json())
     else:
         click.echo("\n" + "\n".join(printable_line(line) for line in render_report(report).splitlines()))

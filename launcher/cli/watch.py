@@ -2,26 +2,27 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import INTERRUPTED, INTERVAL, open_job, print_json
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, NO_COLOR, open_job, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from exporter.contract.view import JobView
     from launcher.watch.view import JobClient
 
 
 def show_job(
     client: "JobClient",
     interval: float,
-    is_over: Callable[[Mapping[str, Any]], bool],
+    is_over: "Callable[[JobView], bool]",
     no_color: bool,
     ascii_only: bool,
-) -> dict[str, Any]:
+) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view."""
     from rich.live import Live
 
@@ -74,8 +75,8 @@ def _console(no_color: bool) -> "Console":
     "--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to exit."
 )
 @click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two refreshes.")
-@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+@NO_COLOR
+@ASCII
 def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
     """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
 
@@ -84,8 +85,8 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     """
     from launcher.report.state import EXIT_STATUS, UNFINISHED
 
-    def over(view: Mapping[str, Any]) -> bool:
-        return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
+    def over(view: "JobView") -> bool:
+        return view.state not in UNFINISHED or (until == "running" and view.phase != "launching")
 
     try:
         client = open_job(job)
@@ -93,7 +94,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
             while True:
                 view = client.read_view()
                 if as_json:
-                    print_json(view)
+                    print_json(view.to_json())
                 else:
                     from launcher.watch.picture import render_picture
 
@@ -108,6 +109,6 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
             view = show_job(client, interval, over, no_color, ascii_only)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    if until == "running" and view["state"] == "RUNNING" and not once:
+    if until == "running" and view.state == "RUNNING" and not once:
         sys.exit(0)
-    sys.exit(EXIT_STATUS.get(view["state"], 9))
+    sys.exit(EXIT_STATUS.get(view.state, 9))

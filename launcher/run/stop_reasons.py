@@ -5,11 +5,12 @@ import time
 from collections.abc import Sequence
 
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
-from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
-from launcher.run.job_state import JobState, lost_part_cause
-from launcher.run.signals import OrchestratorSignals, signal_text
+from launcher.run.job_state import JobRun, lost_part_cause
+from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
 
@@ -19,23 +20,10 @@ REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the 
 class StopReasons:
     """Finds reasons to stop a job, and begins the stop."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        job_tasks: JobTasks,
-        stages: Stages,
-        time_limit_end: float | None,
-    ) -> None:
-        self._plan = plan
-        self._facts = facts
-        self._job_state = job_state
-        self._signals = signals
-        self._job_tasks = job_tasks
-        self._stages = stages
-        self._time_limit_end = time_limit_end
+    def __init__(self, job: JobRun, job_tasks: JobTasks, stages: Stages) -> None:
+        self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
+        self._job_state, self._signals = job.state, job.signals
+        self._job_tasks, self._stages = job_tasks, stages
         self._has_handled_end_signal = False
 
     def handle_signals(self) -> None:
@@ -70,18 +58,18 @@ class StopReasons:
         """Whether there is work and all of it has completed."""
         ends = [self._job_tasks.ends.get(planned.task.rank) for planned in work]
         over = not any(is_awaited(planned) for planned in [*self._job_tasks.active(), *self._stages.remaining_tasks])
-        return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
+        return bool(work) and over and all(end is not None and end.reason == "completed" for end in ends)
 
     def _is_work_complete(self) -> bool:
         """Whether all items of the job are known to be processed.
 
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
-        now, ends = time.time(), self._job_tasks.ends
-        report = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
-        expected = report["items_expected"]
+        known, pace = KnownEnds(self._job_tasks.ends), ReportPace(out_of_time=lambda: True)
+        report = build_report(self._facts.run_dir, now=time.time(), ended=True, known=known, pace=pace)
+        expected = report.items_expected
         least = self._plan.manifest.verify.complete_share * expected if expected else None
-        return least is not None and (report["items"] or 0) >= least
+        return least is not None and (report.items or 0) >= least
 
     def _stop_without_workers(self) -> None:
         """Stop a serving job when all its workers have failed for good.
@@ -102,19 +90,19 @@ class StopReasons:
         if not missing or (not alive and living):
             return
         ends = [entry for entry in job_tasks.ended_tasks() if entry[0].role in missing]
-        failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
+        failed = [(task, end) for task, end in ends if end.reason not in CONSEQUENCES]
         if not failed:
             return
-        task, end = max(failed, key=lambda entry: entry[1]["time"] or 0.0)
+        task, end = max(failed, key=lambda entry: entry[1].time or 0.0)
         host = self._facts.hosts[task.node_index]
         kind = f"{task.role} worker" if alive else "worker"
-        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
-        failed_worker = {"worker": task.worker, "rank": task.rank, "node": host, **end}
+        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end.reason}"
+        failed_worker = {"worker": task.worker, "rank": task.rank, "node": host, **end.to_json()}
         self._job_state.begin_stop("terminated_peer", cause, {"failed": failed_worker})
 
     def _forward_warnings(self) -> None:
         """Send the warning before the time limit to the workers, if the job file asks for it."""
-        asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
+        asked = (self._plan.slurm.signal or "").partition("@")[0].removeprefix("SIG")
         while self._signals.warnings:
             number = self._signals.warnings.pop()
             name = signal.Signals(number).name
@@ -137,11 +125,12 @@ class StopReasons:
             self._stop_for_requeue()
 
     def _may_be_requeued(self) -> bool:
-        requeue = self._plan.slurm.get("requeue") or {}
+        requeue = self._plan.slurm.requeue
         return (
-            bool(requeue.get("time_limit"))
+            requeue is not None
+            and requeue.time_limit
             and self._time_limit_end is not None
-            and self._facts.attempt < requeue.get("max", 0)
+            and self._facts.attempt < requeue.max
         )
 
     def _requeue_stop_in_s(self) -> float:

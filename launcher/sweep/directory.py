@@ -7,19 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
-from launcher.errors import LauncherError, SlurmError
+from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
+from exporter.contract.report import Report
+from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
-from launcher.watch.view import JobClient, is_running_here
+from launcher.watch.view import JobClient
 
-SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
 LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
@@ -31,7 +32,7 @@ class SweepPoint:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     runs: tuple[str, ...] = ()
 
 
@@ -45,16 +46,17 @@ class SweepArray:
     cluster: str | None = None  # None for the cluster of this machine
 
 
-@dataclass(frozen=True)
-class SweepRecord:
+class SweepRecord(Record):
     """Content of ``sweep.json``."""
 
-    submission: Mapping[str, Any]  # the sweep's submission: user, time, directory, state of the source
+    SCHEMA = 1
+
+    submission: JsonObject  # the sweep's submission: user, time, directory, state of the source
     max_parallel: int | None
     local: bool
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
-    runner: Mapping[str, Any] | None = None  # the process that runs the points on this machine
+    runner: ProcessRecord | None = None  # the process that runs the points on this machine
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class PointState:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     state: str
     job_id: str | None
     run_dir: str | None
@@ -77,23 +79,9 @@ class PointState:
     exit_status: int = EXIT_STATUS["UNKNOWN"]
 
 
-def dump_record(record: SweepRecord) -> dict[str, Any]:
-    return {"schema": SWEEP_SCHEMA, **dataclasses.asdict(record)}
-
-
-def parse_record(body: Mapping[str, Any]) -> SweepRecord:
-    """The inverse of ``dump_record``."""
-    points = tuple(SweepPoint(**{**point, "runs": tuple(point["runs"])}) for point in body["points"])
-    arrays = tuple(SweepArray(**array) for array in body["arrays"])
-    names = [item.name for item in dataclasses.fields(SweepRecord)]
-    return SweepRecord(**{**{name: body[name] for name in names}, "points": points, "arrays": arrays})
-
-
 def write_record(sweep_dir: Path, record: SweepRecord) -> None:
-    try:
-        run_files.write_json(sweep_dir / SWEEP_FILE, dump_record(record))
-    except OSError as error:
-        raise LauncherError(f"{sweep_dir / SWEEP_FILE} cannot be written: {error.strerror}") from error
+    with os_errors(f"{sweep_dir / SWEEP_FILE} cannot be written"):
+        run_files.write_json(sweep_dir / SWEEP_FILE, record.to_json())
 
 
 def read_record(sweep_dir: Path) -> SweepRecord:
@@ -101,12 +89,10 @@ def read_record(sweep_dir: Path) -> SweepRecord:
     body = run_files.read_json(sweep_dir / SWEEP_FILE)
     if body is None:
         raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is missing or cannot be read")
-    if body.get("schema") != SWEEP_SCHEMA:
-        raise LauncherError(
-            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this gpujob reads {SWEEP_SCHEMA}; "
-            "update gpujob"
-        )
-    return parse_record(body)
+    try:
+        return SweepRecord.from_json(body, str(sweep_dir / SWEEP_FILE))
+    except RecordError as error:
+        raise LauncherError(str(error)) from error
 
 
 def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
@@ -128,7 +114,7 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
         dataclasses.replace(point, runs=(*point.runs, runs[point.index])) if point.index in runs else point
         for point in record.points
     )
-    return dataclasses.replace(record, points=points)
+    return record.replace(points=points)
 
 
 # -- states of the points ------------------------------------------------------------------------
@@ -143,7 +129,7 @@ def read_point_states(
     """
     reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
     if queue is None:
-        over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
+        over = record.local or all(report is not None and not report.requeued for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
@@ -183,46 +169,47 @@ def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str,
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
-def _read_last_report(sweep_dir: Path, point: SweepPoint) -> dict[str, Any] | None:
+def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
     """The report of a point's last run; None if its last attempt has not ended."""
     if not point.runs:
         return None
     run_dir = sweep_dir / point.runs[-1]
-    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
-    orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-    return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
+    report = Report.read(run_dir / run_files.REPORT_FILE)
+    orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
+    same = report is not None and orchestrator is not None and report.attempt == orchestrator.attempt
+    return report if same else None
 
 
 def _point_outcome(
     sweep_dir: Path,
     record: SweepRecord,
     point: SweepPoint,
-    report: Mapping[str, Any] | None,
+    report: Report | None,
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and is_running_here(record.runner)
-        return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
+        waits = record.local and record.runner is not None and record.runner.is_running_here()
+        return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     queue_state = (queue or {}).get(job_id)
-    if report is not None and queue_state not in WAITING_STATES and not (report.get("requeued") and queue_state):
-        return _point_state(point, str(report["state"]), job_id, run_dir, report)
+    if report is not None and queue_state not in WAITING_STATES and not (report.requeued and queue_state):
+        return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
-        state = str(JobClient(run_dir).read_view()["state"])
+        state = JobClient(run_dir).read_view().state
     elif queue is None:
         state = "UNKNOWN"
     elif job_id in queue:
         state = "PENDING" if queue[job_id] in WAITING_STATES else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
-    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else {}
+    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None
     return _point_state(point, state, job_id, run_dir, found)
 
 
 def _point_state(
-    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Mapping[str, Any]
+    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report | None
 ) -> PointState:
     return PointState(
         index=point.index,
@@ -232,30 +219,29 @@ def _point_state(
         job_id=job_id,
         run_dir=None if run_dir is None else str(run_dir),
         runs=len(point.runs),
-        items=report.get("items"),
-        items_expected=report.get("items_expected"),
-        unit=report.get("unit"),
-        duration_s=report.get("duration_s"),
-        cause=_cause_text(report),
-        nodes=tuple(report.get("nodes", ())),
+        items=report.items if report else None,
+        items_expected=report.items_expected if report else None,
+        unit=report.unit if report else None,
+        duration_s=report.duration_s if report else None,
+        cause=_cause_text(report) if report else None,
+        nodes=report.nodes if report else (),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
 
 
-def _cause_text(report: Mapping[str, Any]) -> str | None:
+def _cause_text(report: Report) -> str | None:
     """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
-    if report.get("state") == "COMPLETED":
+    if report.state == "COMPLETED":
         return None  # the cause of its end was that its work was done
-    if cause := report.get("cause"):
-        rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
-        evidence = "; ".join(cause.get("evidence", ()))
-        text = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+    if cause := report.cause:
+        rank = f" (rank {cause.rank})" if cause.rank is not None else ""
+        evidence = "; ".join(cause.evidence)
+        text = f"{cause.worker}{rank} on {cause.node or 'no node'}: {cause.reason}"
         return f"{text}: {evidence}" if evidence else text
-    if stopped := report.get("stopped"):
-        return f"{stopped['reason']}: {stopped['cause']}"
-    checks = (report.get("verification") or {}).get("checks", ())
-    failed = "; ".join(f"{check['name']}: {check['detail']}" for check in checks if check["passed"] is False)
-    return failed or None
+    if report.stopped:
+        return f"{report.stopped.reason}: {report.stopped.cause}"
+    failed = (f"{check.name}: {check.detail}" for check in report.verification.checks if check.passed is False)
+    return "; ".join(failed) or None
 
 
 def sweep_exit_status(states: Sequence[PointState]) -> int:
@@ -270,17 +256,17 @@ def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
 
-def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
+def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, JsonValue]:
     """The states of a sweep as a JSON object."""
     return {
-        "schema": SWEEP_SCHEMA,
+        "schema": SweepRecord.SCHEMA,
         "sweep": record.submission["job_name"],
         "job_id": record.submission["job_id"],
         "sweep_dir": str(sweep_dir),
         "max_parallel": record.max_parallel,
-        "arrays": [dataclasses.asdict(array) for array in record.arrays],
-        "states": dict(Counter(state.state for state in states)),
-        "points": [dataclasses.asdict(state) for state in states],
+        "arrays": to_json(record.arrays),
+        "states": to_json(Counter(state.state for state in states)),
+        "points": to_json(states),
         "exit_status": sweep_exit_status(states),
     }
 

@@ -8,19 +8,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import pytest
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published, Publisher
 from exporter.collecting.saved_state import state_fields
 from exporter.contract import run_files
 from exporter.contract.clock import Clock
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
 from exporter.contract.records import from_json
+from exporter.gpus.records import JobGpus
+from exporter.sidecar import background_reads
+from exporter.sidecar.collectors import Register
+from exporter.sidecar.sidecar import Sidecar
 from tests.realstack.waiting import wait_for
 
 T = TypeVar("T")
@@ -106,6 +113,22 @@ def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any
     return CollectorContext(manifest, make_identity(**identity), clock or FakeClock())
 
 
+def publisher(value: T, clock: Clock | None = None) -> Publisher[T]:
+    """A value that a test publishes in place of a collector. ``value`` is also what is there before the first."""
+    return Publisher(value, clock or FakeClock())
+
+
+def make_sidecar(context: CollectorContext, *collectors: Any, gpus: Published[JobGpus] | None = None) -> Sidecar:
+    """A sidecar with these collectors alone."""
+    return Sidecar(context, Register(collectors, gpus or publisher(JobGpus())))
+
+
+def declared_families() -> tuple[Family, ...]:
+    """All declared families, in the order of the page."""
+    slots = Sidecar(make_context(make_manifest(Path("/runs/1")))).slots
+    return (*(family for slot in slots for family in slot.collector.families), *background_reads.FAMILIES)
+
+
 def write_manifest(manifest: Manifest) -> Path:
     """Write the manifest into its run directory and return the directory."""
     text = json.dumps(render_manifest(manifest))
@@ -129,6 +152,52 @@ def samples_of(page: str, family: Family) -> dict[str, float]:
         if name == family.full_name and not line.startswith("#"):
             found[labels.removesuffix("}")] = float(value)
     return found
+
+
+class Listing:
+    """Entries of a directory, as ``os.scandir`` returns them."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: all entries have been read."""
+
+
+def change_listings(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], Iterable[Any]]) -> None:
+    """Let ``os.scandir`` return what ``change`` makes of the entries of a directory."""
+    scandir = os.scandir
+
+    def changed(place: Any) -> Listing:
+        with scandir(place) as entries:
+            return Listing(change(list(entries)))
+
+    monkeypatch.setattr(os, "scandir", changed)
+
+
+def read_line(process: "subprocess.Popen[str]") -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def send_line(process: "subprocess.Popen[str]") -> None:
+    """Send an empty line to a program."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def open_files(place: str) -> list[str]:

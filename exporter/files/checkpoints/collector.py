@@ -4,13 +4,16 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
-from exporter.contract import run_files
+from exporter.contract import run_files, status
+from exporter.contract.events import Event
+from exporter.contract.records import RecordError
 from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
+from exporter.files.checkpoints.history import SavedCheckpoints
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
 from exporter.files.formats.source import printable
@@ -54,7 +57,7 @@ class CheckpointsSnapshot:
     interval_steps: float | None = None
     next_expected: float | None = None
     passed_over: tuple[tuple[str, str], ...] = ()  # matching names that are not files, and their kinds
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class CheckpointsCollector:
@@ -66,15 +69,16 @@ class CheckpointsCollector:
     name = "checkpoints"
     families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, times: Publisher[tuple[float, ...]]) -> None:
+        """``times`` of its last checkpoint files, in order, are published."""
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
-        self._clock, self._published = context.clock, context.published
+        self._clock, self._times = context.clock, times
         self._is_first_node = context.identity.node_index == 0
         self._tracker = CheckpointTracker(
             start, manifest.checkpoint_interval_s, clock_slack_s=self._clock_slack_s(context)
         )
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._state_location = (
             manifest.run_dir,
             context.identity.node,
@@ -82,12 +86,12 @@ class CheckpointsCollector:
             context.identity.attempt,
         )
         self._restored = False
-        self._saved_state: dict[str, Any] = self._tracker.state()  # state saved for the next sidecar
+        self._saved_state = self._tracker.history.state().to_json()  # state saved for the next sidecar
         self._saved_at: float | None = None  # when it was last saved
         self._save_problem: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
         self._workers_dir = manifest.run_dir / run_files.WORKERS_DIR
-        self._handle: WatchHandle | None = None
+        self._handle: WatchHandle[CheckpointReading] | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
                 make = partial(
@@ -123,14 +127,14 @@ class CheckpointsCollector:
             return None
         self._restore()
         now = self._clock.time()
-        found = self._tracker
+        found, history = self._tracker, self._tracker.history
         ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
         last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
             wait_s = POLL_WAIT_S if self._handle.responding else 0.0
             self._handle.request(now)
             try:
-                reading: CheckpointReading = self._handle.result(wait_s)
+                reading = self._handle.result(wait_s)
             except WatchHanging:
                 return (
                     CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None
@@ -144,18 +148,18 @@ class CheckpointsCollector:
             self._events.extend(_event(one, now) for one in events)
             if not reading.has_unread_names:
                 break
-        self._published.checkpoint_times = found.save_times
+        self._times.publish(history.save_times)
         self._save()
         if not self._is_first_node:
             return None
         return CheckpointsSnapshot(
-            total=found.total,
+            total=history.total,
             writing=found.writing,
             last=found.last,
             last_complete=found.last_complete,
-            interval_s=found.interval_s,
-            interval_steps=found.interval_steps,
-            next_expected=found.next_expected,
+            interval_s=history.interval_s,
+            interval_steps=history.interval_steps,
+            next_expected=history.next_expected,
             passed_over=reading.passed_over,
             events=tuple(self._events),
         )
@@ -169,18 +173,19 @@ class CheckpointsCollector:
         if state is None:
             return
         try:
-            self._tracker.restore(state)
-        except ValueError as error:
+            saved = SavedCheckpoints.from_json(state)
+        except RecordError as error:
             log.warning("the saved state of checkpoints is not used, existing checkpoints are counted again: %s", error)
         else:
-            self._saved_state = self._tracker.state()
+            self._tracker.history.restore(saved)
+            self._saved_state = saved.to_json()
 
     def _save(self) -> None:
         """Save the count for the next sidecar of this node."""
         now = self._clock.monotonic()
         if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
             return
-        state = self._tracker.state()
+        state = self._tracker.history.state().to_json()
         if state == self._saved_state:
             return
         self._saved_at = now
@@ -200,54 +205,56 @@ class CheckpointsCollector:
         if settled is not None and settled.state == "writing":
             settled = last
         out.add(TOTAL, snapshot.total)
-        out.add(WRITING, int(snapshot.writing))
+        out.add(WRITING, snapshot.writing)
         out.add(INTERVAL, snapshot.interval_s)
         if last is not None:
             out.add(LAST, last.end)
             out.add(LAST_BYTES, last.bytes)
-            out.add(VALID, None if last.valid is None else int(last.valid))
+            out.add(VALID, last.valid)
         if settled is not None:
             out.add(MISSING, settled.missing_count)
 
-    def describe(self, snapshot: CheckpointsSnapshot | None, status: NodeStatus) -> None:
+    def describe(self, snapshot: CheckpointsSnapshot | None, parts: StatusParts) -> None:
         if snapshot is None:
             return
-        status.events.extend(snapshot.events)
+        parts.events += snapshot.events
         if not snapshot.responding:
             return
-        status.checkpoints.update(
+        parts.checkpoints = status.Checkpoints(
             count=snapshot.total,
             writing=snapshot.writing,
-            last=_describe(snapshot.last) if snapshot.last is not None else None,
-            last_complete=_describe(snapshot.last_complete) if snapshot.last_complete is not None else None,
+            last=_checkpoint(snapshot.last) if snapshot.last is not None else None,
+            last_complete=_checkpoint(snapshot.last_complete) if snapshot.last_complete is not None else None,
             interval_s=snapshot.interval_s,
             interval_steps=snapshot.interval_steps,
             next_expected=snapshot.next_expected,
-            passed_over=[{"name": printable(name), "kind": kind} for name, kind in snapshot.passed_over],
+            passed_over=tuple(
+                status.IgnoredName(name=printable(name), kind=kind) for name, kind in snapshot.passed_over
+            ),
         )
 
 
-def _describe(found: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint as a JSON object."""
-    return {
-        "name": printable(found.name),
-        "step": found.step,
-        "epoch": found.epoch,
-        "bytes": found.bytes,
-        "files": found.files,
-        "time": found.end,
-        "seconds": found.seconds,
-        "state": found.state,
-        "missing": found.missing_count,
-        "missing_files": [printable(path) for path in found.missing],
-        "valid": found.valid,
-        "reason": printable(found.reason) if found.reason is not None else None,
-        "odd_size": found.odd_size,
-        "odd": printable(found.odd) if found.odd is not None else None,
-    }
+def _checkpoint(found: Checkpoint) -> status.Checkpoint:
+    """One checkpoint as it is in the status."""
+    return status.Checkpoint(
+        name=printable(found.name),
+        step=found.step,
+        epoch=found.epoch,
+        bytes=found.bytes,
+        files=found.files,
+        time=found.end,
+        seconds=found.seconds,
+        state=found.state,
+        missing=found.missing_count,
+        missing_files=tuple(map(printable, found.missing)),
+        valid=found.valid,
+        reason=printable(found.reason) if found.reason is not None else None,
+        odd_size=found.odd_size,
+        odd=printable(found.odd) if found.odd is not None else None,
+    )
 
 
-def _event(event: CheckpointEvent, now: float) -> dict[str, Any]:
+def _event(event: CheckpointEvent, now: float) -> Event:
     """Return one event; a saved checkpoint's has the time of its writing."""
     found = event.checkpoint
     detail = f"{printable(found.name)}: "
@@ -262,9 +269,5 @@ def _event(event: CheckpointEvent, now: float) -> dict[str, Any]:
         detail += printable(found.odd or "")
     elif found.reason is not None:
         detail += printable(found.reason)
-    return {
-        "time": found.end if event.kind == "saved" else now,
-        "level": level,
-        "event": f"checkpoint {event.kind}",
-        "detail": detail,
-    }
+    moment = found.end if event.kind == "saved" else now
+    return Event(time=moment, level=level, event=f"checkpoint {event.kind}", detail=detail)

@@ -4,10 +4,11 @@ import errno
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.contract.events import Event
+from exporter.contract.status import FileSystem, Quota
 from exporter.files.disks.forecast import DiskForecast, is_space_low
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts, SpaceReading, SpaceWatch
@@ -76,13 +77,13 @@ class DiskSnapshot:
     """All groups, and recent events."""
 
     groups: tuple[GroupSpace, ...]
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class _SpaceGroupWatch:
     """One group with its watch and its forecasts."""
 
-    def __init__(self, name: str, handle: WatchHandle) -> None:
+    def __init__(self, name: str, handle: WatchHandle[SpaceReading]) -> None:
         self.name = name
         self.handle = handle
         self._forecasts = (DiskForecast(), DiskForecast(), DiskForecast())
@@ -111,17 +112,7 @@ class DiskCollector:
     """Space of each path group and of the run directory."""
 
     name = "disk"
-    families = (
-        AVAILABLE,
-        SIZE,
-        INODES_AVAILABLE,
-        INODES,
-        RESPONDING,
-        LOW,
-        FULL,
-        QUOTA_AVAILABLE,
-        QUOTA_LIMIT,
-    )
+    families = (AVAILABLE, SIZE, INODES_AVAILABLE, INODES, RESPONDING, LOW, FULL, QUOTA_AVAILABLE, QUOTA_LIMIT)
 
     def __init__(self, context: CollectorContext) -> None:
         self.interval_s = max(5.0, context.manifest.check_interval_s)
@@ -132,7 +123,7 @@ class DiskCollector:
             _SpaceGroupWatch(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
             for name, directory in (*directories, (RUN_GROUP, manifest.run_dir))
         ]
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> DiskSnapshot:
         now = self._clock.time()
@@ -142,7 +133,7 @@ class DiskCollector:
             self._log_events(group, facts, now)
         return DiskSnapshot(found, tuple(self._events))
 
-    def _facts(self, group: _SpaceGroupWatch, answer: object, now: float) -> GroupSpace:
+    def _facts(self, group: _SpaceGroupWatch, answer: SpaceReading | Exception, now: float) -> GroupSpace:
         mount = group.handle.filesystem
         unseen = GroupSpace(
             group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
@@ -159,12 +150,8 @@ class DiskCollector:
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
-        if not isinstance(answer, SpaceReading):
-            raise (
-                answer
-                if isinstance(answer, Exception)
-                else TypeError(f"{group.name}: {answer!r} is not a SpaceReading")
-            )
+        if isinstance(answer, Exception):
+            raise answer
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
     def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
@@ -199,46 +186,46 @@ class DiskCollector:
             group.full_report_time = now
 
     def _event(self, time: float, level: str, kind: str, group: str, detail: str) -> None:
-        self._events.append(
-            {"time": time, "level": level, "event": kind, "group": group, "detail": detail.rstrip()},
-        )
+        self._events.append(Event(time=time, level=level, event=kind, group=group, detail=detail.rstrip()))
 
     def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
         for facts in snapshot.groups:
             row = out.row(group=facts.group)
-            row.add(RESPONDING, None if facts.responding is None else int(facts.responding))
+            row.add(RESPONDING, facts.responding)
             if facts.space is not None:
                 row.add(AVAILABLE, facts.space.available_bytes)
                 row.add(SIZE, facts.space.size_bytes)
                 row.add(INODES_AVAILABLE, facts.space.inodes_available)
                 row.add(INODES, facts.space.inodes)
-                row.add(LOW, int(bool(facts.low)))
+                row.add(LOW, facts.low)
             row.add(FULL, facts.full_at)
             if facts.quota is not None:
                 row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)
                 row.add(QUOTA_LIMIT, facts.quota.limit_bytes)
 
-    def describe(self, snapshot: DiskSnapshot, status: NodeStatus) -> None:
-        for facts in snapshot.groups:
-            space, quota = facts.space, facts.quota
-            status.filesystems.append(
-                {
-                    "group": facts.group,
-                    "mount": facts.mount,
-                    "fstype": facts.fstype,
-                    "responding": facts.responding,
-                    "since": facts.silent_since,
-                    "error": facts.error,
-                    "available_bytes": None if space is None else space.available_bytes,
-                    "size_bytes": None if space is None else space.size_bytes,
-                    "inodes_available": None if space is None else space.inodes_available,
-                    "inodes": None if space is None else space.inodes,
-                    "low": facts.low,
-                    "full_at": facts.full_at,
-                    "quota": None if quota is None else quota._asdict(),
-                }
-            )
-        status.events.extend(snapshot.events)
+    def describe(self, snapshot: DiskSnapshot, parts: StatusParts) -> None:
+        parts.filesystems = tuple(_file_system(facts) for facts in snapshot.groups)
+        parts.events += snapshot.events
+
+
+def _file_system(facts: GroupSpace) -> FileSystem:
+    """One group as it is in the status."""
+    space, quota = facts.space, facts.quota
+    return FileSystem(
+        group=facts.group,
+        mount=facts.mount,
+        fstype=facts.fstype,
+        responding=facts.responding,
+        since=facts.silent_since,
+        error=facts.error,
+        available_bytes=None if space is None else space.available_bytes,
+        size_bytes=None if space is None else space.size_bytes,
+        inodes_available=None if space is None else space.inodes_available,
+        inodes=None if space is None else space.inodes,
+        low=facts.low,
+        full_at=facts.full_at,
+        quota=None if quota is None else Quota(*quota),
+    )
 
 
 def _decimal_size(count: float) -> str:

@@ -3,13 +3,15 @@
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from functools import partial
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published
 from exporter.contract.identity import safe_label
 from exporter.files.outputs.csv_reader import NAME, CsvFile, csv_file_name
-from exporter.gpus.records import GpuActivity, GpuReading, GpuState
+from exporter.gpus.records import GpuActivity, GpuReading, GpuState, JobGpus
 from exporter.machine.file_host import WatchHandle, WatchHanging
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
@@ -29,11 +31,11 @@ class GpuMetricsCollector:
     name = NAME
     families: tuple[Family, ...] = ()
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, gpus: Published[JobGpus], job_phase: Published[str]) -> None:
         manifest, identity = context.manifest, context.identity
-        self._clock, self._published, self._files = context.clock, context.published, context.files
+        self._clock, self._files, self._gpus, self._job_phase = context.clock, context.files, gpus, job_phase
         self._node = safe_label(identity.node)
-        self._file: WatchHandle | None = None
+        self._file: WatchHandle[None] | None = None
         self._lines_fd = -1  # descriptor of the lines of one reading
         self._is_written = True  # whether those were written, so that the buffer is free
         self._last_written: float | None = None  # time of the reading that was written last
@@ -48,15 +50,16 @@ class GpuMetricsCollector:
             self._file = self._files.watch(NAME, make)
 
     def read(self) -> None:
-        reading = self._published.gpu_reading
+        gpus = self._gpus.value  # an old reading was written before
+        reading = gpus.reading
         if (
             self._file is None
             or reading is None
             or reading.time == self._last_written
-            or self._published.job_phase == "finished"
+            or self._job_phase.value == "finished"
         ):
             return
-        text = csv_lines(reading, self._published.own_gpus, self._node)
+        text = csv_lines(reading, gpus.positions.values(), self._node)
         if not text:
             return
         if not self._is_written:
@@ -66,7 +69,7 @@ class GpuMetricsCollector:
         self._is_written, self._last_written = False, reading.time
         self._write(self._file)
 
-    def _write(self, file: WatchHandle) -> None:
+    def _write(self, file: WatchHandle[None]) -> None:
         """Have the lines written and wait for it. Raises the error of the write."""
         (answer,) = self._files.poll([file], self._clock.time(), WAIT_S)
         self._is_written = not isinstance(answer, WatchHanging)
@@ -76,11 +79,11 @@ class GpuMetricsCollector:
     def render(self, _snapshot: None, _out: Samples) -> None:
         """Add nothing: the collector has no series."""
 
-    def describe(self, _snapshot: None, _status: NodeStatus) -> None:
+    def describe(self, _snapshot: None, _parts: StatusParts) -> None:
         """Add nothing."""
 
 
-def csv_lines(reading: GpuReading, uuids: tuple[str, ...], node: str) -> str:
+def csv_lines(reading: GpuReading, uuids: Iterable[str], node: str) -> str:
     """Lines for these GPUs, in this order. A GPU that cannot be read has only its total memory."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reading.time))
     states = {state.gpu.uuid: state for state in reading.gpus}

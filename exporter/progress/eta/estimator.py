@@ -7,6 +7,7 @@ forecast the rest, and a back-test on the run's own past weights them.
 import math
 from dataclasses import dataclass, field
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,
     FIRST_TRUST,
@@ -20,7 +21,6 @@ from exporter.progress.eta.blocks import SAME_TIME_S, RecentThroughput, WorkBloc
 from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
 from exporter.progress.eta.interval import (
-    EtaEstimate,
     confidence,
     half_width,
     log_deviation,

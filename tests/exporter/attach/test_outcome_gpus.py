@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from exporter.attach import outcome
 from exporter.attach.outcome import AttachedOutcome
+from tests.exporter.attach.test_settings import build_attached_report, end_summary
 from tests.support.builders import dead, worker_entry
 from tests.support.gpu_status import XID_79, gpu, gpus, of_worker, use
 
@@ -26,7 +26,7 @@ def status(**over: Any) -> dict[str, Any]:
 
 
 def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
-    report = outcome.build_attached_report(status(), AttachedOutcome("FAILED", ()), "/r", 6.0, {})
+    report = build_attached_report(status(), AttachedOutcome("FAILED", ()), "/r", 6.0, {})
     assert (report["gpus"]["count"], report["gpus"]["energy_j"]) == (2, 7.2e6)
     assert [node["node"] for node in report["gpus"]["nodes"]] == ["cn01"]
     used = [[(device["gpu"], device["planned"], device["used"]) for device in worker["gpu_devices"]]
@@ -36,14 +36,14 @@ def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
 
 def test_the_report_has_the_events_of_gpus() -> None:
     event = {"time": 3.0, "level": "critical", "event": "GPU lost", "detail": "GPU 0"}
-    (reported_event,) = outcome.build_attached_report(
-        status(events=[event]), AttachedOutcome("FAILED", ()), "/r", 6.0, {}
-    )["gpus"]["events"]
+    (reported_event,) = build_attached_report(status(events=[event]), AttachedOutcome("FAILED", ()), "/r", 6.0, {})[
+        "gpus"
+    ]["events"]
     assert (reported_event["time"], reported_event["node"], reported_event["event"]) == (3.0, "cn01", "GPU lost")
 
 
 def test_the_summary_names_gpu_problems_of_failed_workers() -> None:
-    lines = outcome.end_summary(status(), AttachedOutcome("FAILED", ()), "/r").splitlines()
+    lines = end_summary(status(), AttachedOutcome("FAILED", ()), "/r").splitlines()
     assert lines[-3:] == [
         "worker_w0: GPU 0: Xid 79, GPU has fallen off the bus",
         "GPUs: 2 x NVIDIA H200, 90 % busy, 2.0 kWh",
@@ -55,6 +55,6 @@ def test_the_report_of_a_job_without_gpus_has_no_gpu_section() -> None:
     bare = status(gpus={})
     for worker in bare["workers"]:
         worker |= of_worker(gpu_use=None)
-    report = outcome.build_attached_report(bare, AttachedOutcome("FAILED", ()), "/r", 6.0, {})
+    report = build_attached_report(bare, AttachedOutcome("FAILED", ()), "/r", 6.0, {})
     assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
-    assert "GPU" not in outcome.end_summary(bare, AttachedOutcome("FAILED", ()), "/r")
+    assert "GPU" not in end_summary(bare, AttachedOutcome("FAILED", ()), "/r")

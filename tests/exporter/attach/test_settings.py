@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +23,45 @@ from exporter.attach.workers_reader import WorkerCandidate, WorkerSearchResult
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
+from exporter.contract.status import NodeStatus
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS
-from launcher.report.text import render_report
 from launcher.watch.view import JobClient
 from tests.exporter.attach.test_monitor_config import EXAMPLE
 from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment, refused, run
+from tests.support.builders import as_json, rendered
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, until, write_manifest
+from tests.support.launcher import read_json
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 # -- settings --------------------------------------------------------------------------------------------
+
+
+def status_of_node(status: dict[str, Any]) -> NodeStatus:
+    workers = [
+        {"rank": rank, **{key: value for key, value in worker.items() if value is not None}}
+        for rank, worker in enumerate(status["workers"])
+    ]
+    return NodeStatus.from_json({**status, "workers": workers})
+
+
+def find_outcome(status: dict[str, Any], critical: Collection[str], missing: str | None) -> AttachedOutcome:
+    return outcome.find_outcome(status_of_node(status), critical, missing)
+
+
+def end_summary(status: dict[str, Any], result: AttachedOutcome, run_dir: str) -> str:
+    return outcome.end_summary(status_of_node(status), result, run_dir)
+
+
+def build_attached_report(
+    status: dict[str, Any],
+    result: AttachedOutcome,
+    run_dir: str,
+    end: float,
+    diagnoses: Mapping[str, outcome.DiagnosisRef],
+) -> dict[str, Any]:
+    return as_json(outcome.build_attached_report(status_of_node(status), result, run_dir, end, diagnoses))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +251,13 @@ def test_the_run_directory_is_temporary_if_logs_cannot_be_created(
 LAUNCH: dict[str, Any] = {"verified": False, "final": True, "checks": []}
 
 
+class StatusJson(dict[str, Any]):
+    """A status as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self
+
+
 class Job:
     """A worker finder with workers that the test starts and ends."""
 
@@ -263,10 +298,12 @@ class Job:
         found = tuple(candidate for candidate in visible if candidate.pid not in known)
         return WorkerSearchResult(found, self.gone, self.problems)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> "StatusJson":
         workers = [
             {
-                **dict.fromkeys(("role", "node", "start", "cpu_s", "items", "items_expected", "items_processed")),
+                "role": "worker",
+                "node": "n",
+                **dict.fromkeys(("start", "cpu_s", "items", "items_expected", "items_processed")),
                 "worker": f"worker_w{rank}",
                 "rank": rank,
                 "gpus": [],
@@ -281,7 +318,7 @@ class Job:
         ]
         job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
         facts = {"node": {"name": "n"}, "attempt": 0, "launch": dict(LAUNCH)}
-        return {"workers": workers, "job": job, "events": self.worker_events, **facts}
+        return StatusJson({"workers": workers, "job": job, "events": self.worker_events, **facts})
 
     def start_worker(
         self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, directory: str | None = "/a"
@@ -465,7 +502,7 @@ def test_surplus_processes_are_reported_once(tmp_path: Path) -> None:
     for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
         job.start_worker(pid, number)
     job.step()
-    assert [event["detail"] for event in job.events] == [
+    assert [event.detail for event in job.events] == [
         "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
     ]
     job.end_worker(0)
@@ -504,7 +541,7 @@ def test_missing_workers_are_named_with_their_details(tmp_path: Path) -> None:
         "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
         f"; worker_pids.txt: 'x' is not a process id{SUGGESTION}"
     )
-    assert [event["detail"] for event in job.events] == [job.problems[0], message]
+    assert [event.detail for event in job.events] == [job.problems[0], message]
     job.end_worker(0)
     job.end_worker(1)
     assert job.step() == "completing"
@@ -538,7 +575,7 @@ def test_a_job_without_workers_fails_after_the_launch_timeout(tmp_path: Path) ->
     assert job.step() == "finished, ended"
     message = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{SUGGESTION}"
     assert job.finder.outcome == AttachedOutcome("FAILED", (message,))
-    text = render_report(run_files.read_json(tmp_path / run_files.REPORT_FILE) or {})
+    text = rendered(read_json(tmp_path / run_files.REPORT_FILE))
     assert f"- workers: FAILED: {message}\n" in text
 
 
@@ -547,7 +584,7 @@ def test_process_names_are_not_suggested_if_there_is_a_pid_file(tmp_path: Path) 
     job.start_worker(100, 0, "pid_file")
     job.step()
     job.step(10)
-    assert job.events[-1]["detail"].endswith(
+    assert job.events[-1].detail.endswith(
         "; write their pids to worker_pids.txt in the log directory, or to --pid-file"
     )
 
@@ -567,11 +604,14 @@ def test_a_failed_attached_job_has_the_report_of_a_launched_job(tmp_path: Path) 
     job.step()
     job.step(RESTART_S)
     job.step()
-    report = JobClient(write_manifest(job.context.manifest)).report()
+    report = as_json(JobClient(write_manifest(job.context.manifest)).report())
     assert report["cause"] == {
         "worker": "worker_w1",
         "rank": 1,
-        "node": None,
+        "node": "n",
+        "run": None,
+        "missing": [],
+        "missing_total": 0,
         "reason": "app_error",
         "code": 3,
         "signal": None,
@@ -582,19 +622,19 @@ def test_a_failed_attached_job_has_the_report_of_a_launched_job(tmp_path: Path) 
     }
     assert report["launch"] == LAUNCH
     assert report["diagnoses"] == ["diagnostics/worker_w1.txt"]
-    launched = build_report(tmp_path, now=2.0, ended=True)
+    launched = as_json(build_report(tmp_path, now=2.0, ended=True))
     assert set(launched) - set(report) == set()
     assert {key for key in launched["workers"][0] if key not in report["workers"][0]} == set()
-    text = render_report(report)
+    text = rendered(report)
     assert "FAILED" in text
     assert f"- diagnosis: {tmp_path}/diagnostics/worker_w1.txt\n" in text
     run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 1})
     result = AttachedOutcome("FAILED", ())
     older = {"worker_w1": outcome.DiagnosisRef("diagnostics/worker_w1.txt", run_files.read_json(path) or {})}
-    again = outcome.build_attached_report(job.status(), result, str(tmp_path), 5.0, older)
+    again = build_attached_report(job.status(), result, str(tmp_path), 5.0, older)
     assert again["cause"]["diagnosis"] is None
-    assert "diagnosis:" not in render_report(again)
-    early = outcome.build_attached_report(
+    assert "diagnosis:" not in rendered(again)
+    early = build_attached_report(
         {**job.status(), "launch": {**LAUNCH, "final": False}}, result, str(tmp_path), 5.0, {}
     )
     assert early["launch"] is None
@@ -604,16 +644,16 @@ def test_the_report_counts_the_items_of_an_incomplete_job(tmp_path: Path) -> Non
     job_status = Job(tmp_path).status()
     job_status["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in job_status["workers"]]
     job_status["job"]["total_items"] = 240
-    result = outcome.find_outcome(job_status, (), None)
+    result = find_outcome(job_status, (), None)
     assert result == AttachedOutcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
-    report = outcome.build_attached_report(job_status, result, str(tmp_path), 5.0, {})
+    report = build_attached_report(job_status, result, str(tmp_path), 5.0, {})
     assert report["exit_status"] == EXIT_STATUS["INCOMPLETE"] == 8
-    assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in render_report(report)
+    assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in rendered(report)
 
 
 def test_a_status_from_before_the_first_worker_read_is_accepted(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    before = {**job.status(), "workers": [{"items": None}]}
+    before = StatusJson({**job.status(), "workers": [{"items": None}]})
     job.status = lambda: before  # type: ignore[method-assign]
     assert job.step() == "launching"
     job.finder.write_unfinished_report()
@@ -638,9 +678,9 @@ def test_a_sidecar_that_ends_early_leaves_an_unfinished_report(
     clock = time.strftime("%H:%M:%S", time.localtime(job.clock.now))
     why = f"the sidecar was stopped at {clock}, while {text_of_count} running"
     assert report["stopped"] == {"reason": "unknown", "cause": why, "time": job.clock.now}
-    text = render_report(report)
+    text = rendered(report)
     assert f"- stopped: {why}\n" in text
-    assert "| worker_w0 | 0 | None | running |" in text
+    assert "| worker_w0 | 0 | n | running |" in text
     assert job.step() == "running", "the job continues"
 
 
@@ -715,7 +755,7 @@ def status(
 def test_the_job_state_follows_from_the_ends_of_its_workers(
     job_status: dict[str, Any], missing: str | None, state: str, reason: str
 ) -> None:
-    result = outcome.find_outcome(job_status, {"cuda_oom"}, missing)
+    result = find_outcome(job_status, {"cuda_oom"}, missing)
     assert result.state == state
     assert reason in "; ".join(result.reasons)
     assert result.exit_status == EXIT_STATUS[state]
@@ -738,9 +778,9 @@ def test_a_worker_short_of_its_own_total_gives_a_warning(
     job_status = status(*((ended(), items) for items, _ in counts), total=total)
     for worker, (_, expected) in zip(job_status["workers"], counts, strict=True):
         worker["items_expected"] = expected
-    result = outcome.find_outcome(job_status, (), None)
+    result = find_outcome(job_status, (), None)
     assert result == AttachedOutcome("COMPLETED", tuple(f"warning: {line}" for line in warnings))
-    assert all(f"\nwarning: {line}\n" in outcome.end_summary(job_status, result, "/r") for line in warnings)
+    assert all(f"\nwarning: {line}\n" in end_summary(job_status, result, "/r") for line in warnings)
 
 
 EARLY = "warning: worker_w1 exited with 0 after 40 of the 50 steps that its log shows"
@@ -773,7 +813,7 @@ def in_steps(job_status: dict[str, Any], expected: int | None = 50, unit: str = 
 def test_steps_are_not_compared_with_the_total_items_of_the_job(
     job_status: dict[str, Any], state: str, reason: str
 ) -> None:
-    result = outcome.find_outcome(job_status, (), None)
+    result = find_outcome(job_status, (), None)
     assert (result.state, "; ".join(result.reasons)[: len(reason)]) == (state, reason)
 
 
@@ -782,13 +822,13 @@ def test_the_report_counts_steps_if_the_workers_count_steps(tmp_path: Path) -> N
     counted = {"exit": ended(), "unit": "steps", "items_expected": 100, "items_processed": 95}
     job_status["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in job_status["workers"]]
     job_status["job"]["total_items"] = 240
-    result = outcome.find_outcome(job_status, (), None)
-    report = outcome.build_attached_report(job_status, result, str(tmp_path), 6.0, {})
+    result = find_outcome(job_status, (), None)
+    report = build_attached_report(job_status, result, str(tmp_path), 6.0, {})
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == ["steps", 94, 100, 95]
-    text = render_report(report)
+    text = rendered(report)
     assert "- steps: 94 of 100, 19.0 steps/s over the whole job\n" in text
     assert result.state == "COMPLETED"
-    assert ", 95/100 steps\n" in outcome.end_summary(job_status, result, "/r")
+    assert ", 95/100 steps\n" in end_summary(job_status, result, "/r")
 
 
 def test_the_summary_has_a_line_for_each_worker() -> None:
@@ -798,7 +838,7 @@ def test_the_summary_has_a_line_for_each_worker() -> None:
     job_status["workers"].append(
         {**job_status["workers"][0], "worker": "worker_w10", "exit": None, "pid": None, "items": None}
     )
-    text = outcome.end_summary(job_status, AttachedOutcome("FAILED", ("why\x1b",)), "/r")
+    text = end_summary(job_status, AttachedOutcome("FAILED", ("why\x1b",)), "/r")
     assert text.splitlines() == [
         "job 7 a?b: FAILED",
         "  worker_w0   completed, exit status 0, 50 items",
@@ -956,7 +996,7 @@ def test_a_script_with_flags_reports_a_killed_worker(
         line.endswith(" 1") and labels in line for line in page.splitlines() if line.startswith("gpujob_worker_up{")
     )
     assert [worker["pid"] for worker in job.workers()] == job.pids
-    assert JobClient(job.state).read_view()["state"] == "RUNNING"
+    assert JobClient(job.state).read_view().state == "RUNNING"
     os.kill(job.pids[2], signal.SIGKILL)
     killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
     other = "import time; time.sleep(600)"
@@ -980,9 +1020,9 @@ def test_a_script_with_flags_reports_a_killed_worker(
     assert "Alertmanager" in job.error_output()
     assert "worker_w2 ended: killed_unknown: " in job.error_output()
     assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
-    assert "by killed_unknown" in render_report(JobClient(job.state).report())
+    assert "by killed_unknown" in rendered(as_json(JobClient(job.state).report()))
     assert "Traceback" not in job.error_output()
-    assert JobClient(job.state).read_view()["report"]["exit_status"] == 1
+    assert as_json(JobClient(job.state).read_view())["report"]["exit_status"] == 1
 
 
 def _has_ended(job: Launched) -> bool:
@@ -1019,11 +1059,11 @@ def test_workers_found_by_name_continue_without_the_sidecar(tmp_path: Path, laun
     os.kill(job.sidecar_pid(), signal.SIGINT)
     left = until(lambda: "the job itself was not touched" in job.error_output(), "the end of the sidecar")
     assert left
-    report = JobClient(job.state).report()
+    report = as_json(JobClient(job.state).report())
     assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
     assert [worker["up"] for worker in report["workers"]] == [True] * 4
     assert report["stopped"]["cause"].endswith(", while 4 workers were running")
-    assert "- stopped: the sidecar was stopped at" in render_report(report)
+    assert "- stopped: the sidecar was stopped at" in rendered(report)
     assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
     argv = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]
     second_sidecar = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=job.errors, text=True)

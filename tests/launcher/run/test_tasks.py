@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task, read_manifest
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import PEER_WINDOW_S, JobStop
 from launcher.errors import SlurmError
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.plan import Plan, RunFacts, SlurmOptions
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
-from launcher.run.job_state import OWN_TEARDOWN_S, JobState
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, JobState
 from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
@@ -89,7 +90,7 @@ def facts_in(folder: Path, **over: Any) -> RunFacts:
 
 def test_each_task_of_a_step_has_its_rank_and_command(tmp_path: Path) -> None:
     plan = mpi_plan(["solve", "--rank", "{rank}"])
-    entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
+    entries: list[dict[str, Any]] = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
     assert [(entry["worker"], entry["rank"], entry["argv"][-1]) for entry in entries] == [
         ("solver_w0", 0, "0"),
         ("solver_w0", 1, "1"),
@@ -135,7 +136,7 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
         mpi_plan([sys.executable, "-c", program]),
         python=sys.executable,
         workdir=str(tmp_path),
-        slurm={"mpi": "pmi2"},
+        slurm=SlurmOptions(mpi="pmi2"),
     )
     (tmp_path / "workers").mkdir()
     monkeypatch.setenv("ODD", "a 'b'\n")
@@ -203,11 +204,9 @@ def test_the_log_of_a_terminated_task_is_not_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("launcher.report.run_logs.read_last_bytes", read)
     finder, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
     record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, stop).reason == "cancelled"
     read.assert_not_called()
-    assert (
-        finder.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
-    )
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop).reason == "killed_unknown"
     read.assert_called()
 
 
@@ -217,11 +216,11 @@ def test_a_task_ended_with_its_worker_has_the_reason_terminated_peer(tmp_path: P
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
     record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
     finder = ExitReasonFinder(manifest, 0, None)
-    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, None).reason == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
     run_files.write_json(f"{stem}.stop.json", {"stop": stop})
     ended = finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)
-    assert (ended["reason"], ended["evidence"][-1]) == (
+    assert (ended.reason, ended.evidence[-1]) == (
         "terminated_peer",
         "the job was being stopped: worker_w0 rank 1 ended by app_error",
     )
@@ -233,7 +232,11 @@ def test_the_report_takes_the_cause_from_the_stop_if_no_worker_failed(tmp_path: 
     stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
     run_files.write_job_state(str(run_dir), "completing", stop)
     report = build_report(run_dir, now=20.0, ended=True)
-    assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
+    assert (report.state, report.cause and report.cause.worker, report.cause and report.cause.time) == (
+        "FAILED",
+        "orchestrator",
+        10.0,
+    )
 
 
 def test_all_runs_have_ended_when_each_start_has_an_exit_record(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ class SimulatedJob:
         self.steps.start_tasks.side_effect = self._start
         self.steps.query_end.return_value = ExternalEnd()
         self.job_state = JobState(self.facts, 30.0, self.signals)
-        self.job_tasks = JobTasks(plan, self.facts, self.steps, self.job_state, self.signals, None)
+        self.job_tasks = JobTasks(JobRun(plan, self.facts, self.steps, self.job_state, self.signals))
         self.processes: list[Mock] = []
 
     def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
@@ -286,12 +289,12 @@ def test_a_service_that_ends_in_a_running_step_fails_immediately(tmp_path: Path)
     job.job_tasks._next_steps_poll_at = 0.0
     job.job_tasks.reap()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
+    assert job.job_state.stop.cause == "solver_w0 rank 1 on cn01 ended by app_error"
     assert job.job_tasks.busy
     job.record_end(0, 143, service=True)
     job.processes[0].poll.return_value = 143
     job.job_tasks.reap()
-    assert job.job_tasks.ends[1]["reason"] == "app_error"
+    assert job.job_tasks.ends[1].reason == "app_error"
     assert not job.job_tasks.busy
 
 
@@ -304,7 +307,7 @@ def test_a_completed_task_waits_for_its_step(tmp_path: Path) -> None:
     job.record_end(0, 0)
     job.processes[0].poll.return_value = 0
     job.job_tasks.reap()
-    assert [job.job_tasks.ends[rank]["reason"] for rank in (0, 1)] == ["completed", "completed"]
+    assert [job.job_tasks.ends[rank].reason for rank in (0, 1)] == ["completed", "completed"]
 
 
 def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> None:
@@ -381,9 +384,9 @@ def test_slurm_is_queried_for_the_reason_of_a_sigterm_until_it_answers(
     job.steps.query_end.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
     job.job_tasks.reap()
     job.job_tasks.reap()
-    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"time_limit"}
+    assert {end.reason for end in job.job_tasks.ends.values()} == {"time_limit"}
     assert job.job_state.stop is not None
-    assert job.job_state.stop["time"] == ended_at, "ends before the answer belong to the stop"
+    assert job.job_state.stop.time == ended_at, "ends before the answer belong to the stop"
 
 
 def test_a_pending_signal_decides_the_reason_before_the_ends_are_read(tmp_path: Path) -> None:
@@ -397,7 +400,7 @@ def test_a_pending_signal_decides_the_reason_before_the_ends_are_read(tmp_path: 
     assert (job.job_tasks.ends, job.job_state.stop) == ({}, None)
     job.job_state.begin_stop("cancelled", "Slurm: cancelled", send_sigterm=False)
     job.job_tasks.reap()
-    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"cancelled"}
+    assert {end.reason for end in job.job_tasks.ends.values()} == {"cancelled"}
 
 
 def test_tasks_that_slurm_ends_are_neither_restarted_nor_terminated(
@@ -463,14 +466,14 @@ def test_the_failed_node_is_queried_until_its_tasks_have_a_reason(tmp_path: Path
     job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
     job.job_tasks.slurm_end_query.stop_job(job.steps.query_end(), "")
     assert job.job_state.stop is not None
-    assert "nodes" not in job.job_state.stop
+    assert not job.job_state.stop.nodes
     job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
     job.record_end(0, 143, **terminated())
     job.processes[0].poll.return_value = 137
     job.job_tasks._killed_at = time.monotonic()  # tasks without a record by now leave none
     job.job_tasks.reap()
-    assert job.job_state.stop["nodes"] == ["cn01"]
-    assert {rank: end["reason"] for rank, end in job.job_tasks.ends.items()} == {
+    assert job.job_state.stop.nodes == ("cn01",)
+    assert {rank: end.reason for rank, end in job.job_tasks.ends.items()} == {
         0: "terminated_peer",
         1: "node_failure",
     }
@@ -532,10 +535,10 @@ def test_a_step_is_not_over_if_squeue_is_missing(
     assert capfd.readouterr().err.count("steps without their srun cannot be ended: squeue is not on PATH") == 1
 
 
-def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, Any]]]:
+def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, WorkerEnd]]:
     task = plan_of().tasks[0].task
     return [
-        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), {"time": float(time_s), "reason": reason})
+        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), WorkerEnd(time=float(time_s), reason=reason))
         for rank, time_s, reason in reasons
     ]
 
@@ -551,7 +554,7 @@ def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, A
 def test_the_earliest_recent_failure_of_a_peer_is_found(
     reasons: list[tuple[int, int, str]], rank: int, end: int
 ) -> None:
-    failures, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
+    failures, last = TaskFailures(), dict[int, tuple[Task, WorkerEnd]]()
     for task, ended in ends_of(reasons):
         failures.add(task, ended)
         last[task.rank] = (task, ended)

@@ -12,11 +12,12 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import parse_manifest, read_manifest, render_manifest
+from exporter.contract.status import NodeStatus, WorkerStatus
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.mounts import MountPoint
 from exporter.progress.work import JobWork, job_work
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.launcher.verify.verify_job import COMPLETED, SAMPLES, START, Job
 
@@ -48,11 +49,12 @@ def checks_of_nodes(
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
     statuses = {
-        node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
+        node: NodeStatus.from_json({"final": True, "outputs": [{"group": "other"}, {**entry, **facts}]})
         for node, facts in over.items()
     }
     host = FileWatchHost(SystemClock(), use_helper=False)
-    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=statuses, host=host)
+    finished = FinishedJob(manifest, job.work, COMPLETED, since=START, statuses=statuses)
+    found = verify_results(finished, host=host)
     return {check.name: check for check in found}
 
 
@@ -188,10 +190,7 @@ def test_empty_json_results_are_a_failure(content: str, tmp_path: Path) -> None:
 def test_checksums_are_written_for_sha256sum(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"checksums": True, "outputs": 1})
     job.lines(0, 50).write("output_a\\b\nc.jsonl", "{}\n" * 50)
-    assert job.result("checksums") == (
-        True,
-        "SHA-256 of 2 of 2 files in checksums.txt",
-    )
+    assert job.result("checksums") == (True, "SHA-256 of 2 of 2 files in checksums.txt")
     done = subprocess.run(
         ["sha256sum", "-c", str(job.path / CHECKSUMS_FILE)], cwd=job.path, capture_output=True, text=True, check=False
     )
@@ -248,8 +247,8 @@ def test_an_old_manifest_without_verify_settings_has_the_defaults(job: Job) -> N
 
 def test_progress_bars_over_batches_leave_the_item_check_to_the_records(tmp_path: Path) -> None:
     job = Job(tmp_path, items=960).lines(0, 480).lines(1, 480)
-    bars = [{"items": 60, "items_expected": 60, "items_processed": 60, "unit": "items", "pattern": "bar"}] * 2
-    job.work = job_work(bars)
+    bar = WorkerStatus(rank=0, items=60, items_expected=60, items_processed=60, unit="items", pattern="bar")
+    job.work = job_work([bar, bar])
     assert job.result("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
     assert job.result("records") == (True, "960 records for 960 items")
     job.lines(1, 300)

@@ -10,10 +10,11 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import read_manifest
+from exporter.contract.status import WorkerStatus
 from exporter.machine.file_host import FileWatchHost
 from exporter.progress.work import JobWork, job_work
 from launcher.verify import files
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from tests.support.launcher import settled_run_dir
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "files" / "formats" / "samples"
@@ -39,8 +40,10 @@ class Job:
     @staticmethod
     def of(*positions: int | None, unit: str | None = None) -> JobWork:
         """The work of workers at these positions."""
-        entries = [{"items": done, "items_expected": done, "items_processed": done, "unit": unit} for done in positions]
-        return job_work(entries)
+        return job_work(
+            WorkerStatus(rank=rank, items=done, items_expected=done, items_processed=done, unit=unit)
+            for rank, done in enumerate(positions)
+        )
 
     def write(self, name: str, content: bytes | str, age_s: float = 0.0) -> "Job":
         """Write a file of the job, `age_s` seconds old."""
@@ -58,10 +61,10 @@ class Job:
     def checks(self, **over: Any) -> dict[str, VerificationCheck]:
         """All checks, by name."""
         given: dict[str, Any] = {"work": self.work, "idle_ranks": self.idle, "busy_ranks": self.busy, "since": START}
-        given |= {"logs": self.logs, **over}
-        if "host" not in given:
-            given["host"] = FileWatchHost(SystemClock(), use_helper=False)
-        found = verify_results(read_manifest(self.path), exit_reasons=COMPLETED, **given)
+        given |= {"logs": self.logs, "exit_reasons": COMPLETED, **over}
+        how: dict[str, Any] = {"host": FileWatchHost(SystemClock(), use_helper=False)}
+        how |= {name: given.pop(name) for name in ("host", "out_of_time", "progress") if name in given}
+        found = verify_results(FinishedJob(read_manifest(self.path), **given), **how)
         assert len({check.name for check in found}) == len(found)
         return {check.name: check for check in found}
 

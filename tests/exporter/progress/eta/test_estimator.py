@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.records import RecordError, from_json
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.eta.prior import RunPrior
 from tests.support.exporter import saved_and_read, saved_text
 
