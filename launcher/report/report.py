@@ -35,6 +35,7 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
+    from launcher.report.attached import Judgement
     from launcher.verify.timed_reads import OutOfTime, ReportProgress
     from launcher.verify.verify import VerificationCheck
 
@@ -126,15 +127,19 @@ def build_report(
         from launcher.report.verification import read_benchmark, verify_job  # lazy: file formats take 50 ms to load
 
         planned, benchmark = read_benchmark(run_dir, manifest, workers)
-    cause = job_cause(workers) or stop_cause(found.job_state.get("stop"))
+    judgement = _judge_attached(found, workers) if ended and manifest.attached else None
+    cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
     restarted = restart_causes(workers)
     if cause is not None:
         add_earlier_failures(cause, restarted)
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
-    state = job_end_state(workers, cause, stop.reason if stop else None, ended)
     checks: list[VerificationCheck] = []
+    if judgement and judgement.check:
+        state, checks = judgement.state, [judgement.check]
+    else:
+        state = job_end_state(workers, cause, stop.reason if stop else None, ended)
     if state == "COMPLETED" and not quick:
-        checks = verify_job(
+        verified = verify_job(
             manifest,
             workers,
             found.attempt,
@@ -145,6 +150,7 @@ def build_report(
             planned=planned,
             results=benchmark,
         )
+        checks += [check for check in verified if check.name not in [judged.name for judged in checks]]
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     start = orchestrator.get("start")
@@ -220,6 +226,16 @@ def _worker_entries(
     if ended:
         add_restart_evidence(workers, restart_limits(found.manifest.run_dir, workers))
     return workers
+
+
+def _judge_attached(found: _RunDirContents, workers: list[dict[str, Any]]) -> "Judgement":
+    """Judge an attached job, some of whose ends may be unknown."""
+    from exporter.logs.lexicon_reader import lexicon_of_job  # lazy: only such a job needs the log patterns
+    from launcher.report.attached import judge_ends, missing_text  # lazy: loads file formats
+
+    severities = lexicon_of_job(found.manifest).severities
+    critical = [name for name, severity in severities.items() if severity == "critical"]
+    return judge_ends(found.manifest, workers, critical, missing_text(found.statuses))
 
 
 def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:

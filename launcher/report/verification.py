@@ -66,8 +66,6 @@ def verify_job(
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
     critical = [worker for worker in workers if worker["critical"]]
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
-    # the sidecar of an attached job has its own checks of workers and items
-    files_only = files_only or manifest.attached
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
     # the log has only some of the results that are in the files
     counted_by_files = of_benchmark is not None and all_report_tokens(results or ())
@@ -174,12 +172,12 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ReportProgr
         progress,
         is_repeated=True,
         files_before=int(counted[1]) if counted else 0,
-        files_only=not well,
+        files_only=not well or manifest.attached,
         planned=planned,
         results=results,
     )
     checks = [(check if well else _skipped_check(check, state)).to_json() for check in found]
-    if manifest.attached:  # only its sidecar observed the job
+    if manifest.attached:  # the end of the job has judged unknown ends of workers
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
     elif planned is None and BENCHMARK in before:  # this user may not be able to read the plan

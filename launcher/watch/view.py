@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
+SILENT_S = 90.0  # a sidecar writes its status every 5 s, and verifies the results for up to 60 s after the last
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
@@ -78,7 +79,7 @@ class JobClient:
             return self._verify_again(found, progress) if verify else found
         state = self.read_view()["state"]
         slurm_state = None
-        if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
+        if state == "UNKNOWN" and not (self.manifest.attached or self.run_dir.name.startswith("local-")):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         ended = state == "UNKNOWN"
         report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
@@ -127,9 +128,16 @@ class JobClient:
             return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
             return "PENDING" if self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+        if self.manifest.attached and orchestrator.get("host") != socket.gethostname():
+            return "RUNNING" if self._is_reporting(orchestrator) else "UNKNOWN"
         if orchestrator.get("local"):
             return "RUNNING" if is_running_here(orchestrator) else "UNKNOWN"
         return "UNKNOWN" if self._queue.read().state == "" else "RUNNING"
+
+    def _is_reporting(self, orchestrator: Mapping[str, Any]) -> bool:
+        """Whether a sidecar on another machine has lately written its status."""
+        statuses = read_statuses(self.run_dir, int(orchestrator.get("attempt", 0)))
+        return any(time.time() - status.get("time", 0.0) < SILENT_S for status in statuses.values())
 
     def _drop_outdated_queue_state(
         self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None

@@ -35,7 +35,6 @@ from exporter.sidecar.service import (
     HttpService,
     find_earlier_port,
     is_loopback,
-    open_socket,
     wants_openmetrics,
 )
 from exporter.sidecar.sidecar import (
@@ -45,6 +44,7 @@ from exporter.sidecar.sidecar import (
     ScrapeLog,
     Sidecar,
     fom_url,
+    open_socket,
     parse_listen_address,
 )
 from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
