@@ -284,9 +284,9 @@ class _JobPhases:
         if self._phase == "finished":
             return []
         self._read_elsewhere()
-        self._log_events(status["events"])
+        self._log_events(status["events"], self._context.identity.node)
         for other in self._elsewhere:
-            self._log_events(other["events"], node=other["node"]["name"])
+            self._log_events(other["events"], str(other["node"]["name"]))
         found = {**found, **self._found_elsewhere()}
         running = any(end is None for end in found.values())
         if running:
@@ -322,16 +322,16 @@ class _JobPhases:
                 self._log.write("phase", phase=shown)
             self._phase = phase
 
-    def _log_events(self, events: Sequence[Mapping[str, Any]], **place: str) -> None:
-        """Log new events of a status."""
+    def _log_events(self, events: Sequence[Mapping[str, Any]], node: str) -> None:
+        """Log new events of a node's status."""
         for event in events:
-            key = (event["time"], event["event"], event.get("worker"), event["detail"])
+            key = (node, event["time"], event["event"], event.get("worker"), event["detail"])
             if key not in self._logged:
                 self._logged.append(key)
                 if event["event"] in _ENDS:
                     log.info("%s %s: %s", event["worker"], _ENDS[event["event"]], event["detail"])
                 facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
-                self._log.write(event["event"], **facts, **place)
+                self._log.write(event["event"], **{**facts, "node": node})
 
     def _read_elsewhere(self) -> None:
         """Read what the sidecars of the other nodes have published in this attempt."""

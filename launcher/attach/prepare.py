@@ -177,9 +177,13 @@ class Preparation:
         self._search = WorkerSearchPlan(pid_file, own["pid_file"] is not None, job)
         self._place = find_place(environ, socket.gethostname(), job)
 
+    @property
+    def is_first_node(self) -> bool:
+        return self._place.index == 0
+
     def run(self, listen_address: str) -> tuple[Path, dict[str, str]]:
         """Create or find the run directory. Return it with the environment of the sidecar."""
-        run_dir = self._prepare(listen_address) if self._place.index == 0 else self._await_run_dir()
+        run_dir = self._prepare(listen_address) if self.is_first_node else self._await_run_dir()
         record = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         facts = record.get("slurm")
         unwanted = (*_OF_ANOTHER_JOB, *_SLURM_FACTS)
@@ -350,14 +354,15 @@ def main(request: Mapping[str, object]) -> NoReturn:
             sys.exit(0)
         flags = request["flags"]
         preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ)
-        for notice in notices(preparation.config):
-            _say(notice)
         address, level = str(request["listen_address"]), str(request["log_level"])
         run_dir, environ = preparation.run(address)
     except (LauncherError, ExporterError) as error:
         _say(str(error))
         sys.exit(USAGE)
-    _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
+    if preparation.is_first_node:
+        for notice in notices(preparation.config):
+            _say(notice)
+        _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
     words = ("sidecar", "--run-dir", str(run_dir), "--web.listen-address", address, "--log-level", level)
     os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
-SILENT_S = 90.0  # a sidecar writes its status every 5 s, and verifies the results for up to 60 s after the last
+SILENT_S = 20.0  # a sidecar writes its status every 5 s
+CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
@@ -83,11 +84,17 @@ class JobClient:
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         ended = state == "UNKNOWN"
         report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
-        if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
+        has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
+        if state == "PENDING" or (state == "UNKNOWN" and not has_ended):
             report |= {"state": state, "exit_status": EXIT_STATUS[state]}
         if verify and ended and not report["verification"]["checks"]:
             return self._verify_again(report, progress)
         return report
+
+    def _has_watched_end(self, report: Mapping[str, Any]) -> bool:
+        """Whether the sidecars of an attached job saw the ends of all workers, though they left no report."""
+        ends = [worker["exit"] for worker in report["workers"]]
+        return self.manifest.attached and all(end and end["time"] is not None for end in ends)
 
     def _verify_again(self, report: Mapping[str, Any], progress: "ReportProgress | None") -> dict[str, Any]:
         from launcher.report.verification import verify_again  # lazy: few calls verify, and file formats load slowly
@@ -137,7 +144,10 @@ class JobClient:
     def _is_reporting(self, orchestrator: Mapping[str, Any]) -> bool:
         """Whether a sidecar on another machine has lately written its status."""
         statuses = read_statuses(self.run_dir, int(orchestrator.get("attempt", 0)))
-        return any(time.time() - status.get("time", 0.0) < SILENT_S for status in statuses.values())
+        return any(
+            time.time() - status.get("time", 0.0) < (CONCLUDING_S if status.get("final") else SILENT_S)
+            for status in statuses.values()
+        )
 
     def _drop_outdated_queue_state(
         self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None
