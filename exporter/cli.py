@@ -104,20 +104,20 @@ def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
     add("--job-name", metavar="NAME", help="name of the job, a word in its workers' command lines")
-    add("--num-workers", type=_count, metavar="N", help="expected number of worker processes")
-    add("--gpu-ids", type=_index, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
+    add("--num-workers", type=int, metavar="N", help="expected number of worker processes")
+    add("--gpu-ids", type=int, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
     add("--output-dir", metavar="DIR", help="directory of output files")
     add("--log-dir", metavar="DIR", help="directory of log files")
     add("--checkpoint-dir", metavar="DIR", help="directory of checkpoint files (default: that of the output files)")
-    add("--total-items", type=_index, metavar="N", help="number of items of the whole job, for the ETA")
-    add("--check-interval", type=_seconds, metavar="S", help="seconds between checks (default: 10)")
-    add("--launch-timeout", type=_seconds, metavar="S", help="seconds within which workers must start (default: 60)")
-    add("--stall-timeout", type=_seconds, metavar="S", help="seconds without progress until a stall (default: 300)")
+    add("--total-items", type=int, metavar="N", help="number of items of the whole job, for the ETA")
+    add("--check-interval", type=float, metavar="S", help="seconds between checks (default: 10)")
+    add("--launch-timeout", type=float, metavar="S", help="seconds within which workers must start (default: 60)")
+    add("--stall-timeout", type=float, metavar="S", help="seconds without progress until a stall (default: 300)")
     add("--alert-email", metavar="ADDRESS", help="print where to put this address in the files of Alertmanager")
     add("--alert-slack", metavar="URL", help="print where to put this webhook in the files of Alertmanager")
-    add("--output-pattern", type=_glob, metavar="GLOB", help="output files (default: output_worker_*.json)")
-    add("--log-pattern", type=_glob, metavar="GLOB", help="log files (default: worker_*.log)")
-    add("--checkpoint-pattern", type=_glob, metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
+    add("--output-pattern", metavar="GLOB", help="output files (default: output_worker_*.json)")
+    add("--log-pattern", metavar="GLOB", help="log files (default: worker_*.log)")
+    add("--checkpoint-pattern", metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
     add(
         "--gpu-metrics",
         action=argparse.BooleanOptionalAction,
@@ -126,36 +126,6 @@ def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
     add("--pid-file", metavar="FILE", help="pids in the order of the workers (default: worker_pids.txt of the log dir)")
     add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one in which this command runs)")
     add("--state-dir", metavar="DIR", help="run directory to create or to continue (default: a new one below logs/)")
-
-
-def _index(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if (number := _index(text)) == 0:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number
-
-
-def _glob(text: str) -> str:
-    if not text or "/" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a pattern of file names; give the directory with its own flag"
-        )
-    return text
 
 
 def _run_sidecar(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
+from exporter.contract.records import RecordError, from_json
 from exporter.sidecar.sidecar import PUBLISH_INTERVAL_S, Sidecar
 from exporter.workers.collector import WorkersCollector
 
@@ -34,18 +34,6 @@ log = logging.getLogger("gpujob.finder")
 
 Event = dict[str, object]
 Status = Mapping[str, Any]  # of a sidecar, as JSON
-
-
-@dataclass(frozen=True)
-class _FoundRun:
-    """One run of a worker, as in its start record."""
-
-    pid: int
-    start_ticks: int
-    start: float
-    found_by: str
-    directory: str | None
-    session: int | None
 
 
 class WorkerFinder:
@@ -100,35 +88,18 @@ class WorkerFinder:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return self._workers_dir / f"{stem}.start.json"
 
-    def _read_runs(self, task: Task) -> list[_FoundRun]:
+    def _read_runs(self, task: Task) -> list[WorkerCandidate]:
         """Runs recorded by an earlier sidecar of this directory."""
-        runs: list[_FoundRun] = []
+        runs: list[WorkerCandidate] = []
         while (record := run_files.read_json(self._record_path(task, len(runs)))) is not None:
-            directory, session = record.get("directory"), record.get("session")
             try:
-                run = _FoundRun(
-                    int(str(record["pid"])),
-                    int(str(record["start_ticks"])),
-                    float(str(record["start"])),
-                    str(record["found_by"]),
-                    directory if isinstance(directory, str) else None,
-                    session if isinstance(session, int) else None,
-                )
-            except (KeyError, ValueError):
+                runs.append(from_json(WorkerCandidate, record))
+            except RecordError:
                 break
-            runs.append(run)
         return runs
 
     def _write_run(self, task: Task, candidate: WorkerCandidate) -> None:
         runs, identity = self._runs[task.rank], self._context.identity
-        run = _FoundRun(
-            candidate.pid,
-            candidate.start_ticks,
-            candidate.start,
-            candidate.found_by,
-            candidate.directory,
-            candidate.session,
-        )
         run_files.write_json(
             self._record_path(task, len(runs)),
             {
@@ -140,10 +111,15 @@ class WorkerFinder:
                 "host": os.uname().nodename,
                 "node": identity.node,
                 "pid_namespace": read_pid_namespace(self._context.proc),
-                **vars(run),
+                "pid": candidate.pid,
+                "start_ticks": candidate.start_ticks,
+                "start": candidate.start,
+                "found_by": candidate.found_by,
+                "directory": candidate.directory,
+                "session": candidate.session,
             },
         )
-        runs.append(run)
+        runs.append(candidate)
         log.info("%s is process %d (found by %s)", task.worker, candidate.pid, candidate.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
@@ -352,7 +328,7 @@ class _JobPhases:
         }
 
 
-def _may_be_next_run(before: _FoundRun, candidate: WorkerCandidate) -> bool:
+def _may_be_next_run(before: WorkerCandidate, candidate: WorkerCandidate) -> bool:
     """Whether a process can be the next run of a worker; other programs may also contain the job's name.
 
     A worker returns by the method that found it. One found by name may return by a more certain method, or by name in

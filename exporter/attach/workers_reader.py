@@ -73,7 +73,7 @@ class WorkerCandidate:
     start_ticks: int
     start: float  # epoch seconds
     found_by: str  # `pid_file`, `slurm_step` or `name`
-    number: int | None  # worker number from 0; None if only the order of candidates decides
+    number: int | None = None  # worker number from 0; None if only the order of candidates decides
     directory: str | None = None  # working directory; None if unreadable
     session: int | None = None  # session that started it
     command: str = ""  # program and first argument, for display

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
@@ -41,9 +40,10 @@ class Conclusion:
     def __init__(self, run_dir: Path, stopped_by: int | None, seconds: float | None) -> None:
         self._run_dir = run_dir
         self._manifest = read_manifest(run_dir)
-        record: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-        self._attempt = int(record.get("attempt", 0))
-        self._hosts = [str(host) for host in record.get("hosts", ())]
+        record = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        hosts = record.get("hosts")
+        self._attempt = int(str(record.get("attempt", 0)))
+        self._hosts = [str(host) for host in hosts] if isinstance(hosts, list) else []
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, str(record.get("job_id", "")))
         self._time_limit_end = identify(self._manifest, os.environ, socket.gethostname()).end
         self._stopped_by = stopped_by
@@ -96,7 +96,7 @@ class Conclusion:
                 return
             time.sleep(POLL_S)
 
-    def _end_watch(self, so_far: Mapping[str, Any], running: int, now: float) -> int:
+    def _end_watch(self, so_far: Mapping[str, object], running: int, now: float) -> int:
         """Write the report of a job that goes on without its sidecar; return the exit status."""
         workers = "1 worker was" if running == 1 else f"{running} workers were"
         clock = time.strftime("%H:%M:%S", time.localtime(now))

@@ -7,15 +7,14 @@ REQUEST is a JSON object: the ``flags`` of ``gpujob-exporter sidecar`` by name, 
 watch`` and ``gpujob report`` work as usual. On several nodes of one Slurm step, the first node prepares it for all.
 """
 
+import dataclasses
 import json
 import os
-import pwd
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +36,7 @@ from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.plan.plan import safe_file_word
+from launcher.rundir.rundir import user_name
 from launcher.steps.hostlist import parse_hostlist
 
 USAGE = 2
@@ -47,7 +47,7 @@ _OF_ANOTHER_JOB = ("GPUJOB_SUPERVISED", "GPUJOB_FIRST_GPU")  # variables of a la
 _SLURM_FACTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_JOB_END_TIME")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class NodePlace:
     """This node among those whose sidecars belong together."""
 
@@ -122,26 +122,20 @@ def absolute(path: str) -> str:
 
 
 def make_manifest(
-    config: MonitorConfig,
-    search: WorkerSearchPlan,
-    run_dir: Path,
-    place: NodePlace,
-    user: str,
-    facts: Mapping[str, str],
-    listen_address: str,
+    config: MonitorConfig, search: WorkerSearchPlan, run_dir: Path, nodes: int, listen_address: str
 ) -> Manifest:
-    """The manifest of the job, as a launcher would write it."""
+    """The manifest of the job, as a launcher would write it. The job itself tells its user and its cluster."""
     elsewhere = "" if search.slurm_job_id is not None else "local"
     paths, patterns, monitoring = config.paths, config.patterns, config.monitoring
     output = absolute(paths.output_dir)
     checkpoint = absolute(paths.checkpoint_dir) if paths.checkpoint_dir is not None else output
     return Manifest(
         job_name=config.job.name,
-        user=user,
-        cluster=facts.get("SLURM_CLUSTER_NAME") or elsewhere,
-        partition=facts.get("SLURM_JOB_PARTITION") or elsewhere,
-        nodes=len(place.hosts),
-        tasks=make_tasks(config, len(place.hosts)),
+        user=user_name(),
+        cluster=elsewhere,
+        partition=elsewhere,
+        nodes=nodes,
+        tasks=make_tasks(config, nodes),
         groups=(
             PathGroup("output", output, patterns.output),
             PathGroup("checkpoint", checkpoint, patterns.checkpoints),
@@ -202,25 +196,22 @@ class Preparation:
         now, job, own_id = time.time(), self._search.slurm_job_id, f"pid-{os.getpid()}"
         run_dir = self._make_run_dir(job or own_id, now)
         earlier = self._read_earlier(run_dir)
-        tasks = make_tasks(self.config, len(self._place.hosts))
-        criteria = WorkerSearchCriteria(
-            self.config.job.name,
-            tuple(task.gpus for task in tasks if task.node_index == 0),
-            Path(self._search.pid_file),
-            slurm_job_id=job,
-            workers=len(tasks),
-        )
-        candidates = WorkerSearch(criteria, self._environ).find().candidates
-        facts = self._slurm_facts(candidates)
-        start, attempt = min((candidate.start for candidate in candidates), default=now), 0
+        manifest = make_manifest(self.config, self._search, run_dir, len(self._place.hosts), listen_address)
+        criteria = WorkerSearchCriteria.of_node(manifest, self._search, self._place.index)
+        workers = WorkerSearch(criteria, self._environ).find().candidates
+        facts = self._slurm_facts(workers)
+        start, attempt = min((worker.start for worker in workers), default=now), 0
         if earlier:
             attempt = int(str(earlier.get("attempt", 0)))
             if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
                 attempt += 1  # the recorded job is over, so this is its next launch
             else:
                 start = float(str(earlier.get("start", start)))
-        manifest = make_manifest(
-            self.config, self._search, run_dir, self._place, _owner(candidates), facts, listen_address
+        manifest = dataclasses.replace(
+            manifest,
+            user=_owner(workers) or manifest.user,
+            cluster=facts.get("SLURM_CLUSTER_NAME") or manifest.cluster,
+            partition=facts.get("SLURM_JOB_PARTITION") or manifest.partition,
         )
         record = {
             "schema": run_files.RECORD_SCHEMA,
@@ -304,17 +295,12 @@ class Preparation:
 _OWN_FLAGS = ("config", "pid_file", "slurm_job_id", "state_dir")  # flags without a place in the file
 
 
-def _owner(candidates: Sequence[WorkerCandidate]) -> str:
-    uid = os.getuid()
-    if candidates:
-        try:
-            uid = os.stat(f"/proc/{candidates[0].pid}").st_uid
-        except OSError:
-            pass  # it has just ended
+def _owner(workers: Sequence[WorkerCandidate]) -> str | None:
+    """Owner of the first worker; None if it is unknown."""
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return Path(f"/proc/{workers[0].pid}").owner() if workers else None
+    except (OSError, KeyError):
+        return None  # it has just ended, or the user has no name
 
 
 def _write_run_dir(manifest: Manifest, record: Mapping[str, object]) -> None:

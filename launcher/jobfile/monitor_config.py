@@ -1,6 +1,6 @@
 """``monitor_config.yaml``: a job that others started, with flags of the command line over the file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -161,7 +161,17 @@ def load_monitor_config(path: str | None, flags: Mapping[str, object]) -> Monito
             f"missing {', '.join(map(flag_name, missing))}; describe a running job with flags or with --config FILE; "
             "use --run-dir DIR for a job that gpujob launched"
         )
-    return validate_model(merged, path or COMMAND_LINE, MonitorConfig, _missing_keys, twice, text)
+    try:
+        return validate_model(merged, path or COMMAND_LINE, MonitorConfig, _missing_keys, twice, text)
+    except ConfigError as error:
+        raise ConfigError(error.source, [_at_flag(problem, flags) for problem in error.problems]) from error
+
+
+def _at_flag(problem: str, flags: Collection[str]) -> str:
+    """The problem with the flag as its place, if the value is from one."""
+    place = problem.partition(":")[0].partition("[")[0]
+    flag = next((flag for flag in flags if PLACES[flag] == place), None)
+    return problem if flag is None else f"{flag_name(flag)}{problem.removeprefix(place)}"
 
 
 def flag_name(setting: str) -> str:

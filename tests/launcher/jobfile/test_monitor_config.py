@@ -153,7 +153,7 @@ alert: {}
         "paths.logdir",
         "patterns.logs",
         "monitoring.launch_timeout",
-        "monitoring.stall_timeout",
+        "--stall-timeout",
         "monitoring.chek_interval",
         "progress_patterns.loss",
         "error_patterns[0].pattern",
