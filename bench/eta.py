@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from bench.eta_score import Estimator
 from bench.eta_traces import Line, Trace, traces, twins
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.estimator import EtaEstimator as OneWorker
-from exporter.progress.eta.interval import EtaEstimate
 
 SEED = 1
 LOOKS = 150  # even moments of a run at which the estimators are asked

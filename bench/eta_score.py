@@ -1,8 +1,9 @@
 """Our estimator behind the interface of the scorer of progress traces: ``bench.eta_score:Estimator``."""
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.estimator import EstimatorWarnings
 from exporter.progress.eta.estimator import EtaEstimator as OneWorker
-from exporter.progress.eta.interval import EtaEstimate, median_seconds_per_item, slowest_eta
+from exporter.progress.eta.interval import median_seconds_per_item, slowest_eta
 
 
 class Estimator:

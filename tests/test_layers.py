@@ -30,6 +30,7 @@ TYPES_ONLY = {("exporter.collecting.collector", "exporter.gpus")}  # annotations
 
 MOST_MODULES = 12  # in a room, so that a reader can survey it
 LARGE_ROOMS = {
+    "exporter/contract",  # one file for each thing that one part writes and another reads
     "exporter/files/formats",  # a catalogue: one file per format
     "launcher/run",  # the orchestrator
 }

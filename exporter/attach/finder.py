@@ -10,16 +10,16 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
-from exporter.contract.events import EventLog
+from exporter.contract.events import Event, EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.contract.records import RecordError, from_json
+from exporter.contract.status import NodeStatus, WorkerStatus
 from exporter.sidecar.sidecar import PUBLISH_INTERVAL_S, Sidecar
 from exporter.workers.collector import WorkersCollector
 
@@ -31,9 +31,6 @@ TICK_SLACK_S = 1.0  # tolerance for a start that seems to be earlier than the en
 _ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
 
 log = logging.getLogger("gpujob.finder")
-
-Event = dict[str, object]
-Status = Mapping[str, Any]  # of a sidecar, as JSON
 
 
 class WorkerFinder:
@@ -64,8 +61,8 @@ class WorkerFinder:
     def read(self) -> tuple[Event, ...]:
         now = self._context.clock.time()
         status = self._sidecar.status()
-        entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
-        ends = {rank: self._end_time(rank, entries.get(rank, {})) for rank in self._tasks}
+        entries = {worker.rank: worker for worker in status.workers}
+        ends = {rank: self._end_time(rank, entries.get(rank)) for rank in self._tasks}
         if not self._sidecar.final and self._is_due(ends, now):
             self._searched_at = self._context.clock.monotonic()
             self._find_workers(entries, ends, now)
@@ -79,8 +76,8 @@ class WorkerFinder:
     def render(self, snapshot: tuple[Event, ...], out: Samples) -> None:
         """Add nothing: workers have their own series."""
 
-    def describe(self, snapshot: tuple[Event, ...], status: NodeStatus) -> None:
-        status.events.extend(snapshot)
+    def describe(self, snapshot: tuple[Event, ...], parts: StatusParts) -> None:
+        parts.events += snapshot
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -127,10 +124,10 @@ class WorkerFinder:
 
     # -- search ------------------------------------------------------------------------------------
 
-    def _end_time(self, rank: int, entry: Mapping[str, Any]) -> float | None:
+    def _end_time(self, rank: int, worker: WorkerStatus | None) -> float | None:
         """End of a worker's latest run; None if it runs or was never found."""
         latest = len(self._runs[rank]) - 1
-        return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
+        return next((end.time for end in (worker.exits if worker else ()) if end.restart == latest), None)
 
     def _is_due(self, ends: Mapping[int, float | None], now: float) -> bool:
         """Whether to search now: always while workers are expected, else once per check interval."""
@@ -145,12 +142,10 @@ class WorkerFinder:
         wanted = any(not runs or ends[rank] is not None for rank, runs in self._runs.items())
         return wanted and self._context.clock.monotonic() - self._searched_at >= self._manifest.check_interval_s
 
-    def _find_workers(
-        self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float
-    ) -> None:
+    def _find_workers(self, entries: Mapping[int, WorkerStatus], ends: dict[int, float | None], now: float) -> None:
         running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
         # A daemonised worker has another pid than its record.
-        running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
+        running |= {worker.pid for worker in entries.values() if worker.up and worker.pid}
         found = self._search.find(running, by_name=not self._has_pid_file())
         self._gone = {rank: why for number, why in found.gone.items() for rank in self._ranks_of_number(number)}
         for problem in found.problems:
@@ -228,9 +223,7 @@ class WorkerFinder:
         self._add_event(now, "critical", "launch incomplete", text)
 
     def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
-        self._events.append(
-            {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
-        )
+        self._events.append(Event(time=now, level=level, event=kind, detail=detail))
 
 
 class _JobPhases:
@@ -244,13 +237,18 @@ class _JobPhases:
         self._phase = ""
         self._published_phase = ""
         self._all_ended_since: float | None = None
-        self._elsewhere: Sequence[Status] = ()  # last statuses of the other nodes
+        self._elsewhere: dict[str, NodeStatus] = {}  # last statuses of the other nodes
         self._elsewhere_read_at = float("-inf")
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
         self._logged: deque[tuple[object, ...]] = deque(maxlen=1000)
 
     def update(
-        self, status: Status, found: Mapping[int, float | None], gone: Mapping[int, str], waited_s: float, now: float
+        self,
+        status: NodeStatus,
+        found: Mapping[int, float | None],
+        gone: Mapping[int, str],
+        waited_s: float,
+        now: float,
     ) -> list[Task]:
         """Publish events and phase; return the tasks to report as missing, once.
 
@@ -260,9 +258,8 @@ class _JobPhases:
         if self._phase == "finished":
             return []
         self._read_elsewhere()
-        self._log_events(status["events"], self._context.identity.node)
-        for other in self._elsewhere:
-            self._log_events(other["events"], str(other["node"]["name"]))
+        for node, of_node in {self._context.identity.node: status, **self._elsewhere}.items():
+            self._log_events(of_node.events, node)
         found = {**found, **self._found_elsewhere()}
         running = any(end is None for end in found.values())
         if running:
@@ -298,16 +295,17 @@ class _JobPhases:
                 self._log.write("phase", phase=shown)
             self._phase = phase
 
-    def _log_events(self, events: Sequence[Mapping[str, Any]], node: str) -> None:
+    def _log_events(self, events: Sequence[Event], node: str) -> None:
         """Log new events of a node's status."""
         for event in events:
-            key = (node, event["time"], event["event"], event.get("worker"), event["detail"])
+            key = (node, event.time, event.event, event.worker, event.detail)
             if key not in self._logged:
                 self._logged.append(key)
-                if event["event"] in _ENDS:
-                    log.info("%s %s: %s", event["worker"], _ENDS[event["event"]], event["detail"])
-                facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
-                self._log.write(event["event"], **{**facts, "node": node})
+                if event.event in _ENDS:
+                    log.info("%s %s: %s", event.worker, _ENDS[event.event], event.detail)
+                body = {**event.to_json(), "node": node}
+                facts = {name: value for name, value in body.items() if name != "event" and value not in ("", None)}
+                self._log.write(event.event, **facts)
 
     def _read_elsewhere(self) -> None:
         """Read what the sidecars of the other nodes have published in this attempt."""
@@ -316,15 +314,21 @@ class _JobPhases:
             return
         self._elsewhere_read_at = now
         own, attempt = self._context.identity.node, self._context.identity.attempt
-        paths = (self._manifest.run_dir / run_files.STATUS_DIR).glob("*.json")
-        read = [run_files.read_json(path) or {} for path in sorted(paths) if path.stem != own]
-        self._elsewhere = [status for status in read if status.get("attempt") == attempt]
+        self._elsewhere = {}
+        for path in sorted((self._manifest.run_dir / run_files.STATUS_DIR).glob("*.json")):
+            try:
+                status = NodeStatus.read(path) if path.stem != own else None
+            except RecordError:
+                continue  # of another version
+            if status is not None and status.attempt == attempt:
+                self._elsewhere[path.stem] = status
 
     def _found_elsewhere(self) -> dict[int, float | None]:
-        entries = [entry for status in self._elsewhere for entry in status["workers"] if entry.get("start") is not None]
+        workers = [worker for status in self._elsewhere.values() for worker in status.workers]
         return {
-            int(entry["rank"]): None if entry["up"] or entry["exit"] is None else float(entry["exit"]["time"])
-            for entry in entries
+            worker.rank: worker.exit.time if worker.exit and not worker.up else None
+            for worker in workers
+            if worker.start is not None
         }
 
 

@@ -1,1 +1,1 @@
-"""The collector protocol, metric families, and state saved over restarts."""
+"""The collector protocol, metric families, published values, and state saved over restarts."""

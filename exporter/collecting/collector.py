@@ -2,58 +2,35 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Never, Protocol
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock, SystemClock
+from exporter.contract.events import Event
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.records import Record
+from exporter.contract.status import (
+    Checkpoints,
+    FigureOfMerit,
+    FileSystem,
+    JobFacts,
+    JobOutlook,
+    Launch,
+    Memory,
+    NodeGpus,
+    OutputGroup,
+    Readiness,
+    SidecarCost,
+)
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
 from exporter.machine.process_exits import ProcessExitWatch
 
 if TYPE_CHECKING:  # only for annotations: collectors are defined before GPUs
     from exporter.gpus.host_reader import GpuHost
-    from exporter.gpus.records import GpuReading
-
-Snapshot = TypeVar("Snapshot")
 
 WORKER_LABELS = ("worker", "role", "rank")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerProgress:
-    """Progress of one worker according to its log."""
-
-    last_rise: float | None = None  # when its position last rose; None if never, or unknown
-    stalled: bool | None = None  # by the rhythm of its log, whatever its GPUs do; None if no position is known
-    done: bool = False  # whether it has no work left
-    waits_for_requests: bool = False  # whether it serves requests and has none
-
-
-@dataclass
-class PublishedValues:
-    """Values that one collector publishes for others."""
-
-    log_phase: str | None = None  # activity that replaces the work, from the logs: checkpointing or evaluating
-    checkpoint_times: tuple[float, ...] = ()  # times of its last checkpoint files, in order
-    # Ranks of this node's workers that exist while the job is running; empty before and after that phase
-    running_ranks: frozenset[int] = frozenset()
-    gpu_reading: "GpuReading | None" = None  # last reading of all GPUs that this sidecar sees
-    own_gpus: tuple[str, ...] = ()  # UUIDs of the job's GPUs among them, in the plan's order
-    # processes of each worker by rank, with descendants
-    pids: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    start_times: Mapping[int, float] = field(default_factory=dict)  # start of each worker's latest run, by rank
-    job_phase: str = "launching"  # as its page shows it
-    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)  # by rank
-    gpu_positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs by the position in the plan
-    # Ranks of the workers last seen on a GPU, by its UUID
-    gpu_users: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    shared_gpus: frozenset[str] = frozenset()  # UUIDs of GPUs with foreign processes
-    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
-    gpus_lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    # whether a worker's GPUs are busy, by rank; only where known
-    gpus_busy: Mapping[int, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +44,6 @@ class CollectorContext:
     # reports the end of processes
     exits: ProcessExitWatch = field(default_factory=lambda: ProcessExitWatch(SystemClock()))
     kernel: KernelLog | None = None  # None if it cannot be read
-    published: PublishedValues = field(default_factory=PublishedValues)
     # reads files that may hang
     files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), use_helper=False))
     gpus: "GpuHost | None" = None
@@ -79,30 +55,34 @@ class CollectorContext:
 
 
 @dataclass
-class NodeStatus:
-    """Status of one node as JSON-ready values; each collector adds its part."""
+class StatusParts:
+    """Parts of the status of one node; each collector adds its own."""
 
-    job: dict[str, Any] = field(default_factory=dict)
-    workers: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-    checkpoints: dict[str, Any] = field(default_factory=dict)  # of the job, on its first node
-    filesystems: list[dict[str, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)  # of the job on this node, from its cgroup
-    launch: dict[str, Any] = field(default_factory=dict)  # launch checks: passed and missing ones of each worker
-    gpus: dict[str, Any] = field(default_factory=dict)  # of the job on this node; empty if it has none
-    figures_of_merit: list[dict[str, Any]] = field(default_factory=list)  # reported by the job on this node
+    job: JobFacts = field(default_factory=JobFacts)
+    outlook: JobOutlook = field(default_factory=JobOutlook)
+    exporter: SidecarCost | None = None
+    readiness: Readiness | None = None
+    workers: dict[int, list[Record]] = field(default_factory=dict)  # parts of each worker's status, by rank
+    outputs: tuple[OutputGroup, ...] = ()
+    checkpoints: Checkpoints | None = None
+    filesystems: tuple[FileSystem, ...] = ()
+    memory: Memory | None = None
+    gpus: NodeGpus | None = None
+    launch: Launch = field(default_factory=Launch)
+    figures_of_merit: tuple[FigureOfMerit, ...] = ()
+    events: list[Event] = field(default_factory=list)
 
-    def worker(self, rank: int) -> dict[str, Any]:
-        """Return the entry of one worker, creating it if needed."""
-        return self.workers.setdefault(rank, {})
+    def add_worker(self, rank: int, part: Record) -> None:
+        """Add a part of the status of one worker."""
+        self.workers.setdefault(rank, []).append(part)
 
 
-class Collector(Protocol[Snapshot]):
+class Collector(Protocol):
     """Reads in the background, renders in the foreground.
 
     ``read`` may block and may raise. It runs on the collector's own thread, never twice at once. ``render`` and
-    ``describe`` do no I/O: they only show the last snapshot.
+    ``describe`` do no I/O: they only show the last snapshot. Each takes only what its own ``read`` returns, so the
+    snapshot of an unknown collector has the type ``Never``.
     """
 
     @property
@@ -116,11 +96,11 @@ class Collector(Protocol[Snapshot]):
         """Seconds between reads."""
         ...
 
-    def read(self) -> Snapshot: ...
+    def read(self) -> object: ...
 
-    def render(self, snapshot: Snapshot, out: Samples, /) -> None: ...
+    def render(self, snapshot: Never, out: Samples, /) -> None: ...
 
-    def describe(self, snapshot: Snapshot, status: NodeStatus, /) -> None:
+    def describe(self, snapshot: Never, parts: StatusParts, /) -> None:
         """Add the snapshot to the status."""
         ...
 

@@ -1,8 +1,36 @@
-"""``events.jsonl``: events of the job, one per line."""
+"""Events of a job: in the status of each node, and in ``events.jsonl``, one per line."""
 
 import json
 import time
 from pathlib import Path
+
+from exporter.contract.records import Record, to_json
+
+
+class Event(Record):
+    """Something that happened on one node."""
+
+    time: float  # epoch seconds
+    level: str  # info, warning or critical
+    event: str  # what happened, in two or three words
+    worker: str | None = None
+    rank: int | None = None
+    group: str | None = None  # path group of the files
+    detail: str = ""
+
+
+class LoggedEvent(Record):
+    """One line of ``events.jsonl``. Each kind of event adds keys of its own."""
+
+    time: float  # when it was written, epoch seconds
+    job_id: str
+    event: str
+    happened: float | None = None  # when it happened, if that was earlier
+    level: str | None = None
+    node: str | None = None
+    worker: str | None = None
+    rank: int | None = None
+    detail: str | None = None
 
 
 class EventLog:
@@ -18,6 +46,7 @@ class EventLog:
 
     def write(self, event: str, **facts: object) -> None:
         """Write one event with the present time. A full disk loses the line, not the job."""
+        facts = {name: to_json(value) for name, value in facts.items()}
         line = json.dumps(
             {"time": time.time(), "job_id": self._job_id, "event": event, **_rename_time_fact(facts)},
             ensure_ascii=False,

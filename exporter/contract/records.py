@@ -2,19 +2,22 @@
 
 A subclass of ``Record`` lists its fields as annotations, as a dataclass does. A field with a default may be absent from
 the JSON. ``to_json`` and ``from_json`` follow the annotations, and know records, named tuples and
-dataclasses inside each other. Keys that a record does not know are kept and written again.
+dataclasses inside each other. Keys that a record does not know are kept and written again. A field whose name ends with
+``_`` has a key without it.
 
 Standard library only, and no code is generated: twenty dataclasses would cost each command 10 ms of import.
 """
 
 import dataclasses
-import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
+from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
+
+from exporter.contract import run_files
 
 if typing.TYPE_CHECKING:
     JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -27,6 +30,9 @@ _Reader: TypeAlias = Callable[[object, str], object]
 NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
 
 
+_SCALARS = frozenset((type(None), bool, int, float, str))
+
+
 class RecordError(ValueError):
     """JSON that is not the record it should be. The text names the place and what was expected there."""
 
@@ -37,20 +43,22 @@ class Record:
 
     SCHEMA: ClassVar[int | None] = None  # version of the JSON, in its key "schema", for records that are whole files
     FIELDS: ClassVar[tuple[str, ...]] = ()
+    KEYS: ClassVar[Mapping[str, str]] = NOTHING  # key of each field
+    REQUIRED: ClassVar[frozenset[str]] = frozenset()  # fields without a default
     unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
 
     def __init_subclass__(cls) -> None:
-        own = inspect.get_annotations(cls)
-        cls.FIELDS += tuple(name for name, kind in own.items() if "ClassVar" not in str(kind))
+        own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+        inherited = [name for base in cls.__bases__ if issubclass(base, Record) for name in base.FIELDS]
+        cls.FIELDS = tuple(dict.fromkeys((*inherited, *own)))
+        cls.KEYS = {name: name.removesuffix("_") for name in cls.FIELDS}
+        cls.REQUIRED = frozenset(name for name in cls.FIELDS if not hasattr(cls, name))
 
     def __init__(self, **values: object) -> None:
-        fields = type(self).FIELDS
-        for name in values:
-            if name not in fields:
-                raise TypeError(f"{type(self).__name__} has no field {name}")
-        for name in fields:
-            if name not in values and not hasattr(type(self), name):
-                raise TypeError(f"{type(self).__name__} needs {name}")
+        if not values.keys() <= self.KEYS.keys():
+            raise TypeError(f"{type(self).__name__} has no field {min(values.keys() - self.KEYS.keys())}")
+        if not values.keys() >= self.REQUIRED:
+            raise TypeError(f"{type(self).__name__} needs {min(self.REQUIRED - values.keys())}")
         self.__dict__.update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -68,10 +76,28 @@ class Record:
         new.__dict__["unknown_keys"] = self.unknown_keys
         return new
 
+    @classmethod
+    def join(cls, *parts: "Record", **others: object) -> Self:
+        """Return the record with the values of ``parts``, whose classes are bases of this one, and of ``others``."""
+        values: dict[str, object] = {}
+        for part in parts:
+            values.update(part.__dict__)  # the other fields have the same default here
+        values.pop("unknown_keys", None)
+        return cls(**values | others)
+
+    @classmethod
+    def of(cls, whole: "Record") -> Self:
+        """Return the part of ``whole`` that has the fields of this class, one of its bases."""
+        return cls(**{name: getattr(whole, name) for name in cls.FIELDS})
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the record as a JSON object, the fields in order of declaration."""
-        body = {name: to_json(getattr(self, name)) for name in self.FIELDS}
-        return {"schema": self.SCHEMA, **body, **self.unknown_keys} if self.SCHEMA else {**body, **self.unknown_keys}
+        body: dict[str, JsonValue] = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        for name, key in self.KEYS.items():
+            value = getattr(self, name)
+            body[key] = value if type(value) in _SCALARS else to_json(value)
+        body.update(self.unknown_keys)
+        return body
 
     @classmethod
     def from_json(cls, value: object, place: str = "") -> Self:
@@ -89,17 +115,24 @@ class Record:
             )
         readers = _readers(typing.cast(type, cls))
         try:
-            known = {name: read(value[name], name) for name, read in readers.items() if name in value}
+            known = {name: readers[name](value[key], key) for name, key in cls.KEYS.items() if key in value}
         except RecordError as error:
             raise RecordError(f"{place}.{error}" if place else str(error)) from None
-        missing = [name for name in readers if name not in known and not hasattr(cls, name)]
+        missing = cls.REQUIRED - known.keys()
         if missing:
-            raise RecordError(f"{place or cls.__name__}: {missing[0]} is missing")
+            raise RecordError(f"{place or cls.__name__}: {min(missing)} is missing")
         new = cls(**known)
-        rest = {key: entry for key, entry in value.items() if key not in readers and key != "schema"}
+        keys = {"schema", *cls.KEYS.values()}
+        rest = {key: entry for key, entry in value.items() if key not in keys}
         if rest:
             new.__dict__["unknown_keys"] = rest
         return new
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read the record from a file; None if it is absent or contains no JSON object. Raises RecordError."""
+        body = run_files.read_json(path)
+        return None if body is None else cls.from_json(body, path.name)
 
 
 def to_json(value: object) -> JsonValue:
@@ -108,14 +141,14 @@ def to_json(value: object) -> JsonValue:
         return value
     if isinstance(value, Record):
         return value.to_json()
-    if isinstance(value, Mapping):
-        return {str(key): to_json(entry) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}  # type: ignore[attr-defined]
-    if isinstance(value, AbstractSet):
-        return [to_json(entry) for entry in sorted(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, AbstractSet):
+        return [to_json(entry) for entry in sorted(value)]
     if dataclasses.is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} has no JSON")
@@ -148,7 +181,9 @@ def _reader(kind: object) -> _Reader:
     if kind in (bool, int, float, str, type(None)):
         return _scalar(typing.cast(type, kind))
     if origin in (types.UnionType, typing.Union):
-        return _union([_reader(argument) for argument in arguments], " or ".join(map(_name, arguments)))
+        others = [argument for argument in arguments if argument is not type(None)]
+        read = _reader(others[0]) if len(others) == 1 else _one_of(others)
+        return _optional(read, others[0]) if len(others) < len(arguments) else read
     if origin is typing.Literal:
         return _scalar(str)
     if origin in (tuple, list, frozenset):
@@ -161,7 +196,7 @@ def _reader(kind: object) -> _Reader:
 
 
 def _scalar(kind: type) -> _Reader:
-    accepted = (int, float) if kind is float else kind
+    accepted = (int, float) if kind in (int, float) else kind  # other programs write 1.0 where we write 1
 
     def read(value: object, place: str) -> object:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
@@ -171,19 +206,20 @@ def _scalar(kind: type) -> _Reader:
     return read
 
 
-def _union(readers: list[_Reader], names: str) -> _Reader:
+def _optional(reader: _Reader, kind: object) -> _Reader:
+    # {} is how version 0.1 wrote that there is no such record
+    absent: tuple[object, ...] = (None, {}) if isinstance(kind, type) and issubclass(kind, Record) else (None,)
+    return lambda value, place: None if value in absent else reader(value, place)
+
+
+def _one_of(kinds: list[object]) -> _Reader:
     def read(value: object, place: str) -> object:
-        errors = []
-        for reader in readers:
+        for kind in kinds:
             try:
-                return reader(value, place)
-            except RecordError as error:
-                errors.append(str(error))
-        # the error deepest inside the value: of a record or None, the record's own
-        deepest = max(errors, key=lambda text: len(text.partition(": ")[0]))
-        raise RecordError(
-            f"{place}: expected {names}, not {_shown(value)}" if deepest.startswith(f"{place}: ") else deepest
-        )
+                return _reader(kind)(value, place)
+            except RecordError:
+                continue
+        raise RecordError(f"{place}: expected {' or '.join(map(_name, kinds))}, not {_shown(value)}")
 
     return read
 

@@ -46,7 +46,13 @@ RESERVE_BYTES = 512 * 1024
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True, mode: int = 0o666) -> None:
-    """Replace ``path`` atomically by the JSON of ``value``.
+    """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does."""
+    text = f"{json.dumps(value, ensure_ascii=False)}\n"
+    replace_file(path, text.encode("utf-8", "surrogateescape"), durable=durable, mode=mode)
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+    """Replace ``path`` atomically.
 
     ``durable`` makes it survive a power cut; files rewritten within seconds need not. ``mode`` applies to a new file,
     before the umask.
@@ -58,11 +64,9 @@ def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = T
     target = os.fspath(path)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    text = json.dumps(value, ensure_ascii=False)
     try:
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=opener) as out:
-            out.write(text)
-            out.write("\n")
+        with open(temporary, "wb", opener=opener) as out:
+            out.write(content)
             out.flush()
             if durable:
                 os.fsync(out.fileno())

@@ -220,6 +220,16 @@ class GpuReading:
     reports_events: bool = False  # whether the driver reports errors of at least one GPU
 
 
+@dataclass(frozen=True, slots=True)
+class JobGpus:
+    """The last reading of all GPUs of the node, and which of them are the job's."""
+
+    reading: GpuReading | None = None  # None before the first, and for a job without GPUs on this node
+    positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs of the job's GPUs by position in the plan
+    # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
+    lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+
 GIB = 1 << 30
 # Phrases that follow the name of a device.
 STATE_TEXT = {"lost": "is lost", "reset_required": "needs a reset", "hanging": "does not answer"}

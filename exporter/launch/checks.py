@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from exporter.contract.status import LaunchCheck, LaunchProblem
 from exporter.gpus.analysis.users import parse_visible_devices
 from exporter.workers.exit_reason import CONSEQUENCES
 
@@ -45,7 +46,7 @@ class WorkerLaunchFacts:
     device_files: int | None = None  # GPUs that it or a descendant has opened
     log_files: int = 0
     log_bytes: int = 0
-    items: int | None = None
+    items: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,30 +61,6 @@ class NodeLaunchFacts:
     sets_devices: bool = True  # whether the launcher sets every worker's devices
 
 
-@dataclass(frozen=True)
-class LaunchProblem:
-    """One worker, or the node itself, that failed a check."""
-
-    worker: str | None
-    rank: int | None
-    found: str
-
-
-@dataclass(frozen=True)
-class NodeLaunchCheck:
-    """The result of one check; ``passed`` is None while there is time for missing parts to appear."""
-
-    name: str
-    passed: bool | None
-    detail: str
-    problems: tuple[LaunchProblem, ...] = ()
-
-    @property
-    def level(self) -> Level:
-        """Severity for the launch if the check fails."""
-        return LEVELS[self.name]
-
-
 def check_launch(
     workers: Sequence[WorkerLaunchFacts],
     node: NodeLaunchFacts,
@@ -91,7 +68,7 @@ def check_launch(
     elapsed_s: float,
     launch_timeout_s: float,
     is_over: bool = False,
-) -> tuple[NodeLaunchCheck, ...]:
+) -> tuple[LaunchCheck, ...]:
     """One result for each check that applies to this node; ``is_over``: whether the job has ended."""
     final = is_over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
@@ -99,7 +76,7 @@ def check_launch(
     with_devices = (
         [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
     )
-    checks: list[NodeLaunchCheck | None] = [
+    checks: list[LaunchCheck | None] = [
         _check_each("processes", workers, _not_started, final, "started"),
         _check_running(workers, settle_s, final=final, is_over=is_over),
         _check_each(
@@ -123,7 +100,11 @@ def check_launch(
     return tuple(check for check in checks if check is not None)
 
 
-def is_launch_verified(checks: Iterable[NodeLaunchCheck]) -> bool:
+def _check(name: str, passed: bool | None, detail: str, lacking: tuple[LaunchProblem, ...] = ()) -> LaunchCheck:
+    return LaunchCheck(name=name, level=LEVELS[name], passed=passed, detail=detail, lacking=lacking)
+
+
+def is_launch_verified(checks: Iterable[LaunchCheck]) -> bool:
     """Whether all checks that a launch requires have passed."""
     return all(check.passed is True for check in checks if check.level == "issue")
 
@@ -137,18 +118,20 @@ def _check_each(
     problem: Callable[[WorkerLaunchFacts], str | None],
     final: bool,
     text: str,
-) -> NodeLaunchCheck | None:
+) -> LaunchCheck | None:
     """Apply one check to each worker; None if there are no workers, or none was visible in time."""
     found = [(worker, problem(worker)) for worker in workers]
     unseen = sum(found_text == NOT_VISIBLE for _, found_text in found)
     if not workers or (final and unseen == len(found)):
         return None
     problems = tuple(
-        LaunchProblem(worker.worker, worker.rank, found_text) for worker, found_text in found if found_text
+        LaunchProblem(worker=worker.worker, rank=worker.rank, found=found_text)
+        for worker, found_text in found
+        if found_text
     )
     well = len(found) - len(problems) - unseen
     passed = True if not problems and (final or not unseen) else False if final else None
-    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {text}", problems), problems)
+    return _check(name, passed, _detail(f"{well} of {len(found)} workers {text}", problems), problems)
 
 
 def _detail(text: str, problems: Sequence[LaunchProblem]) -> str:
@@ -162,9 +145,7 @@ def _not_started(worker: WorkerLaunchFacts) -> str | None:
     return f"it could not be started: {worker.evidence}" if worker.reason else "none of its processes was found"
 
 
-def _check_running(
-    workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, is_over: bool
-) -> NodeLaunchCheck:
+def _check_running(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, is_over: bool) -> LaunchCheck:
     """Check that each worker runs, in its own process; a worker that completed or was ended from outside passes."""
     problems: list[LaunchProblem] = []
     young = 0
@@ -183,12 +164,12 @@ def _check_running(
         elif worker.age_s is None or worker.age_s < settle_s:
             young += not final
         if found is not None:
-            problems.append(LaunchProblem(worker.worker, worker.rank, found))
+            problems.append(LaunchProblem(worker=worker.worker, rank=worker.rank, found=found))
         if worker.up and worker.pid is not None:
             by_pid.setdefault(worker.pid, worker.worker)
     well = len(workers) - len(problems)
     passed = None if young and not problems else True if not problems else False if final else None
-    return NodeLaunchCheck(
+    return _check(
         "count", passed, _detail(f"{well} of {len(workers)} workers alive or completed", problems), tuple(problems)
     )
 
@@ -248,19 +229,19 @@ def _no_progress(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.items is not None else "no position was found in its log"
 
 
-def _check_output_dir(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
+def _check_output_dir(node: NodeLaunchFacts, final: bool) -> LaunchCheck | None:
     if node.output_dir is None:
         return None
     if node.output_problem is None:
-        return NodeLaunchCheck("output_dir", True, f"{node.output_dir} can be written to")
-    problem = LaunchProblem(None, None, node.output_problem)
-    return NodeLaunchCheck("output_dir", False if final else None, node.output_problem, (problem,))
+        return _check("output_dir", True, f"{node.output_dir} can be written to")
+    problem = LaunchProblem(found=node.output_problem)
+    return _check("output_dir", False if final else None, node.output_problem, (problem,))
 
 
-def _check_output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
+def _check_output(node: NodeLaunchFacts, final: bool) -> LaunchCheck | None:
     if node.output_files is None:
         return None
     if node.output_files:
-        return NodeLaunchCheck("output", True, f"{node.output_files} output files")
-    problem = LaunchProblem(None, None, "there is no output file yet")
-    return NodeLaunchCheck("output", False if final else None, "no output file yet", (problem,))
+        return _check("output", True, f"{node.output_files} output files")
+    problem = LaunchProblem(found="there is no output file yet")
+    return _check("output", False if final else None, "no output file yet", (problem,))

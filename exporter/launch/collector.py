@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.records import RecordError
+from exporter.contract.status import CollectorReads, Launch, NodeStatus, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.launch.checks import (
     LEVELS,
-    NodeLaunchCheck,
     NodeLaunchFacts,
     WorkerLaunchFacts,
     check_launch,
@@ -46,30 +45,18 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SOURCES = ("workers", "logs", "outputs")  # collectors that provide the facts
 
 
-@dataclass(frozen=True)
-class LaunchSnapshot:
-    """Check results as JSON objects by name; ``final``: whether no further read follows."""
-
-    verified: bool
-    final: bool
-    checks: Mapping[str, Mapping[str, Any]]
-
-
 class LaunchCollector:
-    """Checks the facts of the other collectors, and the few that no other collector reads.
-
-    It is not one of `COLLECTORS`, since it needs ``status`` to see the others.
-    """
+    """Checks the facts of the other collectors, from ``status``, and the few that no other collector reads."""
 
     name = "launch"
     families = (CHECK, VERIFIED)
 
-    def __init__(self, context: CollectorContext, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, context: CollectorContext, status: Callable[[], NodeStatus]) -> None:
         self._context = context
         self._status = status
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._started_at: float | None = None
-        self._last_snapshot = LaunchSnapshot(verified=False, final=False, checks={})
+        self._last_snapshot = Launch()  # final: no further read follows
         self._open_gpu_counts: dict[
             int, int
         ] = {}  # GPUs that a process has open, by pid; not read again when it has some
@@ -85,7 +72,7 @@ class LaunchCollector:
     def interval_s(self) -> float:
         return FINAL_INTERVAL_S if self._last_snapshot.final else POLL_S
 
-    def read(self) -> LaunchSnapshot:
+    def read(self) -> Launch:
         if self._started_at is None:
             self._begin()
         if not self._last_snapshot.final:
@@ -98,29 +85,28 @@ class LaunchCollector:
         self._started_at = identity.start
         if manifest.attached or self._started_at is None:
             self._started_at = self._context.clock.time()
-        known = run_files.read_json(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
-        launch = known.get("launch")
-        if manifest.attached or known.get("attempt") != identity.attempt or not isinstance(launch, dict):
+        if manifest.attached:
             return  # each attachment is a separate launch
         try:
-            checks = {str(check["name"]): dict(check) for check in launch["checks"]}
-            self._last_snapshot = LaunchSnapshot(bool(launch["verified"]), bool(launch["final"]), checks)
-        except (KeyError, TypeError):
-            pass  # written by another version
+            known = NodeStatus.read(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
+        except RecordError:
+            return  # written by another version
+        if known is not None and known.attempt == identity.attempt:
+            self._last_snapshot = known.launch
 
-    def _poll(self, now: float) -> LaunchSnapshot:
+    def _poll(self, now: float) -> Launch:
         manifest, before = self._context.manifest, self._last_snapshot
         status = self._status()
-        over = status["job"].get("phase") in ("completing", "finished")
+        over = status.job.phase in ("completing", "finished")
         if over:
             status = self._status_since(now)
-        elif not all(_has_read(status["collectors"].get(name)) for name in SOURCES):
+        elif not all(_has_read(status.collectors.get(name)) for name in SOURCES):
             return before  # facts that have not been read yet do not count as missing
-        entries = {entry["rank"]: entry for entry in status["workers"] if "rank" in entry}
+        entries = {worker.rank: worker for worker in status.workers}
         logs = find_extra_logs(manifest, self._rank_of)
-        driver = status.get("gpus", {}).get("driver_state") == "ok"
+        driver = status.gpus is not None and status.gpus.driver_state == "ok"
         workers = [
-            self._worker_facts(task, entries.get(task.rank, {}), logs, now, driver_works=driver)
+            self._worker_facts(task, entries.get(task.rank), logs, now, driver_works=driver)
             for task in self._context.tasks
             if not task.later
         ]
@@ -132,45 +118,45 @@ class LaunchCollector:
             launch_timeout_s=manifest.launch_timeout_s,
             is_over=over,
         )
-        checks = {check.name: _describe(check) for check in found}
+        checks = {check.name: check for check in found}
         if before.verified:  # a worker that ends later was launched, and has its own alerts
-            checks.update((name, dict(check)) for name, check in before.checks.items() if check["level"] == "issue")
-            checks = {name: checks[name] for name in LEVELS if name in checks}
-        everything = all(check["passed"] for check in checks.values())
-        return LaunchSnapshot(
+            checks.update((check.name, check) for check in before.checks if check.level == "issue")
+        return Launch(
             verified=before.verified or is_launch_verified(found),
-            final=over or everything or elapsed_s >= manifest.launch_timeout_s,
-            checks=checks,
+            final=over or all(check.passed for check in checks.values()) or elapsed_s >= manifest.launch_timeout_s,
+            checks=tuple(checks[name] for name in LEVELS if name in checks),
         )
 
-    def _status_since(self, earliest: float) -> Mapping[str, Any]:
+    def _status_since(self, earliest: float) -> NodeStatus:
         """Status with a read of the workers after ``earliest``, or the latest after about a second."""
         for _ in range(LAST_POLLS):
             status = self._status()
-            reading = status["collectors"].get("workers") or {}
-            done, took_s = reading.get("last_success"), reading.get("duration_s")
-            if done is None or took_s is None or done - took_s >= earliest - LAST_POLL_INTERVAL_S:
+            reads = status.collectors.get("workers")
+            if reads is None or reads.last_success is None or reads.duration_s is None:
+                break
+            if reads.last_success - reads.duration_s >= earliest - LAST_POLL_INTERVAL_S:
                 break
             time.sleep(LAST_POLL_INTERVAL_S)
         return status
 
     def _worker_facts(
-        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, driver_works: bool
+        self, task: Task, entry: WorkerStatus | None, extra: Mapping[int, list[Path]], now: float, *, driver_works: bool
     ) -> WorkerLaunchFacts:
         identity, manifest = self._context.identity, self._context.manifest
-        pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
-        reason = ended.get("reason")
+        entry = entry or WorkerStatus(worker=task.worker, rank=task.rank)
+        pid, start, ended = entry.pid, entry.start, entry.exit
+        reason = None if ended is None else ended.reason
         devices, unset, opened = None, False, None
         # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
         if task.gpus or not manifest.attached:
-            devices, unset = self._read_devices(pid if entry.get("rss_bytes") is not None else None)
+            devices, unset = self._read_devices(pid if entry.rss_bytes is not None else None)
         # Prefer the driver's report of GPU use, also for an ended worker, to the opened devices.
-        uses = entry.get("gpu_use") if driver_works and task.gpus else None
+        uses = entry.gpu_use if driver_works and task.gpus else None
         if uses is not None:
             opened = len(uses)
-        elif task.gpus and pid is not None and entry.get("rss_bytes") is not None:
+        elif task.gpus and pid is not None and entry.rss_bytes is not None:
             opened = self._count_open_gpus(pid)
-        paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
+        paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, entry.restarts)
         sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_file_size(path)) is not None]
         return WorkerLaunchFacts(
             worker=task.worker,
@@ -180,17 +166,17 @@ class LaunchCollector:
             service=task.service,
             pid=pid,
             started=pid is not None or reason not in (None, "launch_failed"),
-            up=bool(entry.get("up")),
+            up=entry.up,
             age_s=now - start if start is not None else None,
             reason=reason,
-            evidence="; ".join(ended.get("evidence", ())),
+            evidence="" if ended is None else "; ".join(ended.evidence),
             devices=devices,
             devices_unset=unset,
-            misplaced=entry.get("gpu_misplaced"),
+            misplaced=entry.gpu_misplaced,
             device_files=opened,
             log_files=len(sizes),
             log_bytes=sum(sizes),
-            items=entry.get("items"),
+            items=entry.items,
         )
 
     def _read_devices(self, pid: int | None) -> tuple[str | None, bool]:
@@ -207,20 +193,19 @@ class LaunchCollector:
                 self._open_gpu_counts[pid] = opened
         return self._open_gpu_counts.get(pid)
 
-    def _node_facts(self, status: Mapping[str, Any]) -> NodeLaunchFacts:
+    def _node_facts(self, status: NodeStatus) -> NodeLaunchFacts:
         manifest = self._context.manifest
-        reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
+        reported = next((found for found in status.outputs if found.group == "output"), None)
         files = None
         # On a shared file system a node counts only its own workers' files; the first node also counts all others.
         if reported is not None and self._context.identity.node_index == 0:
-            fresh = reported["mtime"] is not None and reported["mtime"] >= (self._started_at or 0.0) - CLOCK_SLACK_S
-            files = reported["files"] if fresh or manifest.attached else 0
+            fresh = reported.mtime is not None and reported.mtime >= (self._started_at or 0.0) - CLOCK_SLACK_S
+            files = reported.files if fresh or manifest.attached else 0
         if not files and all(task.service or task.later for task in manifest.tasks):
             files = None  # their writer, such as a benchmark, has not started yet
         # Tasks that start after the launch, such as a benchmark, do not count.
         later = {task.rank for task in manifest.tasks if task.later}
-        workers = (worker for worker in status["workers"] if worker.get("rank") not in later)
-        known = any(worker.get("items") is not None for worker in workers)
+        known = any(worker.items is not None for worker in status.workers if worker.rank not in later)
         return NodeLaunchFacts(
             output_dir=str(self._directory) if self._directory is not None else None,
             output_problem=self._output_problem(),
@@ -244,28 +229,15 @@ class LaunchCollector:
         problem: str | None = found
         return problem
 
-    def render(self, snapshot: LaunchSnapshot, out: Samples) -> None:
-        for name, check in snapshot.checks.items():
-            passed = check["passed"]
-            out.add(CHECK, None if passed is None else int(passed), check=name)
-        out.add(VERIFIED, int(snapshot.verified))
+    def render(self, launch: Launch, out: Samples) -> None:
+        for check in launch.checks:
+            out.add(CHECK, None if check.passed is None else int(check.passed), check=check.name)
+        out.add(VERIFIED, int(launch.verified))
 
-    def describe(self, snapshot: LaunchSnapshot, status: NodeStatus) -> None:
-        status.launch.update(
-            verified=snapshot.verified, final=snapshot.final, checks=[dict(check) for check in snapshot.checks.values()]
-        )
+    def describe(self, launch: Launch, parts: StatusParts) -> None:
+        parts.launch = launch
 
 
-def _has_read(reading: Mapping[str, Any] | None) -> bool:
+def _has_read(reads: CollectorReads | None) -> bool:
     """Whether a collector has finished a read or hangs; true for one that does not exist."""
-    return reading is None or reading["duration_s"] is not None or bool(reading["overdue"])
-
-
-def _describe(check: NodeLaunchCheck) -> dict[str, Any]:
-    return {
-        "name": check.name,
-        "level": check.level,
-        "passed": check.passed,
-        "detail": check.detail,
-        "lacking": [asdict(problem) for problem in check.problems],
-    }
+    return reads is None or reads.duration_s is not None or reads.overdue

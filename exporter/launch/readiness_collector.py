@@ -1,7 +1,8 @@
 """Readiness of the job's services and workers, shown by its first node."""
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.contract.status import Readiness, RoleReadiness
 from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
 
 READY = Family(
@@ -38,16 +39,17 @@ class ReadinessCollector:
     def render(self, readiness: PublishedReadiness, out: Samples) -> None:
         out.add(READY, int(readiness.ready))
         out.add(TIMEOUT, readiness.timeout_s)
-        for entry in readiness.roles:
-            out.add(WORKERS, entry.registered, role=entry.role)
-            out.add(EXPECTED, entry.expected, role=entry.role)
+        for role, (registered, expected) in readiness.roles.items():
+            out.add(WORKERS, registered, role=role)
+            out.add(EXPECTED, expected, role=role)
 
-    def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
-        status.job["readiness"] = {
-            "ready": readiness.ready,
-            "since": readiness.since,
-            "waiting": readiness.missing,
-            "workers": {
-                entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in readiness.roles
+    def describe(self, readiness: PublishedReadiness, parts: StatusParts) -> None:
+        parts.readiness = Readiness(
+            ready=readiness.ready,
+            since=readiness.since,
+            waiting=readiness.waiting,
+            workers={
+                role: RoleReadiness(ready=registered, expected=expected)
+                for role, (registered, expected) in readiness.roles.items()
             },
-        }
+        )

@@ -1,47 +1,33 @@
 """Results of the readiness poller: ``readiness.json`` in the run directory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.records import Record, RecordError
 
 
-@dataclass(frozen=True, slots=True)
-class RoleReadiness:
-    """Registered and expected workers of one role."""
-
-    role: str
-    registered: int
-    expected: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedReadiness:
+class PublishedReadiness(Record):
     """Whether the services of a job accept work."""
 
+    attempt: int
     ready: bool
     since: float | None  # when they became ready, epoch seconds; None while they are not
     timeout_s: float  # time to become ready, from the start of the job
-    missing: str  # what is missing, for people; empty if ready
-    roles: tuple[RoleReadiness, ...]
+    waiting: str  # what is missing, for people; empty if ready
+    seen: Mapping[str, int]  # registered workers by role
+    expected: Mapping[str, int]  # by role
+
+    @property
+    def roles(self) -> dict[str, tuple[int, int]]:
+        """Registered and expected workers of each role that is waited for."""
+        return {role: (self.seen.get(role, 0), expected) for role, expected in self.expected.items()}
 
 
 def read_readiness(run_dir: Path, attempt: int) -> PublishedReadiness | None:
     """Latest result in this attempt; None if there is no poller, or no result yet."""
-    body: Any = run_files.read_json(run_dir / run_files.READINESS_FILE)
-    if body is None or body.get("attempt") != attempt:
-        return None
     try:
-        return PublishedReadiness(
-            ready=body["ready"] is True,
-            since=None if body["since"] is None else float(body["since"]),
-            timeout_s=float(body["timeout_s"]),
-            missing=str(body["waiting"]),
-            roles=tuple(
-                RoleReadiness(role, int(body["seen"].get(role, 0)), int(expected))
-                for role, expected in body["expected"].items()
-            ),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
+        found = PublishedReadiness.read(run_dir / run_files.READINESS_FILE)
+    except RecordError:
         return None  # written by another version
+    return found if found is not None and found.attempt == attempt else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from exporter.contract import oom_kills
+from exporter.contract.status import CgroupMemory
 
 V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest multiple of the page size; no machine has this much
 LARGEST_FILE = 16384
@@ -49,20 +50,6 @@ class MemoryCgroup:
             yield MemoryCgroup(self.version, self.mount, path)
             path = path.rpartition("/")[0]
         yield MemoryCgroup(self.version, self.mount, "")
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupMemory:
-    """Memory of one cgroup and its descendants at one read; None: not available on this kernel."""
-
-    used_bytes: int
-    # Smallest limit up to the mount, including those that throttle instead of killing; None without a limit
-    limit_bytes: int | None
-    peak_bytes: int | None
-    working_set_bytes: int | None  # used memory without the page cache, which the kernel reclaims before it kills
-    oom_kills: int | None  # v2: with all descendants; v1: of this cgroup alone
-    pressure_some_s: float | None  # time in which some process waited for memory
-    pressure_full_s: float | None  # time in which all processes did
 
 
 def common_ancestor(first: MemoryCgroup, second: MemoryCgroup) -> MemoryCgroup:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from exporter.contract.status import ProcessDetails
 from exporter.machine.procfs import (
     CLOCK_TICKS,
     ENDED_STATES,
@@ -50,22 +51,6 @@ class ProcessTreeSample:
     children: int
     io_read_bytes: int | None
     io_write_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessTreeDetails:
-    """Costlier facts about the worker and its first descendants.
-
-    None or empty where the kernel denies it. Sums cover the readable processes.
-    """
-
-    pss_bytes: int | None  # memory, with each shared page divided among its users
-    open_files: int | None
-    # Context switches of first threads since their first read; these two counters never fall
-    voluntary_switches: int | None
-    involuntary_switches: int | None
-    paths: tuple[str, ...]  # files that the worker itself has open
-    devices: tuple[str, ...]  # `/dev/nvidia*` files that any of them has open
 
 
 def _may_stay_open(fd: int) -> bool:
@@ -433,7 +418,7 @@ class ProcessTree:
                 living.append(watched.pid)
         return tuple(living)
 
-    def read_details(self) -> ProcessTreeDetails:
+    def read_details(self) -> ProcessDetails:
         """Read the costlier facts; takes milliseconds, so call it less often."""
         processes = list(islice(self._processes.values(), MOST_PROCESSES))
         open_files: int | None = None
@@ -457,7 +442,7 @@ class ProcessTree:
                 self._switches = voluntary + grown[0], involuntary + grown[1]
                 watched.switches = switches
         voluntary_switches, involuntary_switches = self._switches or (None, None)
-        return ProcessTreeDetails(
+        return ProcessDetails(
             pss_bytes=self._read_pss(processes),
             open_files=open_files,
             voluntary_switches=voluntary_switches,

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
+from exporter.contract.events import Event
 from exporter.contract.identity import safe_label
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.status import LogStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
@@ -112,7 +115,7 @@ class LogsSnapshot:
     """Progress of all workers at one read."""
 
     workers: tuple[WorkerLogFacts, ...]
-    outlook: job_eta.JobOutlook
+    outlook: job_eta.NodeOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()  # messages for the user about the patterns
 
@@ -128,9 +131,16 @@ class LogsCollector:
         *job_eta.FAMILIES,
     )
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[JobProgress],
+        gpu_use: Published[NodeGpuUse],
+        checkpoint_times: Published[tuple[float, ...]],
+    ) -> None:
         manifest = context.manifest
-        self._context = context
+        self._context, self._published = context, published
+        self._gpu_use, self._checkpoint_times = gpu_use, checkpoint_times
         self.interval_s = manifest.check_interval_s
         self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
         self._finder = _extra_log_finder(manifest)
@@ -203,13 +213,14 @@ class LogsCollector:
             role: median_seconds_per_item(worker.seconds_per_item for worker in workers if worker.task.role == role)
             for role in {worker.task.role for worker in workers}
         }
-        board = self._context.published
-        facts = tuple(
-            worker.facts(now, peers[worker.task.role], busy=board.gpus_busy.get(worker.task.rank)) for worker in workers
+        busy = self._gpu_use.recent.busy  # GPUs that were busy long ago must not hide a stall
+        facts = tuple(worker.facts(now, peers[worker.task.role], busy=busy.get(worker.task.rank)) for worker in workers)
+        self._published.publish(
+            JobProgress(
+                job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now),
+                {worker.task.rank: worker.progress(now) for worker in workers},
+            )
         )
-        if board.gpu_reading is not None:
-            board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
-        board.log_phase = job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -218,7 +229,7 @@ class LogsCollector:
         return LogsSnapshot(
             workers=facts,
             outlook=job_eta.job_outlook(
-                *(facts, now, self._deadline, board.checkpoint_times),
+                *(facts, now, self._deadline, self._checkpoint_times.value),
                 self._context.manifest.checkpoint_interval_s,
             ),
             timeouts=tuple(timeouts.items()),
@@ -346,41 +357,50 @@ class LogsCollector:
             out.add(TIMEOUTS, given_up, pattern=name)
         job_eta.render_outlook(snapshot.outlook, snapshot.workers, out)
 
-    def describe(self, snapshot: LogsSnapshot, status: NodeStatus) -> None:
+    def describe(self, snapshot: LogsSnapshot, parts: StatusParts) -> None:
         for facts in snapshot.workers:
-            status.worker(facts.task.rank).update(
-                items=facts.position,
-                items_expected=facts.expected,
-                items_processed=facts.processed,
-                items_first=facts.first,
-                unit=facts.unit,
-                pattern=facts.pattern,
-                pack=facts.pack,
-                epoch=facts.epoch,
-                rate=facts.rate,
-                average_rate=facts.average_rate,
-                output_tokens_per_second=facts.output_tokens_rate,
-                input_tokens_per_second=facts.input_tokens_rate,
-                eta=facts.eta._asdict() if facts.eta is not None else None,
-                confidence=facts.confidence,
-                last_progress=facts.last_rise,
-                stalled=facts.stalled,
-                slowdown=facts.slowdown,
-                at=facts.phase,
-                # JSON has no other numbers.
-                values={name: value for name, value, _ in facts.values if math.isfinite(value)},
-                log_errors={pattern: count for pattern, _, count in facts.errors if count},
-                log_lag_bytes=facts.lag_bytes,
-                prior=facts.prior.to_json() if facts.prior is not None else None,
-                log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
+            parts.add_worker(
+                facts.task.rank,
+                LogStatus(
+                    unit=facts.unit,
+                    pattern=facts.pattern,
+                    items=facts.position,
+                    items_expected=facts.expected,
+                    items_processed=facts.processed,
+                    items_first=facts.first,
+                    rate=facts.rate,
+                    average_rate=facts.average_rate,
+                    output_tokens_per_second=facts.output_tokens_rate,
+                    input_tokens_per_second=facts.input_tokens_rate,
+                    eta=facts.eta,
+                    last_progress=facts.last_rise,
+                    stalled=facts.stalled,
+                    at=facts.phase,
+                    confidence=facts.confidence,
+                    slowdown=facts.slowdown,
+                    lag=snapshot.outlook.lags.get(facts.task.rank),
+                    pack=facts.pack,
+                    # JSON has no other numbers.
+                    values={name: value for name, value, _ in facts.values if math.isfinite(value)},
+                    epoch=facts.epoch,
+                    log_errors={pattern: count for pattern, _, count in facts.errors if count},
+                    log_lag_bytes=facts.lag_bytes,
+                    log_problems=(*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())),
+                    prior=facts.prior.to_json() if facts.prior is not None else None,
+                ),
             )
             if facts.unmatched is not None and facts.unmatched_at is not None:
-                event = {"time": facts.unmatched_at, "level": "warning", "event": "progress unknown"}
-                status.events.append(
-                    {**event, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
+                parts.events.append(
+                    Event(
+                        time=facts.unmatched_at,
+                        level="warning",
+                        event="progress unknown",
+                        worker=facts.task.worker,
+                        rank=facts.task.rank,
+                        detail=facts.unmatched,
+                    )
                 )
-        status.job["pattern_notes"] = [*snapshot.notes]
-        job_eta.describe_outlook(snapshot.outlook, status)
+        parts.outlook = snapshot.outlook.job.replace(pattern_notes=snapshot.notes)
 
 
 def load_run_history(job_name: str) -> dict[str, RunPrior]:

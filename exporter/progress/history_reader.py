@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.status import WorkerStatus
 
 HISTORY_SCHEMA = 1
 HISTORY_VARIABLE = "GPUJOB_HISTORY_DIR"
@@ -44,7 +45,7 @@ class RunHistory:
 
 
 def build_run_history(
-    workers: Sequence[Mapping[str, Any]], total: int | None, seconds: float, now: float
+    workers: Sequence[WorkerStatus], total: int | None, seconds: float, now: float
 ) -> RunHistory | None:
     """Create from the last status of the workers of a completed run; None if no worker has a prior.
 
@@ -52,8 +53,8 @@ def build_run_history(
     """
     of_roles: dict[str, list[Mapping[str, Any]]] = {}
     for worker in workers:
-        if worker.get("prior"):
-            of_roles.setdefault(str(worker["role"]), []).append(worker["prior"])
+        if worker.prior:
+            of_roles.setdefault(worker.role, []).append(worker.prior)
     if not of_roles:
         return None
     middle = {

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collecting.collector import WORKER_LABELS, NodeStatus, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.progress.eta.interval import EtaEstimate, slowest_eta
+from exporter.contract.status import JobOutlook
+from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import (
     WorkerPosition,
     checkpoint_meets_deadline,
@@ -45,17 +46,12 @@ STEP_S = 2.0  # clock differences and log buffers hide the order of stops closer
 
 
 @dataclass(frozen=True)
-class JobOutlook:
+class NodeOutlook:
     """Outlook of the job, from the workers of this node."""
 
     read_at: float
-    deadline: float | None = None
-    eta: EtaEstimate | None = None
-    met_probability: float | None = None
-    checkpoint_next: float | None = None
-    checkpoint_fits: bool | None = None
-    lags: Mapping[int, float] = field(default_factory=dict)
-    first_to_stop: int | None = None  # rank of the stalled worker whose progress ended first
+    job: JobOutlook = field(default_factory=JobOutlook)
+    lags: Mapping[int, float] = field(default_factory=dict)  # by rank
 
 
 def job_outlook(
@@ -64,7 +60,7 @@ def job_outlook(
     deadline: float | None,
     checkpoint_times: Sequence[float],
     checkpoint_interval_s: float | None = None,
-) -> JobOutlook:
+) -> NodeOutlook:
     """Outlook of the job; ``checkpoint_times`` has the times of the last checkpoints, from their files.
 
     ``checkpoint_interval_s`` is from the job file.
@@ -83,42 +79,32 @@ def job_outlook(
     ]
     rises = {facts.task.rank: facts.last_rise for facts in running if facts.last_rise is not None}
     stalled = {facts.task.rank for facts in running if facts.stalled}
-    return JobOutlook(
-        read_at=now,
-        deadline=deadline,
-        eta=eta,
-        met_probability=time_limit_met_probability(now, deadline, eta),
-        checkpoint_next=due,
-        checkpoint_fits=checkpoint_meets_deadline(deadline, due),
-        lags=lags(standings),
-        first_to_stop=first_to_stop(rises, stalled, STEP_S),
+    return NodeOutlook(
+        now,
+        JobOutlook(
+            eta=eta,
+            deadline=deadline,
+            time_limit_met_probability=time_limit_met_probability(now, deadline, eta),
+            checkpoint_next=due,
+            checkpoint_before_time_limit=checkpoint_meets_deadline(deadline, due),
+            first_to_stop=first_to_stop(rises, stalled, STEP_S),
+        ),
+        lags(standings),
     )
 
 
-def render_outlook(outlook: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
+def render_outlook(outlook: NodeOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
     """Render the outlook."""
-    out.add(DEADLINE, outlook.deadline)
-    if outlook.eta is not None:
-        out.add(JOB_ETA, outlook.eta.low, quantile="0.1")
-        out.add(JOB_ETA, outlook.eta.seconds, quantile="0.5")
-        out.add(JOB_ETA, outlook.eta.high, quantile="0.9")
-        out.add(JOB_FINISH, outlook.read_at + outlook.eta.seconds)
-    out.add(TIME_LIMIT_MET, outlook.met_probability)
-    out.add(CHECKPOINT_NEXT, outlook.checkpoint_next)
-    out.add(CHECKPOINT_FITS, None if outlook.checkpoint_fits is None else int(outlook.checkpoint_fits))
+    job = outlook.job
+    out.add(DEADLINE, job.deadline)
+    if job.eta is not None:
+        out.add(JOB_ETA, job.eta.low, quantile="0.1")
+        out.add(JOB_ETA, job.eta.seconds, quantile="0.5")
+        out.add(JOB_ETA, job.eta.high, quantile="0.9")
+        out.add(JOB_FINISH, outlook.read_at + job.eta.seconds)
+    out.add(TIME_LIMIT_MET, job.time_limit_met_probability)
+    out.add(CHECKPOINT_NEXT, job.checkpoint_next)
+    is_in_time = job.checkpoint_before_time_limit
+    out.add(CHECKPOINT_FITS, None if is_in_time is None else int(is_in_time))
     for facts in workers:
         out.row(**worker_labels(facts.task)).add(LAG, outlook.lags.get(facts.task.rank))
-
-
-def describe_outlook(outlook: JobOutlook, status: NodeStatus) -> None:
-    """Add the outlook to the status."""
-    status.job.update(
-        eta=outlook.eta._asdict() if outlook.eta is not None else None,
-        deadline=outlook.deadline,
-        time_limit_met_probability=outlook.met_probability,
-        checkpoint_next=outlook.checkpoint_next,
-        checkpoint_before_time_limit=outlook.checkpoint_fits,
-        first_to_stop=outlook.first_to_stop,
-    )
-    for rank, lag in outlook.lags.items():
-        status.worker(rank).update(lag=lag)

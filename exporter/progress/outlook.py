@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.progress.eta.interval import EtaEstimate
+from exporter.contract.status import EtaEstimate
 
 Z_OF_QUANTILE = 1.2815515655446004  # standard normal deviate of the quantile 0.9; that of 0.1 is its negative
 LEAST_SPREAD, MOST_SPREAD = 0.01, 3.0  # bounds on the standard deviation of the logarithm of the ETA

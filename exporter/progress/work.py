@@ -1,9 +1,9 @@
 """Work of a whole job, from the entries of its workers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from exporter.contract.status import ProgressFacts, TaskPosition
 from exporter.logs.search.findings import SUMMED_UNITS, UNITS
 
 ITEMS = UNITS[0]
@@ -17,9 +17,9 @@ class JobWork:
     """Progress of a job; all None before the first position, or if workers count different units."""
 
     units: tuple[str, ...] = ()  # units of the positions, without repeats; empty before the first position
-    done: int | None = None
-    expected: int | None = None  # total from the logs, independent of the job file
-    processed: int | None = None
+    done: float | None = None
+    expected: float | None = None  # total from the logs, independent of the job file
+    processed: float | None = None
     has_all_positions: bool = False  # whether every worker has a position
     has_only_bars: bool = False  # whether all positions are from progress bars
 
@@ -43,47 +43,47 @@ class JobWork:
         """Whether all workers do the same work, so that the slowest one counts."""
         return self.unit is not None and self.unit not in SUMMED_UNITS
 
-    def expected_total(self, total_items: int | None) -> int | None:
+    def expected_total(self, total_items: int | None) -> float | None:
         """Total of the job: items from the job file, other units from the logs."""
         return total_items or self.expected if self.counts_total_items(total_items) else self.expected
 
 
-def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
-    """Work of a job from workers with ``unit`` (None: items), ``items``, ``items_expected`` and ``items_processed``.
+def job_work(workers: Iterable[TaskPosition]) -> JobWork:
+    """Work of a job from the positions of its workers.
 
     Shared work is summed. For workers in step the slowest counts, preferably among those with a known total. Workers
     that are not ``critical`` count only if no other has a position.
     """
     workers = list(workers)
-    known = [worker for worker in workers if worker.get("items") is not None]
-    units = tuple(dict.fromkeys(worker.get("unit") or ITEMS for worker in known))
+    known = [worker for worker in workers if worker.items is not None]
+    units = tuple(dict.fromkeys(unit_word(worker.unit) for worker in known))
     whole = len(known) == len(workers)
-    bars = bool(known) and all(worker.get("pattern") in BARS for worker in known)
+    bars = bool(known) and all(worker.pattern in BARS for worker in known)
     if len(units) > 1:
         return JobWork(units, has_all_positions=whole)
     if not units or units[0] in SUMMED_UNITS:
-        done, expected, processed = (_sum(workers, key) for key in ("items", "items_expected", "items_processed"))
-        return JobWork(units, done, expected, processed, whole, bars)
-    known = [worker for worker in known if worker.get("critical", True)] or known
-    known = [worker for worker in known if worker.get("items_expected")] or known
-    slowest = min(known, key=lambda worker: worker["items"] / (worker.get("items_expected") or 1))
-    done, expected, processed = (slowest.get(key) for key in ("items", "items_expected", "items_processed"))
-    return JobWork(units, done, expected, processed, whole)
+        done = _sum(worker.items for worker in workers)
+        expected = _sum(worker.items_expected for worker in workers)
+        return JobWork(units, done, expected, _sum(worker.items_processed for worker in workers), whole, bars)
+    known = [worker for worker in known if worker.critical] or known
+    known = [worker for worker in known if worker.items_expected] or known
+    slowest = min(known, key=lambda worker: (worker.items or 0) / (worker.items_expected or 1))
+    return JobWork(units, slowest.items, slowest.items_expected, slowest.items_processed, whole)
 
 
-def job_rate(workers: Iterable[Mapping[str, Any]], work: JobWork) -> float | None:
+def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
     """Units per second of the job: the sum of the workers' rates, or the lowest if they are in step."""
-    rates = [float(worker["rate"]) for worker in workers if worker.get("rate") is not None]
+    rates = [worker.rate for worker in workers if worker.rate is not None]
     if not rates or len(work.units) > 1:
         return None
     return min(rates) if work.is_in_step else sum(rates)
 
 
-def unit_word(entry: Mapping[str, Any]) -> str:
-    """Unit of a worker's or job's position, as a word; "items" if unspecified."""
-    return str(entry.get("unit") or ITEMS)
+def unit_word(unit: str | None) -> str:
+    """Unit of a position as a word; "items" if unspecified."""
+    return unit or ITEMS
 
 
-def _sum(workers: Iterable[Mapping[str, Any]], key: str) -> int | None:
-    known = [worker[key] for worker in workers if worker.get(key) is not None]
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return sum(known) if known else None

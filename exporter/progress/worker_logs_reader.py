@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from exporter.collecting.collector import WorkerProgress
+from exporter.collecting.published import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.status import EtaEstimate
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
@@ -19,7 +20,6 @@ from exporter.logs.tail_reader import LogTail
 from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress

@@ -8,11 +8,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from exporter.collecting.collector import Collector
+from exporter.collecting.collector import Collector, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock
+from exporter.contract.status import CollectorReads
 from exporter.machine.thread_name import name_thread
 
 SUCCESS = Family("collector_success", "Whether the collector's last read worked.", labels=("collector",))
@@ -32,12 +32,12 @@ log = logging.getLogger("gpujob.refresh")
 class CollectorSlot:
     """One collector with its thread and last snapshot."""
 
-    def __init__(self, collector: Collector[Any], clock: Clock, deadline_s: float | None = None) -> None:
+    def __init__(self, collector: Collector, clock: Clock, deadline_s: float | None = None) -> None:
         self.collector = collector
         self.on_read: Callable[[], None] | None = None  # called on the collector's thread after each read
         self._clock = clock
         self._deadline_s = deadline_s or max(LEAST_DEADLINE_S, 3 * collector.interval_s)
-        self._snapshot: Any = None
+        self._snapshot: object = None
         self._has_snapshot = False
         self._started: float | None = None
         self._duration_s: float | None = None
@@ -78,7 +78,7 @@ class CollectorSlot:
         return late
 
     @property
-    def snapshot(self) -> Any:
+    def snapshot(self) -> object:
         """The last snapshot; None if not read yet, failed or hanging."""
         return self._snapshot if self._has_snapshot and not self.overdue else None
 
@@ -130,7 +130,7 @@ class CollectorSlot:
             return
         mark = out.mark()
         try:
-            self.collector.render(snapshot, out)
+            self.collector.render(snapshot, out)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - see above
             out.remove_since(mark)
             if not self._is_render_failing:
@@ -147,11 +147,18 @@ class CollectorSlot:
         out.add(DURATION, self._duration_s, collector=name)
         out.add(LAST_SUCCESS, self._last_success, collector=name)
 
-    def describe(self) -> dict[str, Any]:
-        """Success and duration of the reads, for the status page."""
-        return {
-            "success": self.success,
-            "duration_s": self._duration_s,
-            "last_success": self._last_success,
-            "overdue": self.overdue,
-        }
+    def describe(self, parts: StatusParts) -> None:
+        """Add the last snapshot to the status."""
+        snapshot = self.snapshot
+        if snapshot is not None:
+            self.collector.describe(snapshot, parts)  # type: ignore[arg-type]
+
+    @property
+    def reads(self) -> CollectorReads:
+        """Success and duration of the reads, for the status."""
+        return CollectorReads(
+            success=self.success,
+            duration_s=self._duration_s,
+            last_success=self._last_success,
+            overdue=self.overdue,
+        )

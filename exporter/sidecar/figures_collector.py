@@ -6,12 +6,13 @@
 import json
 import math
 import threading
-from typing import NamedTuple
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
+from exporter.contract.records import RecordError
+from exporter.contract.status import FigureOfMerit, NodeStatus
 
 FIGURE = Family("figure_of_merit", "Latest figure of merit that the job reported, by its name.", labels=("name",))
 FIGURE_TIME = Family("figure_of_merit_timestamp_seconds", "When the job last reported that figure.", labels=("name",))
@@ -22,14 +23,6 @@ EXAMPLE = '{"name": "gflops", "value": 511.26}'
 
 class FigureOfMeritError(ValueError):
     """An invalid figure; the message says what would be valid."""
-
-
-class FigureOfMerit(NamedTuple):
-    """One figure of merit and when it was received, epoch seconds."""
-
-    name: str
-    value: float
-    time: float
 
 
 def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
@@ -96,18 +89,16 @@ class FomCollector:
             out.add(FIGURE, figure.value, name=figure.name)
             out.add(FIGURE_TIME, figure.time, name=figure.name)
 
-    def describe(self, figures: tuple[FigureOfMerit, ...], status: NodeStatus) -> None:
-        status.figures_of_merit += [figure._asdict() for figure in figures]
+    def describe(self, figures: tuple[FigureOfMerit, ...], parts: StatusParts) -> None:
+        parts.figures_of_merit = figures
 
 
 def _earlier_figures(context: CollectorContext) -> dict[str, FigureOfMerit]:
     identity = context.identity
-    status = run_files.read_json(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
-    entries = status.get("figures_of_merit")
-    if status.get("attempt") != identity.attempt or not isinstance(entries, list):
-        return {}
     try:
-        figures = [FigureOfMerit(str(entry["name"]), float(entry["value"]), float(entry["time"])) for entry in entries]
-    except (KeyError, TypeError, ValueError):
+        status = NodeStatus.read(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
+    except RecordError:
+        return {}  # written by another version
+    if status is None or status.attempt != identity.attempt:
         return {}
-    return {figure.name: figure for figure in figures[:MOST_FIGURES]}
+    return {figure.name: figure for figure in status.figures_of_merit[:MOST_FIGURES]}

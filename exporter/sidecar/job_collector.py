@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import JobProgress, Published, Publisher
 from exporter.contract import run_files
+from exporter.contract.status import JobFacts
 
 PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
 
@@ -34,31 +36,20 @@ class JobCollector:
 
     name = "job"
     interval_s = 1.0
-    families = (
-        INFO,
-        START,
-        TIME_LIMIT,
-        PHASE,
-        WORKERS_EXPECTED,
-        GPUS_ALLOCATED,
-        STALL_TIMEOUT,
-        LAUNCH_TIMEOUT,
-    )
+    families = (INFO, START, TIME_LIMIT, PHASE, WORKERS_EXPECTED, GPUS_ALLOCATED, STALL_TIMEOUT, LAUNCH_TIMEOUT)
 
-    def __init__(self, context: CollectorContext) -> None:
-        self._manifest = context.manifest
-        self._identity = context.identity
-        self._tasks = context.tasks
-        self._published = context.published
+    def __init__(self, context: CollectorContext, published: Publisher[str], progress: Published[JobProgress]) -> None:
+        self._manifest, self._identity, self._tasks = context.manifest, context.identity, context.tasks
+        self._published, self._progress = published, progress
 
     def read(self) -> JobSnapshot:
         state = run_files.read_json(self._manifest.run_dir / run_files.STATE_FILE) or {}
         phase = state.get("phase")
-        if phase == "running" and self._published.log_phase is not None:
-            phase = self._published.log_phase
+        if phase == "running":
+            phase = self._progress.recent.phase or phase  # logs that cannot be read do not hold a phase
         stop = state.get("stop")
         phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
-        self._published.job_phase = phase
+        self._published.publish(phase)
         return JobSnapshot(
             phase=phase,
             stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,
@@ -77,9 +68,9 @@ class JobCollector:
         out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
         out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
 
-    def describe(self, job: JobSnapshot, status: NodeStatus) -> None:
+    def describe(self, job: JobSnapshot, parts: StatusParts) -> None:
         identity = self._identity
-        status.job.update(
+        parts.job = JobFacts(
             job_id=identity.job_id,
             job_name=identity.job_name,
             cluster=identity.cluster,

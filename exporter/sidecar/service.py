@@ -92,10 +92,7 @@ class HttpService:
     async def _metrics(self, request: web.Request) -> web.Response:
         openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
         body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
-        headers = {
-            "Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE,
-            "Vary": "Accept, Accept-Encoding",
-        }
+        headers = {"Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE, "Vary": "Accept, Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             # Level 9 takes ten times as long and saves a tenth of the size.
             packer = zlib.compressobj(1, zlib.DEFLATED, 31)
@@ -105,7 +102,7 @@ class HttpService:
         return web.Response(body=body, headers=headers)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(self._sidecar.status())
+        return web.json_response(self._sidecar.status().to_json())
 
     async def _fom(self, request: web.Request) -> web.Response:
         """Accept a figure of merit of the job; answers like omnistat."""

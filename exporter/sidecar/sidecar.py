@@ -5,37 +5,24 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any
 
-from exporter.collecting.collector import Collector, CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.launch.collector import LaunchCollector
-from exporter.sidecar import background_reads, collectors
+from exporter.contract.status import JobStatus, NodeName, NodeStatus, TaskFacts, WorkerStatus
 from exporter.sidecar.background_reads import CollectorSlot
+from exporter.sidecar.collectors import Register, make_collectors
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
 from exporter.workers.collector import WorkersSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
-STATUS_SCHEMA = 1
 PUBLISH_INTERVAL_S = 5.0
 RESTART_PAUSE_S = 60.0  # least time between two restarts for a replaced driver; doubles with each restart
 RESTARTS_KIND = "gpus_restart"
 
 log = logging.getLogger("gpujob.sidecar")
-
-
-def declared_families() -> tuple[Family, ...]:
-    """All declared families, in the order of the page."""
-    found: list[Family] = []
-    for factory in collectors.COLLECTORS:
-        found.extend(factory.families)  # type: ignore[attr-defined]
-    found.extend(LaunchCollector.families)
-    found.extend(background_reads.FAMILIES)
-    return tuple(found)
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
@@ -125,7 +112,8 @@ class StatusPublisher:
             self._sidecar.may_restart = self._restarts.acquire()
         folder = manifest.run_dir / run_files.STATUS_DIR
         folder.mkdir(exist_ok=True)
-        run_files.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
+        status = self._sidecar.status()
+        run_files.write_json(folder / f"{identity.node}.json", status.to_json(), durable=status.final)
         return True
 
     def _publish_address(self, port: int) -> None:
@@ -153,27 +141,30 @@ class StatusPublisher:
     def render(self, snapshot: bool, out: Samples) -> None:
         """Render nothing: `CollectorSlot.render_self` shows whether publishing works."""
 
-    def describe(self, snapshot: bool, status: NodeStatus) -> None:
+    def describe(self, snapshot: bool, parts: StatusParts) -> None:
         """Add nothing."""
 
 
 class Sidecar:
     """A sidecar without its web server."""
 
-    def __init__(self, context: CollectorContext, built: Sequence[Collector[Any]] | None = None) -> None:
+    def __init__(self, context: CollectorContext, register: Register | None = None) -> None:
         self.context = context
-        if built is None:
-            built = [
-                *(factory(context) for factory in collectors.COLLECTORS),
-                LaunchCollector(context, self.status),  # last, since it uses the facts of the others
-            ]
-        self.slots = [CollectorSlot(collector, context.clock) for collector in built]
+        register = make_collectors(context, self.status) if register is None else register
+        self.slots = [CollectorSlot(collector, context.clock) for collector in register.collectors]
+        self._gpus = register.gpus
         self.host = ""  # address it listens on; empty for all interfaces
         self.port: int | None = None  # port it listens on; None before it does
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
         self.final = False  # whether the final values have been read
         self.may_restart = False  # whether it may exit for a new sidecar that can read the GPUs
+        self._tasks = {
+            task.rank: TaskFacts(
+                worker=task.worker, role=task.role, rank=task.rank, node=context.identity.node, gpus=task.gpus
+            )
+            for task in context.tasks
+        }
         self._samples = Samples(context.identity.constant_labels())
 
     def start(self) -> None:
@@ -197,7 +188,7 @@ class Sidecar:
     @property
     def has_outlived_driver(self) -> bool:
         """Whether a new sidecar could read the GPUs, this one cannot, and a supervisor would start one."""
-        reading = self.context.published.gpu_reading
+        reading = self._gpus.value.reading
         return self.context.identity.supervised and reading is not None and reading.is_driver_replaced
 
     @property
@@ -224,33 +215,30 @@ class Sidecar:
             slot.render_self(self._samples)
         return self._samples.page(openmetrics=openmetrics)
 
-    def status(self) -> dict[str, Any]:
-        """Status page of the last snapshots."""
-        status = NodeStatus()
+    def status(self) -> NodeStatus:
+        """Status of the last snapshots."""
+        parts, identity = StatusParts(), self.context.identity
         for slot in self.slots:
-            snapshot = slot.snapshot
-            if snapshot is not None:
-                slot.collector.describe(snapshot, status)
-        return {
-            "schema": STATUS_SCHEMA,
-            "time": time.time(),
-            "final": self.final,
-            "attempt": self.context.identity.attempt,
-            "job": status.job,
-            "node": {"name": self.context.identity.node, "index": self.context.identity.node_index},
-            "workers": [status.workers[rank] for rank in sorted(status.workers)],
-            "outputs": status.outputs,
-            "checkpoints": status.checkpoints,
-            "filesystems": status.filesystems,
-            "memory": status.memory,
-            "gpus": status.gpus,
-            "launch": status.launch,
-            "figures_of_merit": status.figures_of_merit,
-            "events": sorted(status.events, key=lambda event: float(event["time"])),
-            "collectors": {
-                slot.collector.name: slot.describe() for slot in (*self.slots, self.diagnostics, self.publisher)
-            },
-        }
+            slot.describe(parts)
+        return NodeStatus(
+            time=time.time(),
+            final=self.final,
+            attempt=identity.attempt,
+            job=JobStatus.join(parts.job, parts.outlook, exporter=parts.exporter, readiness=parts.readiness),
+            node=NodeName(name=identity.node, index=identity.node_index),
+            workers=tuple(
+                WorkerStatus.join(self._tasks[rank], *worker) for rank, worker in sorted(parts.workers.items())
+            ),
+            outputs=parts.outputs,
+            checkpoints=parts.checkpoints,
+            filesystems=parts.filesystems,
+            memory=parts.memory,
+            gpus=parts.gpus,
+            launch=parts.launch,
+            figures_of_merit=parts.figures_of_merit,
+            events=tuple(sorted(parts.events, key=lambda event: event.time)),
+            collectors={slot.collector.name: slot.reads for slot in (*self.slots, self.diagnostics, self.publisher)},
+        )
 
 
 class ScrapeLog:

@@ -1,16 +1,18 @@
 """Worker processes: state, start, CPU, memory, I/O, children, threads, restarts and exits."""
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import NodeGpuUse, Published, Publisher, WorkerProcesses
 from exporter.contract import run_files
+from exporter.contract.events import Event
 from exporter.contract.manifest import Task
+from exporter.contract.status import ProcessStatus, WorkerEnd
+from exporter.gpus.records import JobGpus
 from exporter.machine.folders import FolderChangeCheck
-from exporter.machine.process_tree import ProcessTreeDetails
+from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
 from exporter.workers.runs_reader import WorkerExit, WorkerReading, WorkerRuns
 
@@ -66,15 +68,13 @@ LAST_TIME = Family(
     labels=(*WORKER_LABELS, "reason"),
 )
 
-_DETAIL_NAMES = tuple(item.name for item in dataclasses.fields(ProcessTreeDetails))
-
 
 @dataclass(frozen=True)
 class WorkersSnapshot:
     """All workers of this node and their recent events."""
 
     workers: tuple[WorkerReading, ...]
-    events: tuple[dict[str, Any], ...]
+    events: tuple[Event, ...]
 
     @property
     def running(self) -> int:
@@ -89,30 +89,22 @@ class WorkersCollector:
     name = "workers"
     interval_s = 1.0
     families = (
-        UP,
-        STATE,
-        START,
-        CPU,
-        RSS,
-        PSS,
-        IO_READ,
-        IO_WRITE,
-        CHILDREN,
-        THREADS,
-        OPEN_FILES,
-        SWITCHES,
-        RESTARTS,
-        EXITS,
-        LAST_CODE,
-        LAST_SIGNAL,
-        LAST_TIME,
+        *(UP, STATE, START, CPU, RSS, PSS, IO_READ, IO_WRITE, CHILDREN, THREADS, OPEN_FILES, SWITCHES),
+        *(RESTARTS, EXITS, LAST_CODE, LAST_SIGNAL, LAST_TIME),
     )
 
-    def __init__(self, context: CollectorContext) -> None:
-        self._context = context
-        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[WorkerProcesses],
+        gpus: Published[JobGpus],
+        gpu_use: Published[NodeGpuUse],
+    ) -> None:
+        self._context, self._published = context, published
+        self._events: deque[Event] = deque(maxlen=50)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
-        self._workers = [WorkerRuns(context, task, self._add_event) for task in context.tasks]
+        node = NodeFacts(context, published, gpus, gpu_use)
+        self._workers = [WorkerRuns(context, task, node, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
@@ -127,10 +119,13 @@ class WorkersCollector:
             worker.poll(stop, peers, now, fresh=fresh)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
-        board = self._context.published
-        board.running_ranks = frozenset(facts.task.rank for facts in found if facts.up and at_work)
-        board.pids = {worker.task.rank: worker.pids for worker in self._workers}
-        board.start_times = {facts.task.rank: facts.start for facts in found if facts.start is not None}
+        self._published.publish(
+            WorkerProcesses(
+                running=frozenset(facts.task.rank for facts in found if facts.up and at_work),
+                pids={worker.task.rank: worker.pids for worker in self._workers},
+                starts={facts.task.rank: facts.start for facts in found if facts.start is not None},
+            )
+        )
         return WorkersSnapshot(found, tuple(self._events))
 
     def _read_state(self) -> dict[str, object]:
@@ -139,14 +134,7 @@ class WorkersCollector:
     def _add_event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
         moment = time if time is not None else self._context.clock.time()
         self._events.append(
-            {
-                "time": moment,
-                "level": level,
-                "event": kind,
-                "worker": task.worker,
-                "rank": task.rank,
-                "detail": detail,
-            }
+            Event(time=moment, level=level, event=kind, worker=task.worker, rank=task.rank, detail=detail)
         )
 
     def render(self, snapshot: WorkersSnapshot, out: Samples) -> None:
@@ -181,39 +169,38 @@ class WorkersCollector:
                 for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
                     row.add(LAST_TIME, end, reason=reason)
 
-    def describe(self, snapshot: WorkersSnapshot, status: NodeStatus) -> None:
+    def describe(self, snapshot: WorkersSnapshot, parts: StatusParts) -> None:
         for facts in snapshot.workers:
-            entry = status.worker(facts.task.rank)
-            entry.update(
-                worker=facts.task.worker,
-                role=facts.task.role,
-                rank=facts.task.rank,
-                node=self._context.identity.node,
-                gpus=list(facts.task.gpus),
-                up=facts.up,
-                state=facts.state,
-                pid=facts.pid,
-                start=facts.start,
-                restarts=facts.restart,
-                cpu_s=facts.cpu_s,
-                rss_bytes=facts.sample.rss_bytes if facts.sample else None,
-                children=facts.sample.children if facts.sample else None,
-                threads=facts.sample.threads if facts.sample else None,
-                found_by=facts.found_by,
-                details={name: getattr(facts.details, name) for name in _DETAIL_NAMES} if facts.details else None,
-                exit=describe_exit(facts.exits[-1]) if facts.exits and not facts.up else None,
-                exits=[describe_exit(ended) for ended in facts.exits],
+            exits = tuple(map(worker_end, facts.exits))
+            sample = facts.sample
+            parts.add_worker(
+                facts.task.rank,
+                ProcessStatus(
+                    up=facts.up,
+                    state=facts.state,
+                    start=facts.start,
+                    restarts=facts.restart,
+                    exit=exits[-1] if exits and not facts.up else None,
+                    exits=exits,
+                    cpu_s=facts.cpu_s,
+                    pid=facts.pid,
+                    rss_bytes=sample.rss_bytes if sample else None,
+                    children=sample.children if sample else None,
+                    threads=sample.threads if sample else None,
+                    found_by=facts.found_by,
+                    details=facts.details,
+                ),
             )
-        status.events.extend(snapshot.events)
+        parts.events += snapshot.events
 
 
-def describe_exit(ended: WorkerExit) -> dict[str, Any]:
-    """One end as a JSON object."""
-    return {
-        "reason": ended.reason,
-        "code": ended.code,
-        "signal": signal_name(ended.signal) if ended.signal is not None else None,
-        "time": ended.end,
-        "restart": ended.restart,
-        "evidence": list(ended.evidence),
-    }
+def worker_end(ended: WorkerExit) -> WorkerEnd:
+    """One end as it is in the status."""
+    return WorkerEnd(
+        reason=ended.reason,
+        code=ended.code,
+        signal=signal_name(ended.signal) if ended.signal is not None else None,
+        time=ended.end,
+        restart=ended.restart,
+        evidence=ended.evidence,
+    )

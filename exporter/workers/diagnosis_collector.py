@@ -2,28 +2,31 @@
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.status import NodeStatus, ProcessDetails, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
+from exporter.workers.collector import WorkersCollector
 from exporter.workers.diagnosis import (
+    Diagnosis,
     NodeSituation,
     RecentSamples,
     build_failure_diagnosis,
     build_stall_diagnosis,
-    render_diagnosis,
 )
 from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
 READ_INTERVAL_S = 1.0
@@ -35,25 +38,25 @@ NO_PY_SPY = {"workers of this node": "no stack: py-spy is not installed"}
 
 log = logging.getLogger("gpujob.diagnostics")
 
-DiagnosisBuilder = Callable[[RunFiles, NodeSituation], dict[str, Any]]
+DiagnosisBuilder = Callable[[RunFiles, NodeSituation], Diagnosis]
 
 
 class DiagnosticsCollector:
     """Finds workers that failed or stalled in the status of its own sidecar.
 
-    It is not one of `COLLECTORS`: it has no series, and it writes to a run directory that may hang.
+    It is not in the register of collectors: it has no series, and it writes to a run directory that may hang.
     """
 
     name = "diagnostics"
     interval_s = READ_INTERVAL_S
     families: tuple[Family, ...] = ()
 
-    def __init__(self, context: CollectorContext, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, context: CollectorContext, status: Callable[[], NodeStatus]) -> None:
         self._context = context
         self._status = status
         self._tasks = {task.rank: task for task in context.tasks}
         self._recent_samples: dict[tuple[int, int], RecentSamples] = {}  # by rank and restart
-        self._details: dict[tuple[int, int], Mapping[str, Any]] = {}
+        self._details: dict[tuple[int, int], ProcessDetails] = {}
         self._diagnosed_runs: set[tuple[int, int]] = set()
         # Restart and last progress of each stalled worker, by rank.
         self._diagnosed_stalls: dict[int, tuple[int, float | None]] = {}
@@ -62,61 +65,66 @@ class DiagnosticsCollector:
     def read(self) -> int:
         """Diagnose new failures and stalls; return the number of failed runs diagnosed so far."""
         status = self._status()
-        now = float(status["time"])
+        reads = status.collectors.get(WorkersCollector.name)
+        if reads is not None and not reads.success:
+            return len(self._diagnosed_runs)  # the status has no runs
         fresh = []
-        for entry in status["workers"]:
-            task = self._tasks.get(entry.get("rank"))
-            if task is not None and "exits" in entry:
-                self._record_sample(now, task, entry, status)
-                fresh += [(task, *new) for new in self._find_new(task, entry)]
+        for worker in status.workers:
+            task = self._tasks.get(worker.rank)
+            if task is not None:
+                self._record_sample(worker, status)
+                fresh += [(task, *new) for new in self._find_new(worker)]
         if fresh:
-            self._diagnose(now, status, fresh)
+            self._diagnose(status, fresh)
         return len(self._diagnosed_runs)
 
-    def _record_sample(self, now: float, task: Task, entry: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        run = task.rank, int(entry["restarts"])
-        if entry.get("details"):
-            self._details[run] = entry["details"]
-        if not entry["up"]:
+    def _record_sample(self, worker: WorkerStatus, status: NodeStatus) -> None:
+        run = worker.rank, worker.restarts
+        if worker.details is not None:
+            self._details[run] = worker.details
+        if not worker.up:
             return
         if run not in self._recent_samples:
-            self._recent_samples.pop((task.rank, run[1] - 2), None)
-            self._details.pop((task.rank, run[1] - 2), None)
+            before = worker.rank, worker.restarts - 2
+            self._recent_samples.pop(before, None)
+            self._details.pop(before, None)
             self._recent_samples[run] = RecentSamples()
-        self._recent_samples[run].add(now, entry, status["memory"], status.get("gpus") or {})
+        self._recent_samples[run].add(status.time, worker, status)
 
-    def _find_new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, DiagnosisBuilder]]:
+    def _find_new(self, worker: WorkerStatus) -> Iterator[tuple[int, DiagnosisBuilder]]:
         """Runs that failed or stalled since the last read, each with its diagnosis builder."""
-        for ended in entry["exits"]:
-            run = task.rank, int(ended["restart"])
-            if run not in self._diagnosed_runs and ended["reason"] not in CONSEQUENCES:
-                self._diagnosed_runs.add(run)
-                yield run[1], partial(build_failure_diagnosis, ended=ended, errors=read_error_patterns())
-        if not entry.get("stalled") or not entry["up"]:
-            self._diagnosed_stalls.pop(task.rank, None)
-        elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._diagnosed_stalls.get(task.rank):
-            self._diagnosed_stalls[task.rank] = stall
+        rank = worker.rank
+        for ended in worker.exits:
+            restart = ended.restart or 0
+            if (rank, restart) not in self._diagnosed_runs and ended.reason not in CONSEQUENCES:
+                self._diagnosed_runs.add((rank, restart))
+                yield restart, partial(build_failure_diagnosis, ended=ended, errors=read_error_patterns())
+        if not worker.stalled or not worker.up:
+            self._diagnosed_stalls.pop(rank, None)
+        elif (stall := (worker.restarts, worker.last_progress)) != self._diagnosed_stalls.get(rank):
+            self._diagnosed_stalls[rank] = stall
             yield stall[0], partial(build_stall_diagnosis, since=stall[1], errors=read_error_patterns())
 
-    def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
+    def _diagnose(self, status: NodeStatus, fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
         found = []
         with_stacks = find_py_spy() is not None
         for task, restart, build in fresh:
             run = task.rank, restart
             files = self._read_files(task, restart)
             samples = self._recent_samples[run].samples() if run in self._recent_samples else []
-            situation = NodeSituation(now, status, samples, self._details.get(run), {} if with_stacks else NO_PY_SPY)
-            body = build(files, situation)
-            if not samples and has_diagnosis(self._context.manifest.run_dir, body):
+            stacks = {} if with_stacks else NO_PY_SPY
+            situation = NodeSituation(status.time, status, samples, self._details.get(run), stacks)
+            diagnosis = build(files, situation)
+            if not samples and has_diagnosis(self._context.manifest.run_dir, diagnosis):
                 continue  # by an earlier sidecar, which had the samples before the end
             found.append((files, situation, build))
-            self._write(body)
+            self._write(diagnosis)
         if not found or not with_stacks:
             return
         # Write all files first: stacks take seconds, which a stopping node may not have.
         stacks = self._read_stacks(status, {task.rank for task, _, _ in fresh})
         for files, situation, build in found:
-            self._write(build(files, NodeSituation(now, status, situation.recent_samples, situation.details, stacks)))
+            self._write(build(files, replace(situation, stacks=stacks)))
 
     def _read_files(self, task: Task, restart: int) -> RunFiles:
         context = self._context
@@ -125,19 +133,19 @@ class DiagnosticsCollector:
         more = find_extra_logs(manifest, rank_of).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
-    def _read_stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
+    def _read_stacks(self, status: NodeStatus, ranks: set[int]) -> dict[str, str]:
         """Python stacks of what is left of these workers, and of some running peers."""
         proc, job_id = self._context.proc, self._context.identity.job_id
         wanted: dict[int, str] = {}
         others = 0
-        for entry in sorted(status["workers"], key=lambda entry: entry.get("rank") not in ranks):
-            task = self._tasks.get(entry.get("rank"))
-            if task is None or entry.get("pid") is None:
+        for worker in sorted(status.workers, key=lambda worker: worker.rank not in ranks):
+            task = self._tasks.get(worker.rank)
+            if task is None or worker.pid is None:
                 continue
-            if entry["up"] and (task.rank in ranks or others < STACK_PEERS):
+            if worker.up and (task.rank in ranks or others < STACK_PEERS):
                 others += task.rank not in ranks
-                roots, what = [int(entry["pid"])] if self._is_recorded_process(task, entry) else [], ""
-            elif not entry["up"] and task.rank in ranks:
+                roots, what = [worker.pid] if self._is_recorded_process(worker.pid, worker) else [], ""
+            elif not worker.up and task.rank in ranks:
                 roots, what = sorted(find_leftover_processes(job_id, task.rank, proc)), ", left over"
             else:
                 continue
@@ -147,25 +155,25 @@ class DiagnosticsCollector:
         found = read_stacks(list(wanted), STACKS_TIMEOUT_S)
         return {wanted[pid]: text for pid, text in found.items()}
 
-    def _is_recorded_process(self, task: Task, entry: Mapping[str, Any]) -> bool:
+    def _is_recorded_process(self, pid: int, worker: WorkerStatus) -> bool:
         """Whether the recorded pid is this worker in our pid namespace, not an unrelated process."""
         identity = self._context.identity
-        name = run_files.record_name(task.worker, task.rank, identity.attempt, int(entry["restarts"]))
+        name = run_files.record_name(worker.worker, worker.rank, identity.attempt, worker.restarts)
         record = run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json")
         known = record.get("start_ticks") if record is not None else None
-        return known is None or known == read_start_ticks(int(entry["pid"]), self._context.proc)
+        return known is None or known == read_start_ticks(pid, self._context.proc)
 
-    def _write(self, body: Mapping[str, Any]) -> None:
+    def _write(self, found: Diagnosis) -> None:
         try:
-            write_diagnosis(self._context.manifest.run_dir, body, render_diagnosis(body))
+            write_diagnosis(self._context.manifest.run_dir, found, render_diagnosis(found))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not (full and self._is_disk_full):
-                log.warning("the diagnosis of %s cannot be written: %s", body["worker"], error.strerror)
+                log.warning("the diagnosis of %s cannot be written: %s", found.worker, error.strerror)
             self._is_disk_full = self._is_disk_full or full
 
     def render(self, snapshot: int, out: Samples) -> None:
         """Render nothing: the diagnoses are files."""
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None:
+    def describe(self, snapshot: int, parts: StatusParts) -> None:
         """Add nothing."""

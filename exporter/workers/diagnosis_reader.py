@@ -1,8 +1,8 @@
 """Reads the files for a diagnosis, and writes the diagnosis.
 
     files = read_run_files(manifest, task, node, attempt, restart)
-    body = build_failure_diagnosis(files, moment, ended, errors)
-    write_diagnosis(manifest.run_dir, body, render_diagnosis(body))
+    found = build_failure_diagnosis(files, situation, ended, errors)
+    write_diagnosis(manifest.run_dir, found, render_diagnosis(found))
 
 ``diagnostics/{worker}.json`` and ``.txt`` describe the worker's latest failure. Before they are overwritten, they are
 renamed to ``{worker}_rank{rank}_r{restart}``, with ``_a{attempt}`` after a requeue. A worker with several ranks always
@@ -14,11 +14,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.records import RecordError
 from exporter.logs.log_files_reader import log_paths, run_suffix
+from exporter.workers.diagnosis import Diagnosis
 
 MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
@@ -48,9 +49,9 @@ class RunFiles:
     node: str
     attempt: int
     restart: int
-    start: Mapping[str, Any]  # start record; empty if missing, like the next two
-    ended: Mapping[str, Any]
-    state: Mapping[str, Any]
+    start: Mapping[str, object]  # start record; empty if missing, like the next two
+    ended: Mapping[str, object]
+    state: Mapping[str, object]
     logs: tuple[LogEnd, ...]
 
 
@@ -103,39 +104,43 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
     return LogEnd(name, size, text, start, lines)
 
 
-def has_diagnosis(run_dir: Path, body: Mapping[str, Any]) -> bool:
-    """Whether a diagnosis of the same end or stall exists; ``body`` needs only the identifying keys."""
+def has_diagnosis(run_dir: Path, found: Diagnosis) -> bool:
+    """Whether a diagnosis of the same end or stall exists."""
     folder = run_dir / run_files.DIAGNOSTICS_DIR
-    return any(
-        _is_same_case(run_files.read_json(folder / f"{stem}.json"), body)
-        for stem in (_run_stem(body), _latest_stem(body))
-    )
+    return any(_is_same_case(_read(folder, stem), found) for stem in (_run_stem(found), _latest_stem(found)))
 
 
-def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
+def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
     """Write a diagnosis; false if a richer one of the same end exists.
 
     The text is written first, and shortened if the disk is full. Raises OSError if nothing can be written.
     """
     folder = run_dir / run_files.DIAGNOSTICS_DIR
     folder.mkdir(exist_ok=True)
-    stem, own = _latest_stem(body), _run_stem(body)
-    latest, known = run_files.read_json(folder / f"{stem}.json"), run_files.read_json(folder / f"{own}.json")
-    if any(_is_same_case(old, body) and _richness(old) > _richness(body) for old in (latest, known)):
+    stem, own = _latest_stem(found), _run_stem(found)
+    latest, known = _read(folder, stem), _read(folder, own)
+    if any(_is_same_case(old, found) and _richness(old) > _richness(found) for old in (latest, known)):
         return False
     stems = [stem]
-    if body["ranks"] > 1 or known is not None:
+    if found.ranks > 1 or known is not None:
         stems = [own, stem]
     if latest is not None and _run_stem(latest) != own:
-        if _event_time(latest) > _event_time(body):
+        if latest.end > found.end:
             stems = [own]  # an older end, reported late
         else:
             stems = [own, stem]
             _move_diagnosis(folder, stem, _run_stem(latest))
     for name in stems:
         _write_text(folder / f"{name}.txt", text)
-        run_files.write_json(folder / f"{name}.json", body)
+        run_files.write_json(folder / f"{name}.json", found.to_json())
     return True
+
+
+def _read(folder: Path, stem: str) -> Diagnosis | None:
+    try:
+        return Diagnosis.read(folder / f"{stem}.json")
+    except RecordError:
+        return None  # written by another version
 
 
 def _move_diagnosis(folder: Path, stem: str, new_stem: str) -> None:
@@ -148,53 +153,33 @@ def _move_diagnosis(folder: Path, stem: str, new_stem: str) -> None:
                 continue  # another node was faster
 
 
-def _latest_stem(body: Mapping[str, Any]) -> str:
-    return f"{body['worker']}{'_stall' if body['kind'] == 'stall' else ''}"
+def _latest_stem(found: Diagnosis) -> str:
+    return f"{found.worker}{'_stall' if found.kind == 'stall' else ''}"
 
 
-def _run_stem(body: Mapping[str, Any]) -> str:
-    run = run_suffix(int(body["attempt"]), 0) + f"_r{body['restart']}"
-    return f"{body['worker']}_rank{body['rank']}{run}{'_stall' if body['kind'] == 'stall' else ''}"
+def _run_stem(found: Diagnosis) -> str:
+    run = f"{run_suffix(found.attempt, 0)}_r{found.restart}"
+    return f"{found.worker}_rank{found.rank}{run}{'_stall' if found.kind == 'stall' else ''}"
 
 
-_IDENTIFYING_KEYS = ("kind", "worker", "rank", "attempt", "restart", "since")
+def _identity(found: Diagnosis) -> tuple[object, ...]:
+    return found.kind, found.worker, found.rank, found.attempt, found.restart, found.since
 
 
-def _is_same_case(old: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
-    return old is not None and all(old.get(name) == body.get(name) for name in _IDENTIFYING_KEYS)
+def _is_same_case(old: Diagnosis | None, found: Diagnosis) -> bool:
+    return old is not None and _identity(old) == _identity(found)
 
 
-def _richness(body: Mapping[str, Any] | None) -> int:
+def _richness(found: Diagnosis | None) -> int:
     """Amount of data that was available only at the time of the end."""
-    return sum(len(body.get(name) or ()) for name in ("course", "stacks")) if body is not None else -1
-
-
-def _event_time(body: Mapping[str, Any]) -> float:
-    ended = body.get("exit")
-    moment = ended.get("end") if isinstance(ended, dict) else None
-    moment = moment if moment is not None else body.get("time")
-    return float(moment) if isinstance(moment, int | float) else 0.0
+    return len(found.course) + len(found.stacks) if found is not None else -1
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Replace a text atomically, as ``run_files.write_json`` does."""
     whole = text.encode("utf-8", "replace")
     try:
-        _replace(path, whole)
+        run_files.replace_file(path, whole)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _replace(path, whole[:SMALL_TEXT_BYTES])
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        run_files.replace_file(path, whole[:SMALL_TEXT_BYTES])

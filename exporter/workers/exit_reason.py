@@ -2,10 +2,10 @@
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from exporter.contract.records import RecordError, from_json
 from exporter.gpus.analysis.xid import PROGRAM_FAULT_XIDS, fatal_xid_text, is_device_fault, xid_meaning
 
 REASONS = (
@@ -68,7 +68,7 @@ class JobStop:
     cause: str
     time: float
     rank: int | None = None  # rank and run of the worker that caused the stop; its own end is no consequence
-    restart: int | None = None
+    restart: int = 0
     # Failed nodes, if they are the reason. Their workers failed with them; all other ends are consequences.
     nodes: tuple[str, ...] = ()
 
@@ -149,14 +149,14 @@ class ExitEvidence:
     end: float | None = None
     source: str = "wrapper"  # who reported the status: the wrapper, or the kernel if there was none or it was lost
     attached: bool = False  # whether others started the job, so that there was no wrapper
-    launch_error: str | None = None
+    error: str | None = None  # why it could not be started
     oom_kills: int | None = None  # OOM kills in the worker's own cgroup during this run
     oom_victim: str | None = None  # words of the kernel log, if it names a process of the worker as a victim
     forwarded: tuple[int, ...] = ()  # signals from outside that reached the wrapper before the end
     wrapper: str | None = None  # how the wrapper ended, if it left no record
     log: LogEvidence = LogEvidence()
     gpu_faults: tuple[GpuFault, ...] = ()
-    gpu_losses: tuple[LostGpu, ...] = ()
+    gpu_lost: tuple[LostGpu, ...] = ()
     disk_available_bytes: int | None = None  # free space in the run directory at the end
     stop: JobStop | None = None
     node: str | None = None
@@ -184,7 +184,7 @@ def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
     result = _reason_with_log(evidence)
     if result.reason in ("completed", "launch_failed"):
         return result
-    losses = (loss.describe(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    losses = (loss.describe(evidence.end) for loss in evidence.gpu_lost if loss.is_before(evidence.end))
     return ExitReason(result.reason, (*result.evidence, *(text for text in losses if text not in result.evidence)))
 
 
@@ -196,8 +196,8 @@ def needs_log_evidence(evidence: ExitEvidence) -> bool:
 def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     """Reason of a failed start, a clean exit or a requested end; None for all others."""
     facts = [_status_text(evidence)]
-    if evidence.launch_error:
-        return ExitReason("launch_failed", (evidence.launch_error,))
+    if evidence.error:
+        return ExitReason("launch_failed", (evidence.error,))
     if evidence.code == 0 and evidence.service:
         asking = [signal_name(entry) for entry in evidence.forwarded if entry in _TERMINATION_SIGNALS]
         if not asking:
@@ -291,7 +291,7 @@ def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, s
     for fault in evidence.gpu_faults:
         if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
-    for loss in evidence.gpu_losses:
+    for loss in evidence.gpu_lost:
         if loss.is_near(evidence.end):
             return "gpu_fault", loss.describe(evidence.end)
     return None
@@ -318,7 +318,7 @@ def _earlier_fault(evidence: ExitEvidence) -> str | None:
         if (reason := fatal_xid_text(fault.xid)) and fault.is_before(evidence.end):
             earlier = "" if evidence.end is None else f", {max(0.0, evidence.end - fault.time):.0f} s before its end"
             return f"{fault.words}{earlier}; {reason}"
-    losses = (loss.describe(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    losses = (loss.describe(evidence.end) for loss in evidence.gpu_lost if loss.is_before(evidence.end))
     return next(losses, None)
 
 
@@ -427,53 +427,26 @@ def first_failure(ends: Sequence[tuple[float, str]]) -> int | None:
     return min(failures)[1] if failures else None
 
 
-def parse_job_stop(state: Mapping[str, Any]) -> JobStop | None:
+def parse_job_stop(state: Mapping[str, object]) -> JobStop | None:
     """Parse the notice in ``state.json``; None while the job is not being stopped."""
-    stop = state.get("stop")
-    if not isinstance(stop, dict):
-        return None
     try:
-        found = JobStop(
-            str(stop["reason"]),
-            str(stop["cause"]),
-            float(stop["time"]),
-            stop.get("rank"),
-            stop.get("restart", 0),
-            tuple(stop.get("nodes") or ()),
-        )
-    except (KeyError, TypeError, ValueError):
+        found = from_json(JobStop, state.get("stop"))
+    except RecordError:
         return None
     return found if found.reason in REASONS else None
 
 
-def evidence_from_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence:
-    """Evidence from an exit record, with further fields of `ExitEvidence` in ``beside``."""
-    return ExitEvidence(
-        code=record.get("code"),
-        signal=record.get("signal"),
-        core=bool(record.get("core")),
-        end=record.get("end"),
-        source=str(record.get("source", "wrapper")),
-        launch_error=record.get("error"),
-        oom_kills=record.get("oom_kills"),
-        forwarded=tuple(_relevant_signals(record, beside.get("stop"))),
-        wrapper=record.get("wrapper"),
-        disk_available_bytes=record.get("disk_available_bytes"),
-        survivors=int(record.get("survivors") or 0),
-        service=bool(record.get("service")),
-        oom_victim=record.get("oom_victim"),
-        gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
-        gpu_losses=tuple(LostGpu(**loss) for loss in record.get("gpu_lost") or ()),
-        **beside,
-    )
+_RECORDED = (
+    *("code", "signal", "core", "end", "source", "error", "oom_kills", "oom_victim", "wrapper", "gpu_faults"),
+    *("gpu_lost", "disk_available_bytes", "survivors", "service"),
+)  # fields of `ExitEvidence` that an exit record has under the same name
 
 
-def _relevant_signals(record: Mapping[str, Any], stop: JobStop | None) -> Iterator[int]:
-    """Signals shortly before the end or after the stop began."""
-    end = record.get("end")
-    since = float("-inf") if end is None else end - SIGNAL_WINDOW_S
+def evidence_from_record(record: Mapping[str, object], stop: JobStop | None = None) -> ExitEvidence:
+    """Evidence from an exit record, with its signals shortly before the end or after the stop began."""
+    known = from_json(ExitEvidence, {name: record[name] for name in _RECORDED if record.get(name) is not None})
+    since = float("-inf") if known.end is None else known.end - SIGNAL_WINDOW_S
     if stop is not None:
         since = min(since, stop.time - CLOCK_SKEW_S)
-    for moment, number, *_ in record.get("signals") or ():
-        if moment >= since:
-            yield int(number)
+    signals = from_json(tuple[tuple[float, int, int], ...], record.get("signals") or ())
+    return replace(known, stop=stop, forwarded=tuple(number for moment, number, _ in signals if moment >= since))

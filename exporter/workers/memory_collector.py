@@ -1,25 +1,25 @@
 """Memory of the job on this node, from its cgroup, and victims of the OOM killer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import oom_kills, run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
+from exporter.contract.status import CgroupMemory, KernelXid, Memory
 from exporter.machine.cgroup import (
-    CgroupMemory,
     MemoryCgroup,
     MemoryCgroupReader,
     OpenCgroupFile,
     common_ancestor,
     read_memory_cgroup,
 )
-from exporter.machine.kernel_log import KernelLog, KernelXid, OomVictim
+from exporter.machine.kernel_log import KernelLog, OomVictim
+from exporter.machine.kernel_log import KernelXid as LoggedXid
 
 USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
 LIMIT = Family(
@@ -44,26 +44,13 @@ LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0  # every read makes the kernel sum 
 LISTED_XIDS = 50
 
 
-@dataclass(frozen=True)
-class MemorySnapshot:
-    """The job's cgroup on this node and its facts; None if unknown."""
-
-    cgroup: MemoryCgroup | None = None
-    facts: CgroupMemory | None = None
-    oom_kills: int | None = None
-    kmsg: str = "available"  # or why the kernel log is not available
-    # Time of each OOM kill of a process of the job, by pid.
-    oom_victims: Mapping[int, float] = field(default_factory=dict)
-    xids: tuple[dict[str, Any], ...] = ()  # errors of this node's GPUs since the start of the job
-
-
 @dataclass
 class _MemoryRun:
     """One run of one worker: its cgroup, and the OOM kills that its wrapper counted there."""
 
     task: Task
     restart: int
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
     cgroup: MemoryCgroup | None = None
     ended: bool = False
     oom_kills: int = 0
@@ -105,7 +92,7 @@ class MemoryCollector:
         self._kernel_log = context.kernel
         self._pid_namespace = read_pid_namespace(context.proc)
 
-    def read(self) -> MemorySnapshot:
+    def read(self) -> Memory:
         if self._kernel_log is None:
             self._kernel_log = KernelLog(
                 self._context.clock,
@@ -118,22 +105,22 @@ class MemoryCollector:
         if self._own_cgroup is None:
             self._own_cgroup = read_memory_cgroup("self", self._root)
         facts = self._read_memory()
-        return MemorySnapshot(
-            cgroup=self._reader.cgroup if self._reader is not None else None,
-            facts=facts,
+        unavailable = self._kernel_log.unavailable_reason
+        return Memory.join(
+            facts or CgroupMemory(),
+            cgroup=(self._reader.cgroup.path or "/") if self._reader is not None else None,
+            version=self._reader.cgroup.version if self._reader is not None else None,
             oom_kills=self._count_oom_kills(facts) if facts is not None else None,
-            kmsg=f"unavailable: {self._kernel_log.unavailable_reason}"
-            if self._kernel_log.unavailable_reason
-            else "available",
+            kmsg=f"unavailable: {unavailable}" if unavailable else "available",
             oom_victims={
                 event.detail.pid: event.time
                 for event in self._kernel_log.events
                 if isinstance(event.detail, OomVictim) and self._is_ours(event.detail)
             },
             xids=tuple(
-                {"pci": event.detail.pci, "code": event.detail.code, "pid": event.detail.pid, "time": event.time}
+                KernelXid(pci=event.detail.pci, code=event.detail.code, pid=event.detail.pid, time=event.time)
                 for event in self._kernel_log.events
-                if isinstance(event.detail, KernelXid)
+                if isinstance(event.detail, LoggedXid)
             )[-LISTED_XIDS:],
         )
 
@@ -160,10 +147,10 @@ class MemoryCollector:
         return [run for runs in self._runs.values() for run in runs]
 
     def _update_run(self, run: _MemoryRun) -> None:
-        pid, namespace = run.record.get("pid"), run.record.get("pid_namespace")
+        pid, namespace, ticks = (run.record.get(key) for key in ("pid", "pid_namespace", "start_ticks"))
         visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.cgroup is None and isinstance(pid, int) and visible:
-            run.cgroup = read_memory_cgroup(pid, self._root, run.record.get("start_ticks"))
+            run.cgroup = read_memory_cgroup(pid, self._root, ticks if isinstance(ticks, int) else None)
         ended = self._read_record(run.task, run.restart, "exit")
         if ended is not None:
             run.ended = True
@@ -226,31 +213,14 @@ class MemoryCollector:
             self._kill_counts[cgroup.directory] = kills
         return kills.read()
 
-    def render(self, snapshot: MemorySnapshot, out: Samples) -> None:
-        facts = snapshot.facts
-        if facts is None:
-            return
-        out.add(USED, facts.used_bytes)
-        out.add(LIMIT, facts.limit_bytes)
-        out.add(PEAK, facts.peak_bytes)
-        out.add(WORKING_SET, facts.working_set_bytes)
-        out.add(OOM_KILLS, snapshot.oom_kills)
-        out.add(PRESSURE, facts.pressure_some_s, kind="some")
-        out.add(PRESSURE, facts.pressure_full_s, kind="full")
+    def render(self, memory: Memory, out: Samples) -> None:
+        out.add(USED, memory.used_bytes)
+        out.add(LIMIT, memory.limit_bytes)
+        out.add(PEAK, memory.peak_bytes)
+        out.add(WORKING_SET, memory.working_set_bytes)
+        out.add(OOM_KILLS, memory.oom_kills)
+        out.add(PRESSURE, memory.pressure_some_s, kind="some")
+        out.add(PRESSURE, memory.pressure_full_s, kind="full")
 
-    def describe(self, snapshot: MemorySnapshot, status: NodeStatus) -> None:
-        facts = snapshot.facts
-        status.memory.update(
-            cgroup=(snapshot.cgroup.path or "/") if snapshot.cgroup is not None else None,
-            version=snapshot.cgroup.version if snapshot.cgroup is not None else None,
-            used_bytes=facts.used_bytes if facts else None,
-            limit_bytes=facts.limit_bytes if facts else None,
-            peak_bytes=facts.peak_bytes if facts else None,
-            working_set_bytes=facts.working_set_bytes if facts else None,
-            oom_kills=snapshot.oom_kills,
-            pressure_some_s=facts.pressure_some_s if facts else None,
-            pressure_full_s=facts.pressure_full_s if facts else None,
-            kmsg=snapshot.kmsg,
-            oom_victims=dict(snapshot.oom_victims),
-            xids=list(snapshot.xids),
-        )
+    def describe(self, memory: Memory, parts: StatusParts) -> None:
+        parts.memory = memory

@@ -1,22 +1,25 @@
 """The runs of one worker, from start record to exit reason."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
+from exporter.contract.records import Record
+from exporter.contract.status import ProcessDetails
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.machine.job_processes import find_leftover_processes
-from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
-from exporter.workers.exit_facts_reader import gpu_exit_facts, oom_exit_facts
+from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
+from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
     PEER_WINDOW_S,
     ExitEvidence,
@@ -36,7 +39,28 @@ LOG_TAIL_BYTES = 64 * 1024
 DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
 QUICK_END_S = 10.0  # a worker that ends sooner may have moved itself into the background
 
+Facts = Mapping[str, object]  # of a run, as in its exit record
 EventSink = Callable[[float | None, str, str, Task, str], None]  # sink of events: time, level, kind, task, detail
+
+
+class StartRecord(Record):
+    """Start of one run, from its wrapper or from the search for workers of others."""
+
+    pid: int | None = None
+    start: float | None = None
+    start_ticks: int | None = None
+    found_by: str | None = None
+    pid_namespace: int | None = None
+    wrapper_pid: int | None = None
+    wrapper_start_ticks: int | None = None
+
+
+class ExitStatus(NamedTuple):
+    """Status of an ended process; all unknown if nothing is known of it."""
+
+    code: int | None = None
+    signal: int | None = None
+    core: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +86,7 @@ class WorkerReading:
     start: float | None = None
     restart: int = 0
     sample: ProcessTreeSample | None = None
-    details: ProcessTreeDetails | None = None
+    details: ProcessDetails | None = None
     found_by: str | None = None
     cpu_s: float | None = None
     io_read_bytes: int | None = None
@@ -87,7 +111,7 @@ class _WorkerRun:
     wrapper: tuple[int, int | None] | None = None
     is_wrapper_watched: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
-    details: ProcessTreeDetails | None = None
+    details: ProcessDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
     has_exit_record: bool = False  # its exit record exists, though its reason may wait for a notice
@@ -97,9 +121,9 @@ class _WorkerRun:
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: CollectorContext, task: Task, log_event: EventSink) -> None:
+    def __init__(self, context: CollectorContext, task: Task, node: NodeFacts, log_event: EventSink) -> None:
         self.task = task
-        self._context = context
+        self._context, self._node = context, node
         self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self._runs: list[_WorkerRun] = []
@@ -166,34 +190,24 @@ class WorkerRuns:
 
     # -- while it runs -----------------------------------------------------------------------------
 
-    def _start_watching(self, run: _WorkerRun, record: Mapping[str, Any], now: float) -> None:
-        pid = record.get("pid")
-        if not isinstance(pid, int):
+    def _start_watching(self, run: _WorkerRun, now: float) -> None:
+        record = StartRecord.read(self._record_path(run.restart, "start"))
+        if record is None or record.pid is None:
             return
-        run.start, run.found_by, run.start_ticks = (
-            record.get("start"),
-            record.get("found_by"),
-            record.get("start_ticks"),
-        )
-        namespace = record.get("pid_namespace")
-        run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
+        pid, run.start, run.found_by, run.start_ticks = record.pid, record.start, record.found_by, record.start_ticks
+        run.visible = record.pid_namespace is None or self._pid_namespace in (None, record.pid_namespace)
         if run.visible:
             try:
                 run.tree = self._open_process(pid, run.start_ticks)
             except OSError:
                 return  # no free file descriptor: tried again at the next read
             run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # spread over time, not all workers together
-            try:
-                run.session = os.getsid(pid)
-            except OSError:
-                run.session = None
-            wrapper = record.get("wrapper_pid")
-            if isinstance(wrapper, int):
-                try:
-                    run.is_wrapper_watched = self._context.exits.watch(wrapper, record.get("wrapper_start_ticks"))
-                    run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
-                except ProcessLookupError:
-                    run.wrapper = None
+            run.session = _read_session_id(pid)
+            if record.wrapper_pid is not None:
+                wrapper = record.wrapper_pid, record.wrapper_start_ticks
+                with contextlib.suppress(ProcessLookupError):
+                    run.is_wrapper_watched = self._context.exits.watch(*wrapper)
+                    run.wrapper = wrapper
         run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
         self._log_event(run.start, "info", what, self.task, f"pid {pid}")
@@ -204,17 +218,15 @@ class WorkerRuns:
             tree = ProcessTree(pid, start_ticks, self._context.proc)
         except ProcessLookupError:
             return None
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended: the next read shows it
             self._context.exits.watch(pid, tree.start_ticks)
-        except ProcessLookupError:
-            pass  # it has just ended: the next read shows it
         return tree
 
     def _poll_run(
         self, run: _WorkerRun, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool
     ) -> None:
         if run.pid is None:
-            self._start_watching(run, run_files.read_json(self._record_path(run.restart, "start")) or {}, now)
+            self._start_watching(run, now)
         stop = None if stop is not None and stop.was_caused_by(self.task.rank, run.restart) else stop
         silent = run.wrapper is not None and not self._is_wrapper_running(run)  # before reading its record
         record = (
@@ -280,7 +292,7 @@ class WorkerRuns:
 
     def _record_from_kernel(
         self, run: _WorkerRun, pid: int, waited_s: float, *, has_wrapper_ended: bool
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """Record of a run that left none, from the kernel; None while one may still appear.
 
         ``has_wrapper_ended``: whether the wrapper is known to have ended.
@@ -291,7 +303,7 @@ class WorkerRuns:
         status = self._wait_status(pid, run.tree.start_ticks if run.tree else run.start_ticks)
         if status is None and attached and run.tree is not None and waited_s <= STATUS_GRACE_S:
             return None
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "schema": run_files.RECORD_SCHEMA,
             "worker": self.task.worker,
             "rank": self.task.rank,
@@ -299,16 +311,13 @@ class WorkerRuns:
             "start": run.start,
             "end": run.gone_since,
             "source": "kernel",
-            **wait_status_facts(status),
+            **_exit_status(status)._asdict(),
         }
         if run.wrapper is not None:
-            wrapper = wait_status_facts(self._wait_status(*run.wrapper))
-            number = wrapper["signal"]
+            number = _exit_status(self._wait_status(*run.wrapper)).signal
             record["wrapper"] = f"was killed by {signal_name(number)}" if number is not None else "has ended"
-        try:
+        with contextlib.suppress(OSError):  # a full disk: the result is valid without the file
             run_files.write_json_if_absent(self._record_path(run.restart, "exit"), record)
-        except OSError:
-            pass  # a full disk: the result is valid without the file
         return record
 
     def _wait_status(self, pid: int, start_ticks: int | None) -> int | None:
@@ -326,7 +335,7 @@ class WorkerRuns:
         return found is not None and start_ticks in (None, found)
 
     def _handle_end(
-        self, run: _WorkerRun, record: Mapping[str, Any], stop: JobStop | None, peers: Sequence[FailedPeer], now: float
+        self, run: _WorkerRun, record: Facts, stop: JobStop | None, peers: Sequence[FailedPeer], now: float
     ) -> None:
         """Find the reason of one end, unless a notice that may explain it is still expected."""
         recorded = evidence_from_record(record)
@@ -335,15 +344,16 @@ class WorkerRuns:
             return
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
-        run.start = run.start if run.start is not None else record.get("start")
+        start = record.get("start")
+        if run.start is None and isinstance(start, float):
+            run.start = start
         earlier = run_files.read_json(self._record_path(run.restart, "found")) or {}  # from an earlier sidecar
         record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
         self._stop_watching(run)
         end = recorded.end if recorded.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_from_record(
-            record,
-            stop=stop,
+        evidence = replace(
+            evidence_from_record(record, stop),
             log=log_evidence(self._read_log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
@@ -355,27 +365,22 @@ class WorkerRuns:
         level = "info" if result.reason == "completed" else "critical"
         self._log_event(end, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
 
-    def _save_node_facts(self, run: _WorkerRun, evidence: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    def _save_node_facts(self, run: _WorkerRun, evidence: ExitEvidence, earlier: Facts) -> Facts:
         """Facts that only this node can see, saved for the report in addition to the exit record.
 
         They are merged with ``earlier``, the facts from an earlier sidecar.
         """
-        found: dict[str, Any] = {}
+        found: Facts = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
         if evidence.code != 0:
-            found = {
-                **oom_exit_facts(self._context, pids, since),
-                **gpu_exit_facts(self._context, self.task, pids, since),
-            }
+            found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
             found = {"survivors": left}
         if found:
-            try:
+            with contextlib.suppress(OSError):  # a full disk
                 run_files.write_json(
                     self._record_path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
                 )
-            except OSError:
-                pass  # a full disk
         return found
 
     def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
@@ -405,13 +410,12 @@ class WorkerRuns:
         return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
 
 
-def wait_status_facts(status: int | None) -> dict[str, Any]:
-    """Code, signal and core flag of a wait status; all unknown for None."""
-    if status is None:
-        return {"code": None, "signal": None, "core": False}
-    if os.WIFSIGNALED(status):
-        return {"code": None, "signal": os.WTERMSIG(status), "core": os.WCOREDUMP(status)}
-    return {"code": os.WEXITSTATUS(status), "signal": None, "core": False}
+def _exit_status(wait_status: int | None) -> ExitStatus:
+    if wait_status is None:
+        return ExitStatus()
+    if os.WIFSIGNALED(wait_status):
+        return ExitStatus(signal=os.WTERMSIG(wait_status), core=os.WCOREDUMP(wait_status))
+    return ExitStatus(code=os.WEXITSTATUS(wait_status))
 
 
 def _read_session_id(pid: int) -> int | None:

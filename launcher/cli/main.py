@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -35,6 +35,9 @@ from launcher.cli.scan import scan
 from launcher.cli.sweep import sweep
 from launcher.cli.watch import watch
 from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from exporter.contract.report import Report
 
 BROKEN_PIPE = 141
 
@@ -302,20 +305,22 @@ def report(job: str, verify: bool, as_json: bool) -> None:
             sys.exit(INTERRUPTED)
         _report_difference(found)
     print_report(found, as_json)
-    sys.exit(int(str(found["exit_status"])))
+    sys.exit(found.exit_status)
 
 
-def _report_difference(found: Mapping[str, Any]) -> None:
+def _report_difference(found: "Report") -> None:
     """Report how a verification differs from the one at the end of the job, or that the job has not ended."""
     from launcher.report.state import UNFINISHED
 
-    verification = found["verification"]
-    if found["state"] in UNFINISHED:
+    verification = found.verification
+    if found.state in UNFINISHED:
         click.echo("gpujob: the job has not ended, so there is nothing to verify yet", err=True)
-    elif differs := verification.get("differs"):
-        before = verification["state_before"]
-        states = f" ({before} then, {found['state']} now)" if before != found["state"] else ""
-        click.echo(f"gpujob: different from {run_files.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
+    elif verification.differs:
+        before = verification.state_before
+        states = f" ({before} then, {found.state} now)" if before != found.state else ""
+        click.echo(
+            f"gpujob: different from {run_files.REPORT_FILE}: {', '.join(verification.differs)}{states}", err=True
+        )
 
 
 class _VerifyLine:
@@ -354,8 +359,8 @@ def stop(job: str) -> None:
     if client.manifest.attached:
         fail(f"{job} was not launched by gpujob, which only watches it; end it with the program that started it")
     view = client.read_view()
-    if view["state"] not in UNFINISHED:
-        click.echo(f"job {view['job_id']} has ended: {view['state']}")
+    if view.state not in UNFINISHED:
+        click.echo(f"job {view.job_id} has ended: {view.state}")
         return
     orchestrator = run_files.read_json(client.run_dir / run_files.ORCHESTRATOR_FILE) or {}
     if orchestrator.get("local"):
@@ -365,10 +370,10 @@ def stop(job: str) -> None:
         except ProcessLookupError:
             pass
         except PermissionError:
-            fail(f"job {view['job_id']} belongs to another user (process {pid})")
+            fail(f"job {view.job_id} belongs to another user (process {pid})")
     else:
         slurm_steps.cancel_job(job_id_of(client.run_dir), submitted_cluster(client.run_dir))
-    click.echo(f"job {view['job_id']} is being stopped")
+    click.echo(f"job {view.job_id} is being stopped")
 
 
 @commands.command(epilog="example: gpujob schema > job.schema.json")

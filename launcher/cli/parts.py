@@ -12,6 +12,7 @@ import click
 from exporter.contract import run_files
 
 if TYPE_CHECKING:
+    from exporter.contract.report import Report
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import PlannedJob
     from launcher.watch.view import JobClient
@@ -74,11 +75,11 @@ def open_job(job: str) -> "JobClient":
     return JobClient(find_run_dir(job, find_logs_dir(os.environ, Path.cwd())))
 
 
-def print_report(report: Mapping[str, Any], as_json: bool) -> None:
+def print_report(report: "Report", as_json: bool) -> None:
     from launcher.report.text import render_report
     from launcher.watch.text import printable_line
 
     if as_json:
-        print_json(report)
+        print_json(report.to_json())
     else:
         click.echo("\n" + "\n".join(printable_line(line) for line in render_report(report).splitlines()))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from launcher.cli.parts import INTERRUPTED, INTERVAL, JOB, RESUME, checked_plan, fail, print_report
 from launcher.cli.watch import show_job
 
@@ -66,13 +67,13 @@ def run(
             with contextlib.suppress(OSError):
                 click.echo(f"gpujob: the view has ended ({error}); the job continues, see {run_dir}", err=True)
     code = wait_for_guard(started.process, run_dir)
-    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
+    report = Report.read(run_dir / run_files.REPORT_FILE)
     if report is None:
         see = log_for_missing_report(run_dir)
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
     print_report(report, as_json)
-    sys.exit(INTERRUPTED if started.interrupted else int(str(report["exit_status"])))
+    sys.exit(INTERRUPTED if started.interrupted else report.exit_status)
 
 
 class _RunningJob:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,16 +12,17 @@ from launcher.cli.parts import INTERRUPTED, INTERVAL, open_job, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from exporter.contract.view import JobView
     from launcher.watch.view import JobClient
 
 
 def show_job(
     client: "JobClient",
     interval: float,
-    is_over: Callable[[Mapping[str, Any]], bool],
+    is_over: "Callable[[JobView], bool]",
     no_color: bool,
     ascii_only: bool,
-) -> dict[str, Any]:
+) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view."""
     from rich.live import Live
 
@@ -84,8 +85,8 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     """
     from launcher.report.state import EXIT_STATUS, UNFINISHED
 
-    def over(view: Mapping[str, Any]) -> bool:
-        return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
+    def over(view: "JobView") -> bool:
+        return view.state not in UNFINISHED or (until == "running" and view.phase != "launching")
 
     try:
         client = open_job(job)
@@ -93,7 +94,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
             while True:
                 view = client.read_view()
                 if as_json:
-                    print_json(view)
+                    print_json(view.to_json())
                 else:
                     from launcher.watch.picture import render_picture
 
@@ -108,6 +109,6 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
             view = show_job(client, interval, over, no_color, ascii_only)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    if until == "running" and view["state"] == "RUNNING" and not once:
+    if until == "running" and view.state == "RUNNING" and not once:
         sys.exit(0)
-    sys.exit(EXIT_STATUS.get(view["state"], 9))
+    sys.exit(EXIT_STATUS.get(view.state, 9))

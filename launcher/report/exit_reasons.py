@@ -4,10 +4,10 @@ import bisect
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
@@ -43,11 +43,11 @@ class ExitReasonFinder:
         task: Task,
         restart: int,
         node: str,
-        record: Mapping[str, Any],
+        record: Mapping[str, object],
         stop: JobStop | None,
         peers: Iterable[FailedPeer] = (),
-    ) -> dict[str, Any]:
-        """Describe one end as a JSON object: status, exit reason and evidence.
+    ) -> WorkerEnd:
+        """Describe one end: status, exit reason and evidence.
 
         ``peers`` are failures of other tasks. ``stop`` is the stop of the job. A run that was stopped
         while the job continued has its own.
@@ -58,29 +58,31 @@ class ExitReasonFinder:
         stop = parse_job_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
         if stop is not None and stop.was_caused_by(task.rank, restart):
             stop = None
-        end = record.get("end")
-        lately = [peer for peer in peers if end is not None and end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = evidence_from_record(
-            {**found, **record},
-            stop=stop,
+        end, start = record.get("end"), record.get("start")
+        lately = [peer for peer in peers if isinstance(end, float | int) and end - PEER_WINDOW_S <= peer.end <= end]
+        evidence = replace(
+            evidence_from_record({**found, **record}, stop),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=node,
             job_end=self._job_end,
             attached=self._manifest.attached,
         )
         if needs_log_evidence(evidence):
-            evidence = replace(evidence, log=self._read_log_evidence(task, restart, node, record.get("start")))
+            evidence = replace(
+                evidence,
+                log=self._read_log_evidence(task, restart, node, start if isinstance(start, float | int) else None),
+            )
         judged = find_exit_reason(evidence)
-        return {
-            "reason": judged.reason,
-            "code": evidence.code,
-            "signal": signal_name(evidence.signal) if evidence.signal is not None else None,
-            "core": evidence.core,
-            "time": evidence.end,
-            "restart": restart,
-            "evidence": list(judged.evidence),
-            "asked_to_end": stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
-        }
+        return WorkerEnd(
+            reason=judged.reason,
+            code=evidence.code,
+            signal=signal_name(evidence.signal) if evidence.signal is not None else None,
+            core=evidence.core,
+            time=evidence.end,
+            restart=restart,
+            evidence=tuple(judged.evidence),
+            asked_to_end=stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
+        )
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         evidence = self._evidence_by_run.get((task.rank, restart))
@@ -94,8 +96,8 @@ class ExitReasonFinder:
         return evidence
 
 
-def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
-    """End of a task that never started. It has no run: ``restart`` is None."""
+def never_started_end(task: Task, node: str, stop: JobStop) -> WorkerEnd:
+    """End of a task that never started."""
     if node in stop.nodes:
         reason, fact = "node_failure", "never started: its node failed"
     else:
@@ -104,14 +106,7 @@ def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
         reason = stop.reason if inherited else "terminated_peer"
         when = "in an earlier stage" if task.later else "before its turn"
         fact = f"never started: the job ended {when}"
-    nothing: dict[str, Any] = dict.fromkeys(("code", "signal", "time", "restart"))
-    return {
-        "reason": reason,
-        **nothing,
-        "core": False,
-        "evidence": [fact, f"the job was being stopped: {stop.cause}"],
-        "asked_to_end": False,
-    }
+    return WorkerEnd(reason=reason, evidence=(fact, f"the job was being stopped: {stop.cause}"), asked_to_end=False)
 
 
 class TaskFailures:
@@ -121,7 +116,7 @@ class TaskFailures:
         self._by_time: list[tuple[float, int]] = []  # (time, rank)
         self._peers: dict[int, FailedPeer] = {}
 
-    def add(self, task: Task, end: Mapping[str, Any]) -> None:
+    def add(self, task: Task, end: WorkerEnd) -> None:
         """Record the last end of a task, whether or not it is a failure."""
         earlier = self._peers.pop(task.rank, None)
         if earlier is not None:
@@ -141,10 +136,10 @@ class TaskFailures:
         return []
 
 
-def task_failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, FailedPeer]]:
+def task_failures(ends: Iterable[tuple[Task, WorkerEnd]]) -> list[tuple[int, FailedPeer]]:
     """Failures among these ends, with their ranks. Consequences of other ends are left out."""
     return [
-        (task.rank, FailedPeer(task.worker, end["time"], end["reason"]))
+        (task.rank, FailedPeer(task.worker, end.time, end.reason))
         for task, end in ends
-        if end["reason"] not in CONSEQUENCES and end["time"] is not None
+        if end.reason not in CONSEQUENCES and end.time is not None
     ]

@@ -1,11 +1,20 @@
 """GPUs of a job in ``report.md``: activity, problems, and use by workers."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.events import LoggedEvent
+from exporter.contract.records import RecordError
+from exporter.contract.report import (
+    GpuDeviceReport,
+    GpuReport,
+    GpuSums,
+    NodeGpuReport,
+    WorkerGpu,
+    WorkerReport,
+)
 from exporter.gpus.analysis.node_status import (
     PREFIX,
     assignable_gpus,
@@ -22,7 +31,7 @@ from launcher.words import clock_text, plain_text
 EVENTS_SHOWN = 20  # events shown in the text; the JSON has more
 
 
-def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, Any]]:
+def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[LoggedEvent]:
     """GPU events since this attempt began, or all events if ``since`` is None."""
     try:
         with (run_dir / run_files.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
@@ -33,113 +42,100 @@ def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, An
         return
 
 
-def _parse_event(line: str, since: float | None) -> dict[str, Any] | None:
+def _parse_event(line: str, since: float | None) -> LoggedEvent | None:
     """Parse one line; None if it is truncated or older than ``since``."""
     try:
-        event = json.loads(line)
-    except ValueError:
+        event = LoggedEvent.from_json(json.loads(line))
+    except (ValueError, RecordError):
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("time"), int | float):
-        return None
-    return event if since is None or event["time"] >= since else None
+    return event if since is None or event.time >= since else None
 
 
-def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown lines from ``gpus`` and ``workers`` of a report."""
+def gpu_sections(gpus: GpuReport, workers: Sequence[WorkerReport]) -> Iterator[str]:
+    """Markdown lines of the GPUs and workers of a report."""
     yield from ("", "## GPUs", "")
     yield from ("| node | GPU | busy | peak memory | energy | state |", "|---|---|---|---|---|---|")
-    for node in gpus["nodes"]:
-        count, wholes = len(assignable_gpus(node["gpus"])), divided_gpus(node["gpus"])
+    for node in gpus.nodes:
+        count, wholes = len(assignable_gpus(node.gpus)), divided_gpus(node.gpus)
         if count != 1:
-            state = node["health"] or node["driver_state"]
+            state = node.health or node.driver_state
             name = f"all {count}" if count else "none seen"
-            yield _row(node["node"], name, *_usage_cells(node, includes_all_instances=bool(wholes)), state)
-        for device in node["gpus"]:
-            amounts = _usage_cells(device, includes_all_instances=device["gpu"] in wholes)
-            yield _row(node["node"], device["gpu"], *amounts, _state_text(device, node))
-    problems = [line for node in gpus["nodes"] for line in _problem_lines(node)]
+            yield _row(node.node, name, *_usage_cells(node, None, includes_all_instances=bool(wholes)), state)
+        for device in node.gpus:
+            amounts = _usage_cells(device, device.memory_total_bytes, includes_all_instances=device.gpu in wholes)
+            yield _row(node.node, device.gpu, *amounts, _state_text(device, node))
+    problems = [line for node in gpus.nodes for line in _problem_lines(node)]
     if problems:
         yield from ("", *problems)
     yield from _event_lines(gpus)
-    rows = [_worker_gpu_row(worker, device) for worker in workers for device in worker.get("gpu_devices") or ()]
+    rows = [_worker_gpu_row(worker, device) for worker in workers for device in worker.gpu_devices]
     if rows:
         yield from ("", "## GPUs of workers", "")
         yield from ("| worker | node | GPU | UUID | planned | used |", "|---|---|---|---|---|---|")
         yield from rows
-    misplaced = [
-        f"- {worker['worker']}: {plain_text(worker['gpu_misplaced'])}"
-        for worker in workers
-        if worker.get("gpu_misplaced")
-    ]
+    misplaced = [f"- {worker.worker}: {plain_text(worker.gpu_misplaced)}" for worker in workers if worker.gpu_misplaced]
     if misplaced:
         yield from ("", *misplaced)
 
 
-def _event_lines(gpus: Mapping[str, Any]) -> Iterator[str]:
+def _event_lines(gpus: GpuReport) -> Iterator[str]:
     """Markdown lines for the first GPU events."""
-    events = gpus.get("events") or ()  # absent in older reports
-    if events:
+    if gpus.events:
         yield from ("", "GPU events:", "")
-    for event in events[:EVENTS_SHOWN]:
-        place = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
-        text = f"{plain_text(event['event'])}: {plain_text(event['detail'])}"
-        yield f"- {clock_text(event['time'])} {plain_text(place)}: {text}"
-    more = gpus.get("events_total", 0) - EVENTS_SHOWN
+    for event in gpus.events[:EVENTS_SHOWN]:
+        place = " ".join(part for part in (event.node, event.worker) if part)
+        text = f"{plain_text(event.event)}: {plain_text(event.detail)}"
+        yield f"- {clock_text(event.time)} {plain_text(place)}: {text}"
+    more = gpus.events_total - EVENTS_SHOWN
     if more > 0:
         yield f"- and {more} more, in {run_files.EVENTS_FILE}"
 
 
-def _state_text(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+def _state_text(device: GpuDeviceReport, node: NodeGpuReport) -> str:
     """State of a GPU, with the reasons if it is not healthy."""
-    reasons = [
-        f"{reason['severity']}: {reason['words']}"
-        for reason in node["reasons"] or ()
-        if reason.get("gpu") == device["gpu"]
-    ]
-    state = device["state"] or "-"
+    reasons = [f"{reason.severity}: {reason.words}" for reason in node.reasons if reason.gpu == device.gpu]
+    state = device.state or "-"
     return "; ".join(reasons if state == "ok" and reasons else [state, *reasons])
 
 
-def _usage_cells(found: Mapping[str, Any], *, includes_all_instances: bool) -> tuple[str, str, str]:
-    """Utilization, peak memory and energy, as text."""
-    busy, peak, total = (
-        found.get(key) for key in ("utilization_mean_ratio", "memory_peak_bytes", "memory_total_bytes")
-    )
-    memory = "-" if peak is None else f"{peak / GIB:.1f}{f' of {total / GIB:.0f}' if total else ''} GiB"
+def _usage_cells(sums: GpuSums, memory_bytes: int | None, *, includes_all_instances: bool) -> tuple[str, str, str]:
+    """Utilization, peak memory of ``memory_bytes``, and energy, as text."""
+    busy, peak = sums.utilization_mean_ratio, sums.memory_peak_bytes
+    total = f" of {memory_bytes / GIB:.0f}" if memory_bytes else ""
     return (
         "-" if busy is None else f"{100 * busy:.0f} %",
-        memory,
-        energy_text(found["energy_j"], includes_all_instances=includes_all_instances),
+        "-" if peak is None else f"{peak / GIB:.1f}{total} GiB",
+        energy_text(sums.energy_j, includes_all_instances=includes_all_instances),
     )
 
 
-def _problem_lines(node: Mapping[str, Any]) -> Iterator[str]:
-    name = node["node"]
-    if node["driver_state"] != "ok":
-        driver_problem = plain_text(node["words"] or "reason unknown")
-        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {driver_problem}"
+def _problem_lines(node: NodeGpuReport) -> Iterator[str]:
+    name = node.node
+    if node.driver_state != "ok":
+        driver_problem = plain_text(node.words or "reason unknown")
+        yield f"- {name}: GPUs could not be read ({node.driver_state}): {driver_problem}"
     if lacking := missing_gpus_text(node):
         yield f"- {name}: {lacking}"
-    shown = {device["gpu"] for device in node["gpus"]}  # their reasons are in their table rows
-    for reason in node["reasons"] or ():
-        if reason.get("gpu") not in shown:
-            yield f"- {name}: {reason['severity']}: {plain_text(reason_text(reason))}"
-    for device in node["gpus"]:
-        for xid in device["xids"] or ():
-            if xid["class"] != NOISE:
-                yield f"- {name} GPU {device['gpu']}: {plain_text(xid_text(xid))}, last at {clock_text(xid['time'])}"
+    shown = {device.gpu for device in node.gpus}  # their reasons are in their table rows
+    for reason in node.reasons:
+        if reason.gpu not in shown:
+            yield f"- {name}: {reason.severity}: {plain_text(reason_text(reason))}"
+    for device in node.gpus:
+        for xid in device.xids:
+            if xid.class_ != NOISE:
+                yield f"- {name} GPU {device.gpu}: {plain_text(xid_text(xid))}, last at {clock_text(xid.time)}"
 
 
-def _worker_gpu_row(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
-    used = {None: "-", False: "no", True: "yes"}[device["used"]]
-    if device["memory_bytes"] is not None:
-        used = f"{device['memory_bytes'] / GIB:.1f} GiB"
-    if device["attribution"] == "inferred":
+def _worker_gpu_row(worker: WorkerReport, device: WorkerGpu) -> str:
+    used = {None: "-", False: "no", True: "yes"}[device.used]
+    if device.memory_bytes is not None:
+        used = f"{device.memory_bytes / GIB:.1f} GiB"
+    if device.attribution == "inferred":
         used += ", inferred"
-    if device["uuid"] is None:
+    if device.uuid is None:
         used = "missing"
-    gpu, uuid = ("-" if device[key] is None else device[key] for key in ("gpu", "uuid"))
-    return _row(worker["worker"], worker["node"], gpu, uuid, "yes" if device["planned"] else "no", used)
+    gpu, uuid = ("-" if name is None else name for name in (device.gpu, device.uuid))
+    return _row(worker.worker, worker.node, gpu, uuid, "yes" if device.planned else "no", used)
 
 
 def _row(*cells: object) -> str:

@@ -1,62 +1,75 @@
 """Ends of runs that were followed by a restart, for the report and its text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from exporter.contract.report import EndCause, WorkerReport
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import PEER_WINDOW_S, first_failure
 from launcher.words import end_line, plain_text
 
 RESTARTS_SHOWN = 8  # ends shown in the text; the JSON has all
 
 
-def restart_causes(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def end_cause(worker: WorkerReport, end: WorkerEnd, run: int | None = None) -> EndCause:
+    """One end with its worker; ``run`` is the number of the run if a restart followed."""
+    return EndCause(
+        worker=worker.worker,
+        rank=worker.rank,
+        node=worker.node,
+        reason=end.reason,
+        code=end.code,
+        signal=end.signal,
+        time=end.time,
+        restart=end.restart,
+        evidence=end.evidence,
+        run=run,
+    )
+
+
+def restart_causes(workers: Iterable[WorkerReport]) -> list[EndCause]:
     """End of each run that was followed by a restart, earliest first.
 
     If several tasks restart together, the first failure represents the run.
     """
-    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    runs: dict[tuple[str, int], list[EndCause]] = {}
     for worker in workers:
-        who = {key: worker[key] for key in ("worker", "rank", "node")}
-        for end in worker["exits"]:
-            if end["restart"] < worker["restarts"]:
-                runs.setdefault((worker["worker"], end["restart"]), []).append(who | _end_entry(end))
-    return sorted(map(_first_end, runs.values()), key=_end_time)
+        for end in worker.exits:
+            if end.restart is not None and end.restart < worker.restarts:
+                found = end_cause(worker, end, run=end.restart + 1)
+                runs.setdefault((worker.worker, end.restart), []).append(found)
+    return sorted(map(_first_end, runs.values()), key=end_time)
 
 
-def _end_entry(end: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {key: end[key] for key in ("reason", "code", "signal", "time", "restart", "evidence")}
-    return facts | {"run": end["restart"] + 1}
-
-
-def _first_end(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _first_end(ends: Sequence[EndCause]) -> EndCause:
     """First failure among the ends of one run, else the first end."""
-    index = first_failure([(_end_time(end), end["reason"]) for end in ends])
-    return min(ends, key=_end_time) if index is None else ends[index]
+    index = first_failure([(end_time(end), end.reason) for end in ends])
+    return min(ends, key=end_time) if index is None else ends[index]
 
 
-def _end_time(end: Mapping[str, Any]) -> float:
-    return float("inf") if end["time"] is None else float(end["time"])
+def end_time(end: EndCause) -> float:
+    """Time of an end for comparisons; infinite if unknown."""
+    return float("inf") if end.time is None else end.time
 
 
-def add_earlier_failures(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -> None:
-    """Add recent failures of other, restarted workers to the evidence of a failure."""
-    if cause["time"] is None:
-        return
+def with_earlier_failures(cause: EndCause, restarted: Iterable[EndCause]) -> EndCause:
+    """Return the cause with recent failures of other, restarted workers in its evidence."""
+    if cause.time is None:
+        return cause
     before = [
-        f"{end['worker']} (run {end['run']}) had ended by {end['reason']} {cause['time'] - end['time']:.1f} s before"
+        f"{end.worker} (run {end.run}) had ended by {end.reason} {cause.time - end_time(end):.1f} s before"
         for end in restarted
-        if end["worker"] != cause["worker"] and 0.0 <= cause["time"] - _end_time(end) <= PEER_WINDOW_S
+        if end.worker != cause.worker and 0.0 <= cause.time - end_time(end) <= PEER_WINDOW_S
     ]
-    cause["evidence"] = [*cause["evidence"], *before]
+    return cause.replace(evidence=(*cause.evidence, *before))
 
 
-def restart_text(end: Mapping[str, Any]) -> str:
+def restart_text(end: EndCause) -> str:
     """Describe a restart: ``decode_w0 on cn01 restarted (run 2) after killed_unknown (killed by SIGKILL)``."""
-    evidence = "; ".join(end["evidence"])
-    return f"{end['worker']} on {end['node']} restarted (run {end['run'] + 1}) after {end['reason']} ({evidence})"
+    evidence = "; ".join(end.evidence)
+    return f"{end.worker} on {end.node} restarted (run {(end.run or 0) + 1}) after {end.reason} ({evidence})"
 
 
-def restart_lines(restarted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def restart_lines(restarted: Sequence[EndCause]) -> Iterator[str]:
     """Markdown lines, one for each end."""
     for end in restarted[:RESTARTS_SHOWN]:
         yield f"- restarted: {plain_text(end_line(end))}"

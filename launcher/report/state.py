@@ -1,11 +1,14 @@
 """State of a job, the cause of its failure, and its exit status."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from exporter.contract.records import RecordError
+from exporter.contract.report import CheckResult, EndCause, Verification, WorkerReport
 from exporter.logs.log_files_reader import read_last_bytes
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, first_failure
+from launcher.report.restarts import end_cause, end_time
+from launcher.report.workers import TaskRun
 
 UNFINISHED = ("PENDING", "RUNNING")  # states of a job that has not ended
 EXIT_STATUS = {
@@ -58,13 +61,13 @@ def log_for_missing_report(run_dir: Path) -> Path:
 
 
 def stop_from_slurm(
-    state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
+    state: str, hosts: Sequence[str], nodes: Mapping[int, str], runs: Mapping[int, Sequence[TaskRun]]
 ) -> JobStop | None:
     """Derive a stop from Slurm's state. On a node failure, nodes without any exit record have failed."""
     reason = REASON_OF_STATE.get(state)
     if reason is None:
         return None
-    reporting_nodes = {nodes[rank] for rank, found in runs.items() if found and found[-1]["record"] is not None}
+    reporting_nodes = {nodes[rank] for rank, found in runs.items() if found and found[-1].record is not None}
     silent = [host for host in hosts if host in nodes.values() and host not in reporting_nodes]
     if reason == "node_failure" and silent:
         cause = f"Slurm: {state}; no exit records from {', '.join(silent)}"
@@ -72,63 +75,55 @@ def stop_from_slurm(
     return JobStop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
 
-def job_cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _deciding(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
+    """The critical workers, or all if none is critical."""
+    return [worker for worker in workers if worker.critical] or workers
+
+
+def job_cause(workers: Sequence[WorkerReport]) -> EndCause | None:
     """First failure among the last ends of critical workers."""
-    needed = [worker for worker in workers if worker["critical"]] or workers
-    ended = [worker for worker in needed if worker["exit"]]
-    index = first_failure([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
-    if index is None:
-        return None
-    return _end_entry(ended[index])
+    ends = [end_cause(worker, worker.exit) for worker in _deciding(workers) if worker.exit is not None]
+    index = first_failure([(end.time or float("inf"), end.reason) for end in ends])
+    return None if index is None else ends[index]
 
 
-def tolerated_failures(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def tolerated_failures(workers: Sequence[WorkerReport]) -> list[EndCause]:
     """Failures of workers that are not critical, earliest first."""
-    others = [worker for worker in workers if not worker["critical"] and worker["exit"]]
-    if len(workers) == sum(not worker["critical"] for worker in workers):
+    if not any(worker.critical for worker in workers):
         return []  # one of them is the cause
-    failed = [_end_entry(worker) for worker in others if worker["exit"]["reason"] not in CONSEQUENCES]
-    return sorted(failed, key=lambda end: end["time"] or float("inf"))
+    others = [end_cause(worker, worker.exit) for worker in workers if not worker.critical and worker.exit is not None]
+    return sorted((end for end in others if end.reason not in CONSEQUENCES), key=end_time)
 
 
-def _end_entry(worker: Mapping[str, Any]) -> dict[str, Any]:
-    """Worker and details of an end."""
-    return {key: worker[key] for key in ("worker", "rank", "node")} | {
-        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
-    }
-
-
-def stop_cause(stop: Any) -> dict[str, Any] | None:
+def stop_cause(stop: object) -> EndCause | None:
     """Failure named by the stop itself: a gpujob process, or a worker that was not ready in time."""
     failed = stop.get("failed") if isinstance(stop, dict) else None
-    if not isinstance(failed, dict):
+    if not isinstance(stop, dict) or not isinstance(failed, dict):
         return None
-    return {"code": None, "signal": None, "restart": 0, "time": stop.get("time"), **failed}
+    try:
+        return EndCause.from_json({"time": stop.get("time"), **failed})
+    except RecordError:
+        return None  # written by another version
 
 
-def job_end_state(
-    workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool
-) -> str:
+def job_end_state(workers: Sequence[WorkerReport], cause: EndCause | None, stop_reason: str | None, ended: bool) -> str:
     if not ended:
         return "RUNNING"
-    needed = [worker for worker in workers if worker["critical"]] or workers
-    ends = [worker["exit"] or {} for worker in needed]
-    reasons = [end.get("reason") for end in ends]
+    ends = [worker.exit for worker in _deciding(workers)]
     # a task that exits with 0 after SIGTERM has not completed its work
-    if all(reason == "completed" for reason in reasons) and not any(end.get("asked_to_end") for end in ends):
+    if all(end is not None and end.reason == "completed" and not end.asked_to_end for end in ends):
         return "COMPLETED"
     if stop_reason in _STATE_OF_REASON:
         return _STATE_OF_REASON[stop_reason]
     if cause is not None:
-        return _STATE_OF_REASON.get(cause["reason"], "FAILED")
-    inherited = [reason for reason in reasons if reason in CONSEQUENCES and reason in _STATE_OF_REASON]
-    return _STATE_OF_REASON[inherited[0]] if inherited else "FAILED"
+        return _STATE_OF_REASON.get(cause.reason, "FAILED")
+    inherited = [end.reason for end in ends if end is not None and end.reason in CONSEQUENCES]
+    return next((_STATE_OF_REASON[reason] for reason in inherited if reason in _STATE_OF_REASON), "FAILED")
 
 
-def verification_entry(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+def verification_result(state: str, checks: Iterable[CheckResult]) -> Verification:
     """The ``verification`` part of the report."""
-    return {
-        # at least one check besides the exit statuses must have passed
-        "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
-        "checks": checks,
-    }
+    checks = tuple(checks)
+    # at least one check besides the exit statuses must have passed
+    passed = any(check.passed and check.name != "workers" for check in checks)
+    return Verification(verified=state == "COMPLETED" and passed, checks=checks)

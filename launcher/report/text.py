@@ -1,8 +1,8 @@
 """Report of a job as Markdown."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from exporter.contract.report import CheckResult, EndCause, Report, Verification, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.progress.work import ITEMS, job_work, unit_word
 from launcher.report.benchmark import benchmark_section
@@ -16,108 +16,100 @@ MISSING_SHOWN = 4  # workers named in the cause when they were not ready in time
 TOLERATED_SHOWN = 8  # failures of workers that are not critical in the text; the JSON has all
 
 
-def _is_issue(check: Mapping[str, Any]) -> bool:
-    return bool(check["level"] == "issue" and check["passed"] is False)
-
-
-def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
+def _flaw_lines(check: CheckResult) -> list[str]:
     """List damaged files, at most ``FLAWS_SHOWN``."""
-    flaws = check.get("files", [])
     lines = []
-    for flaw in flaws[:FLAWS_SHOWN]:
-        file_format = f" ({flaw['format']})" if flaw["format"] else ""
-        lines.append(f"{plain_text(flaw['file'])}{file_format}: {plain_text(flaw['reason'])}")
-    more = check.get("files_total", 0) - len(lines)
+    for flaw in check.files[:FLAWS_SHOWN]:
+        file_format = f" ({flaw.format})" if flaw.format else ""
+        lines.append(f"{plain_text(flaw.file)}{file_format}: {plain_text(flaw.reason)}")
+    more = check.files_total - len(lines)
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def render_report(report: Mapping[str, Any]) -> str:
+def render_report(report: Report) -> str:
     """Render the report as Markdown."""
-    lines = [*_head(report), *benchmark_section(report.get("benchmark") or ())]  # absent in older reports
-    lines += [*_verification(report["verification"]), *_workers(report["workers"])]
-    gpus = report.get("gpus")  # absent in older reports
-    if gpus:
-        lines += gpu_sections(gpus, report["workers"])
-    if report["diagnoses"]:
-        lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report["diagnoses"])]
+    lines = [*_head(report), *benchmark_section(report.benchmark or ())]
+    lines += [*_verification(report.verification), *_workers(report.workers)]
+    if report.gpus:
+        lines += gpu_sections(report.gpus, report.workers)
+    if report.diagnoses:
+        lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report.diagnoses)]
     return "\n".join(lines) + "\n"
 
 
-def _head(report: Mapping[str, Any]) -> list[str]:
+def _head(report: Report) -> list[str]:
     """Title, and one line per fact about the job."""
-    unseen = ", output not checked" if report["state"] == "COMPLETED" else ""
-    verified = " and verified" if report["verification"]["verified"] else unseen
+    unseen = ", output not checked" if report.state == "COMPLETED" else ""
+    verified = " and verified" if report.verification.verified else unseen
     lines = [
-        f"# Job {report['job_id']} {plain_text(report['job_name'])}: {report['state']}{verified}",
+        f"# Job {report.job_id} {plain_text(report.job_name)}: {report.state}{verified}",
         "",
-        f"- time: {clock_text(report['start'])} to {clock_text(report['end'])}, {duration_text(report['duration_s'])}",
-        f"- nodes: {', '.join(report['nodes'])}",
+        f"- time: {clock_text(report.start)} to {clock_text(report.end)}, {duration_text(report.duration_s)}",
+        f"- nodes: {', '.join(report.nodes)}",
     ]
-    if report["attempt"]:
-        earlier = names_text([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
-        lines.append(f"- attempt: {report['attempt'] + 1}, after {earlier}")
-    if report["items"] is not None:
+    if report.attempt:
+        earlier = names_text([f"report_a{number}.md" for number in range(report.attempt)], EARLIER_SHOWN)
+        lines.append(f"- attempt: {report.attempt + 1}, after {earlier}")
+    if report.items is not None:
         lines.append(_work_line(report))
-    if report.get("gpus"):
-        lines.append(f"- GPUs: {plain_text(account_text(report['gpus']))}")
-    if report["stopped"]:
-        lines.append(f"- stopped: {plain_text(report['stopped']['cause'])}")
-    if report.get("requeued"):
+    if report.gpus:
+        lines.append(f"- GPUs: {plain_text(account_text(report.gpus))}")
+    if report.stopped:
+        lines.append(f"- stopped: {plain_text(report.stopped.cause)}")
+    if report.requeued:
         lines.append("- requeued: the job continues in its next attempt")
-    if report["cause"]:
-        lines += _cause_lines(report["cause"])
-        if report["cause"]["diagnosis"]:
-            lines.append(f"- diagnosis: {report['run_dir']}/{report['cause']['diagnosis']}")
-    lines += restart_lines(report.get("restarted") or ())  # absent in older reports
-    lines += _tolerated_lines(report.get("tolerated") or ())  # absent in older reports
-    if report["launch"] and not report["launch"]["verified"]:
-        faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
+    if report.cause:
+        lines += _cause_lines(report.cause)
+        if report.cause.diagnosis:
+            lines.append(f"- diagnosis: {report.run_dir}/{report.cause.diagnosis}")
+    lines += restart_lines(report.restarted)
+    lines += _tolerated_lines(report.tolerated)
+    if report.launch and not report.launch.verified:
+        faults = [check.detail for check in report.launch.checks if check.level == "issue" and not check.passed]
         lines.append(f"- launch: not verified: {plain_text('; '.join(faults))}")
-    if report["monitoring"]["nodes_without"]:
-        lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
+    if report.monitoring.nodes_without:
+        lines.append(f"- no final values from: {', '.join(report.monitoring.nodes_without)}")
     return lines
 
 
-def _work_line(report: Mapping[str, Any]) -> str:
-    expected = f" of {report['items_expected']}" if report["items_expected"] else ""
-    rate, unit = report["throughput_items_per_second"], unit_word(report)
+def _work_line(report: Report) -> str:
+    expected = f" of {report.items_expected}" if report.items_expected else ""
+    rate, unit = report.throughput_items_per_second, unit_word(report.unit)
     speed = f", {rate:.1f} {unit}/s over the whole job" if rate else ""
-    return f"- {unit}: {report['items']}{expected}{speed}"
+    return f"- {unit}: {report.items}{expected}{speed}"
 
 
-def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
+def _cause_lines(cause: EndCause) -> list[str]:
     """Describe the failure. For workers that were not ready in time, add the ends of their logs."""
-    when, evidence = clock_text(cause["time"]), cause["evidence"]
-    missing = cause.get("missing")
-    if not missing:
+    if not cause.missing:
         return [f"- cause: {end_line(cause)}"]
-    names = names_text([worker_text(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
-    first, *rest = evidence
+    names = names_text([worker_text(entry) for entry in cause.missing], MISSING_SHOWN, cause.missing_total)
+    first, *rest = cause.evidence
     return [
-        f"- cause: {names}: {cause['reason']} at {when}: {first}",
+        f"- cause: {names}: {cause.reason} at {clock_text(cause.time)}: {first}",
         *(f"    {'    ' if line.startswith(' ') else ''}- {plain_text(line)}" for line in rest),
     ]
 
 
-def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
+def _tolerated_lines(ends: Sequence[EndCause]) -> list[str]:
     """List failures that did not affect the state of the job."""
     lines = [f"- tolerated: {plain_text(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
     more = len(ends) - len(lines)
     return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
 
 
-def _verification(verification: Mapping[str, Any]) -> list[str]:
+def _verification(verification: Verification) -> list[str]:
     lines = []
-    if verification["checks"]:
+    if verification.checks:
         lines += ["", "## Verification", ""]
         mark = {True: "ok", False: "FAILED", None: "not checked"}
-        for check in verification["checks"]:
-            lines.append(f"- {check['name']}: {mark[check['passed']]}: {check['detail']}")
+        for check in verification.checks:
+            lines.append(f"- {check.name}: {mark[check.passed]}: {check.detail}")
             lines += [f"    - {flaw_line}" for flaw_line in _flaw_lines(check)]
     return lines
 
 
-def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+def _workers(workers: Sequence[WorkerReport]) -> list[str]:
     units = job_work(workers).units
     lines = [
         "",
@@ -127,25 +119,25 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for worker in workers:
-        items = "-" if worker["items"] is None else str(worker["items"])
-        if worker["items"] is not None and worker["items_expected"]:
-            items += f"/{worker['items_expected']}"
-        if worker["items"] is not None and len(units) > 1:
-            items += f" {unit_word(worker)}"
-        allowed = f" of {worker['restarts_max']}" if worker.get("restarts_max") else ""
-        cells = (worker["worker"], worker["rank"], worker["node"], plain_text(_end_text(worker)), items)
-        lines.append(f"| {' | '.join(map(str, cells))} | {worker['restarts']}{allowed} |")
+        items = "-" if worker.items is None else str(worker.items)
+        if worker.items is not None and worker.items_expected:
+            items += f"/{worker.items_expected}"
+        if worker.items is not None and len(units) > 1:
+            items += f" {unit_word(worker.unit)}"
+        allowed = f" of {worker.restarts_max}" if worker.restarts_max else ""
+        cells = (worker.worker, worker.rank, worker.node, plain_text(_end_text(worker)), items)
+        lines.append(f"| {' | '.join(map(str, cells))} | {worker.restarts}{allowed} |")
     return lines
 
 
-def _end_text(worker: Mapping[str, Any]) -> str:
+def _end_text(worker: WorkerReport) -> str:
     """State of a worker, or how it ended."""
-    end = worker["exit"]
-    evidence = "; ".join(end["evidence"]) if end else ""
-    if worker["state"] == "not_started":
+    end = worker.exit
+    evidence = "; ".join(end.evidence) if end else ""
+    if worker.state == "not_started":
         return f"not started ({evidence.removeprefix('never started: ')})" if evidence else "not started"
     if not end:
-        return str(worker["state"])
+        return worker.state or "unknown"
     # exit 0 after SIGTERM does not mean that the work is complete
-    suffix = " when asked to end" if end["reason"] == "completed" and end.get("asked_to_end") else ""
-    return f"{end['reason']}{suffix} ({evidence})"
+    suffix = " when asked to end" if end.reason == "completed" and end.asked_to_end else ""
+    return f"{end.reason}{suffix} ({evidence})"

@@ -4,20 +4,23 @@ import functools
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.report import Report
+from exporter.contract.status import NodeStatus, WorkerEnd
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.progress.history_reader import build_run_history, write_run_history
-from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis, render_diagnosis
+from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
@@ -31,16 +34,14 @@ from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.steps.steps import Steps
 
 
-def write_missing_diagnosis(
-    manifest: Manifest, attempt: int, task: Task, node: str, ended: dict[str, Any]
-) -> Path | None:
-    """Write the diagnosis of one end, unless it exists or needs none. Return its path, or None. Raises OSError."""
-    if ended["reason"] in CONSEQUENCES:
+def write_missing_diagnosis(manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd) -> Path | None:
+    """Write the diagnosis of one end. Return its path, or None if it exists or none is needed. Raises OSError."""
+    if ended.restart is None or ended.reason in CONSEQUENCES:
         return None
-    files = read_run_files(manifest, task, node, attempt, ended["restart"])
-    status = read_statuses(manifest.run_dir, attempt).get(node, {})
-    body = build_failure_diagnosis(files, NodeSituation(time.time(), status), ended, read_error_patterns())
-    if has_diagnosis(manifest.run_dir, body) or not write_diagnosis(manifest.run_dir, body, render_diagnosis(body)):
+    files = read_run_files(manifest, task, node, attempt, ended.restart)
+    status = read_statuses(manifest.run_dir, attempt).get(node) or NodeStatus()
+    found = build_failure_diagnosis(files, NodeSituation(time.time(), status), ended, read_error_patterns())
+    if has_diagnosis(manifest.run_dir, found) or not write_diagnosis(manifest.run_dir, found, render_diagnosis(found)):
         return None
     return manifest.run_dir / run_files.DIAGNOSTICS_DIR / f"{task.worker}.txt"
 
@@ -62,23 +63,21 @@ def verification_s(time_limit_end: float | None, now: float) -> float:
     )
 
 
-def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
+def publish_report(manifest: Manifest, report: Report, events: EventLog) -> None:
     """Write and log the report of a job that has ended, and save its run history."""
     attempt_optional("write the report", lambda: write_report(manifest.run_dir, report))
     attempt_optional("save the run history", lambda: save_run_history(manifest, report))
-    events.write("job ended", state=report["state"], items=report["items"])
-    log_line(f"Job {report['job_id']} {report['state']}")
+    events.write("job ended", state=report.state, items=report.items)
+    log_line(f"Job {report.job_id} {report.state}")
     for line in render_report(report).splitlines():
         log_raw_line(f"    {line}".rstrip())
 
 
 def write_diagnoses(
-    manifest: Manifest, attempt: int, hosts: Sequence[str], ends: Iterable[tuple[Task, dict[str, Any]]]
+    manifest: Manifest, attempt: int, hosts: Sequence[str], ends: Iterable[tuple[Task, WorkerEnd]]
 ) -> None:
     """Write the diagnoses that the sidecars have not written."""
     for task, ended in ends:
-        if ended["restart"] is None:
-            continue  # it never ran
         write = functools.partial(write_missing_diagnosis, manifest, attempt, task, hosts[task.node_index], ended)
         attempt_optional(f"write the diagnosis of {task.worker}", write)
 
@@ -130,7 +129,7 @@ class EndOfJob:
         try:
             attempt_optional("read the events of the sidecars", copy_status_events)
             report = self._build_and_publish_report(checklist, requeued=will_requeue)
-            status = int(report["exit_status"])
+            status = report.exit_status
         except Exception:  # noqa: BLE001 - sidecars and targets must still be removed
             log_line(f"cannot build the report: {traceback.format_exc()}")
         if hurry:
@@ -153,7 +152,7 @@ class EndOfJob:
         ends = self._job_tasks.ended_tasks()
         write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
 
-    def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> dict[str, Any]:
+    def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> Report:
         """Build, write and log the report."""
         report = self._build_report(checklist, requeued=requeued)
         publish_report(self._plan.manifest, report, self._job_state.events)
@@ -162,12 +161,10 @@ class EndOfJob:
     def _write_first_report(self, checklist: LaunchChecklist | None) -> None:
         """Write an early report, in case Slurm kills us before the final values. Skip it if they are there."""
         statuses = read_statuses(self._facts.run_dir, self._facts.attempt)
-        if not all(statuses.get(host, {}).get("final") for host in self._facts.hosts):
+        if not all(host in statuses and statuses[host].final for host in self._facts.hosts):
             self._write_report(self._build_report(checklist, requeued=False, is_quick=True))
 
-    def _build_report(
-        self, checklist: LaunchChecklist | None, *, requeued: bool, is_quick: bool = False
-    ) -> dict[str, Any]:
+    def _build_report(self, checklist: LaunchChecklist | None, *, requeued: bool, is_quick: bool = False) -> Report:
         # no time to read output files while Slurm is ending the job
         deadline = (
             self._job_state.deadline
@@ -178,16 +175,20 @@ class EndOfJob:
             self._facts.run_dir,
             now=time.time(),
             ended=True,
-            ends=self._job_tasks.ends,
-            job_end=self._time_limit_end,
-            launch=checklist.to_json() if checklist is not None else None,
-            finder=self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None,
-            quick=is_quick,
-            out_of_time=lambda: self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline),
+            known=KnownEnds(
+                ends=self._job_tasks.ends,
+                finder=self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None,
+                job_end=self._time_limit_end,
+            ),
+            launch=checklist.report() if checklist is not None else None,
+            pace=ReportPace(
+                is_quick=is_quick,
+                out_of_time=lambda: self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline),
+            ),
         )
-        return {**report, "requeued": requeued}
+        return report.replace(requeued=requeued)
 
-    def _requeue(self, report: dict[str, Any] | None) -> None:
+    def _requeue(self, report: Report | None) -> None:
         """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""
         log_line("Requeueing the job")
         self._job_state.events.write("job requeued", attempt=self._facts.attempt)
@@ -197,10 +198,10 @@ class EndOfJob:
             return
         log_line(f"The job could not be requeued: {problem}")
         if report is not None:
-            failed_report = {**report, "requeued": False}
+            failed_report = report.replace(requeued=False)
             attempt_optional("write the report", lambda: self._write_report(failed_report))
 
-    def _write_report(self, report: dict[str, Any]) -> None:
+    def _write_report(self, report: Report) -> None:
         write_report(self._facts.run_dir, report)
 
     def _await_signal(self, until: float) -> None:
@@ -208,11 +209,11 @@ class EndOfJob:
             self._signals.sleep(1.0)
 
 
-def save_run_history(manifest: Manifest, report: Mapping[str, Any]) -> None:
+def save_run_history(manifest: Manifest, report: Report) -> None:
     """Save the run history of a completed job, from the statuses of all nodes."""
-    if report["state"] != "COMPLETED" or report["duration_s"] is None or report["end"] is None:
+    if report.state != "COMPLETED" or report.duration_s is None or report.end is None:
         return
-    workers = list(merge_workers(read_statuses(manifest.run_dir, report["attempt"])).values())
-    run = build_run_history(workers, manifest.total_items, report["duration_s"], report["end"])
+    workers = list(merge_workers(read_statuses(manifest.run_dir, report.attempt)).values())
+    run = build_run_history(workers, manifest.total_items, report.duration_s, report.end)
     if run is not None:
         write_run_history(manifest.job_name, os.environ, run)

@@ -1,19 +1,20 @@
 """Launch check of a job, from the statuses of its sidecars, or from task records without sidecars."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.report import LaunchFault, LaunchReport, LaunchResult
+from exporter.contract.status import LaunchCheck, LaunchProblem, NodeStatus
 from exporter.launch.checks import LEVELS, Level, NodeLaunchFacts, WorkerLaunchFacts, check_launch
 from exporter.launch.facts_reader import read_file_size, why_not_writable
 from exporter.logs.log_files_reader import log_paths
 from exporter.workers.exit_reason import evidence_from_record, find_exit_reason
 from launcher.plan.plan import Plan, RunFacts
 
-CHECKLIST_SCHEMA = 1
 MARGIN_S = 15.0  # added to the launch timeout, for a late sidecar and for its status to arrive here
 POLL_INTERVAL_S = 1.0
 NODES_PER_S = 100  # status files read per second; larger jobs are polled less often
@@ -60,31 +61,6 @@ _FIXES = {
 
 
 @dataclass(frozen=True)
-class LaunchFault:
-    """One fault that a check found, with its place and a fix."""
-
-    worker: str | None
-    rank: int | None
-    node: str
-    found: str
-    cure: str
-
-    def __str__(self) -> str:
-        return f"{self.worker} (rank {self.rank}) on {self.node}: {self.found}; {self.cure}"
-
-
-@dataclass(frozen=True)
-class LaunchResult:
-    """Result of one check on all nodes."""
-
-    name: str
-    level: Level
-    passed: bool
-    detail: str
-    faults: tuple[LaunchFault, ...] = ()
-
-
-@dataclass(frozen=True)
 class LaunchChecklist:
     """Result of the launch check."""
 
@@ -110,14 +86,9 @@ class LaunchChecklist:
                 absent.update(fault.rank for fault in earlier.faults)
         return [fault for fault in result.faults if result.name == "gpus" or fault.rank not in absent - {None}]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object for events and the report."""
-        return {
-            "schema": CHECKLIST_SCHEMA,
-            "verified": self.is_verified,
-            "elapsed_s": self.elapsed_s,
-            "checks": [asdict(result) for result in self.results],
-        }
+    def report(self) -> LaunchReport:
+        """Return the checklist for events and the report."""
+        return LaunchReport(verified=self.is_verified, elapsed_s=self.elapsed_s, checks=self.results)
 
 
 class JobLaunchCheck:
@@ -127,7 +98,7 @@ class JobLaunchCheck:
         self._plan = plan
         self._facts = facts
         self._next_poll_at = 0.0
-        self._node_checks: dict[int, Sequence[Mapping[str, Any]]] = {}  # final checks by node index
+        self._node_checks: dict[int, Sequence[LaunchCheck]] = {}  # final checks by node index
         self._checklist: LaunchChecklist | None = None
 
     def poll(self, now: float) -> LaunchChecklist | None:
@@ -161,22 +132,19 @@ class JobLaunchCheck:
                 checks = self._checks_from_status(index)
             else:
                 checks = self._checks_from_records(index, now, has_ended=False)
-                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(c["passed"] for c in checks):
+                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(check.passed for check in checks):
                     continue
             if checks:
                 self._node_checks[index] = checks
 
-    def _checks_from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_status(self, index: int) -> Sequence[LaunchCheck]:
         """Final checks of a node's sidecar; empty before they are final."""
-        path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
-        status: Mapping[str, Any] = run_files.read_json(path) or {}
-        launch = status.get("launch") or {}
-        if status.get("attempt") != self._facts.attempt or not (status.get("final") or launch.get("final")):
+        status = NodeStatus.read(self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json")
+        if status is None or status.attempt != self._facts.attempt or not (status.final or status.launch.final):
             return ()
-        checks: Sequence[Mapping[str, Any]] = launch.get("checks") or ()
-        return checks
+        return status.launch.checks
 
-    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[Mapping[str, Any]]:
+    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[LaunchCheck]:
         """Check a node without a sidecar from its task records."""
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
@@ -186,17 +154,13 @@ class JobLaunchCheck:
             output_problem=why_not_writable(directory) if directory is not None else None,
         )
         workers = [self._worker_facts(task) for task in manifest.tasks_of(index)]
-        checks = check_launch(
+        return check_launch(
             workers,
             node,
             elapsed_s=self._elapsed_s(now),
             launch_timeout_s=self._plan.launch_timeout_s,
             is_over=has_ended,
         )
-        return [
-            {"name": check.name, "passed": check.passed, "lacking": [asdict(problem) for problem in check.problems]}
-            for check in checks
-        ]
 
     def _worker_facts(self, task: Task) -> WorkerLaunchFacts:
         facts, restart = self._facts, 0
@@ -228,24 +192,25 @@ class JobLaunchCheck:
         silent_text = "its sidecar has not reported on the launch"
         if silent_nodes:
             faults[SIDECAR] = [
-                LaunchFault(None, None, self._facts.hosts[index], silent_text, _FIXES[SIDECAR])
+                LaunchFault(node=self._facts.hosts[index], found=silent_text, cure=_FIXES[SIDECAR])
                 for index in silent_nodes
             ]
         for index in sorted(self._node_checks):
             for check in self._node_checks[index]:
-                name, lacking = str(check["name"]), check["lacking"]
-                if name in LEVELS and (check["passed"] is not None or lacking):
-                    faults.setdefault(name, []).extend(self._fault(name, index, problem) for problem in lacking)
+                if check.name in LEVELS and (check.passed is not None or check.lacking):
+                    found = faults.setdefault(check.name, [])
+                    found += [self._fault(check.name, index, problem) for problem in check.lacking]
         return LaunchChecklist(
             self._elapsed_s(now),
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 
-    def _fault(self, name: str, index: int, missing: Mapping[str, Any]) -> LaunchFault:
+    def _fault(self, name: str, index: int, problem: LaunchProblem) -> LaunchFault:
         fix = _FIXES[name]
         if "{log}" in fix:
-            fix = fix.replace("{log}", self._error_log_name(missing["rank"], index))
-        return LaunchFault(missing["worker"], missing["rank"], self._facts.hosts[index], str(missing["found"]), fix)
+            fix = fix.replace("{log}", self._error_log_name(problem.rank, index))
+        node = self._facts.hosts[index]
+        return LaunchFault(worker=problem.worker, rank=problem.rank, node=node, found=problem.found, cure=fix)
 
     def _error_log_name(self, rank: int | None, index: int) -> str:
         """Name of the standard error file of a task's last run."""
@@ -267,7 +232,7 @@ class JobLaunchCheck:
         else:
             count = len(tasks)
         detail = (_FAILED_TEXTS if faults else _PASSED_TEXTS)[name].format(count=count, well=count - len(faults))
-        return LaunchResult(name, _LEVELS[name], not faults, detail, tuple(faults))
+        return LaunchResult(name=name, level=_LEVELS[name], passed=not faults, detail=detail, faults=tuple(faults))
 
 
 def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
@@ -291,13 +256,17 @@ def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
     return lines
 
 
+def _fault_text(fault: LaunchFault) -> str:
+    return f"{fault.worker} (rank {fault.rank}) on {fault.node}: {fault.found}; {fault.cure}"
+
+
 def _fault_lines(faults: Sequence[LaunchFault]) -> list[str]:
     """One line per fault; nodes with the same fault share a line."""
     nodes: dict[str, list[str]] = {}
     for fault in faults:
         if fault.worker is None:
             nodes.setdefault(f"{fault.found}; {fault.cure}", []).append(fault.node)
-    lines = [str(fault) for fault in faults if fault.worker is not None]
+    lines = [_fault_text(fault) for fault in faults if fault.worker is not None]
     for text, names in nodes.items():
         more = f" and {len(names) - MOST_LINES} more" if len(names) > MOST_LINES else ""
         lines.append(f"{', '.join(names[:MOST_LINES])}{more}: {text}")

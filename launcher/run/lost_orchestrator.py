@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
+from exporter.contract.report import Report
 from exporter.machine.job_processes import find_job_processes
 from exporter.workers.exit_reason import signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes
+from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, write_diagnoses
@@ -171,7 +173,7 @@ class LostOrchestrator:
         if not self._leftovers.send_signal(0, include_sidecars=True):
             return True
         statuses = read_statuses(self._run_dir, self._attempt)
-        return all(status.get("final") for status in statuses.values())
+        return all(status.final for status in statuses.values())
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
@@ -183,16 +185,16 @@ class LostOrchestrator:
         report = self._build_report()
         attempt_optional("write the report", lambda: write_report(self._run_dir, report))
         tasks = {task.rank: task for task in self._plan.manifest.tasks}
-        ends = [(tasks[worker["rank"]], worker["exit"]) for worker in report["workers"] if worker["exit"]]
+        ends = [(tasks[worker.rank], worker.exit) for worker in report.workers if worker.exit is not None]
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
         # rebuilt, so that it refers to the diagnoses
-        final_report = self._build_report() if report["state"] not in VERIFIED_STATES else report
+        final_report = self._build_report() if report.state not in VERIFIED_STATES else report
         publish_report(self._plan.manifest, final_report, self._events)
-        return int(final_report["exit_status"])
+        return final_report.exit_status
 
-    def _build_report(self) -> dict[str, Any]:
-        report = build_report(self._run_dir, now=time.time(), ended=True, job_end=self._time_limit_end)
-        return {**report, "requeued": False}
+    def _build_report(self) -> Report:
+        known = KnownEnds(job_end=self._time_limit_end)
+        return build_report(self._run_dir, now=time.time(), ended=True, known=known).replace(requeued=False)
 
 
 def own_component_ids(plan: Plan) -> tuple[str, ...]:

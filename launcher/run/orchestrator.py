@@ -230,7 +230,7 @@ class Orchestrator:
         for line in render_launch_checklist(checklist):
             log_raw_line(f"    {line}".rstrip())
         verified = "launch verified" if checklist.is_verified else "launch not verified"
-        self._job_state.events.write(verified, **checklist.to_json())
+        self._job_state.events.write(verified, **checklist.report().to_json())
 
     def _conclude_launch(self) -> LaunchChecklist | None:
         title = "Launch verification, as last seen before the job ended"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.status import NodeStatus
 from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import Plan, RunFacts
 from launcher.run.job_log import log_line
@@ -150,8 +151,8 @@ class Sidecars:
         waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
         while time.monotonic() < end:
             for node in sorted(waiting):
-                status = run_files.read_json(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json") or {}
-                if status.get("final") and status.get("attempt") == self._facts.attempt:
+                status = NodeStatus.read(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json")
+                if status is not None and status.final and status.attempt == self._facts.attempt:
                     waiting.discard(node)
             if not waiting or self._have_ended:
                 return

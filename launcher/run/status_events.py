@@ -1,9 +1,9 @@
 """Events of the sidecars and milestones of progress, copied to ``events.jsonl``."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from exporter.contract.events import EventLog
+from exporter.contract.status import NodeStatus, TaskPosition
 from exporter.progress.work import job_work
 
 # events that the orchestrator writes itself
@@ -23,28 +23,25 @@ class StatusEvents:
         self._reported: set[tuple[object, ...]] = set()
         self._milestone = 0
 
-    def copy_new_events(
-        self, statuses: Mapping[str, Mapping[str, Any]], log: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def copy_new_events(self, statuses: Mapping[str, NodeStatus], log: Callable[[str], None] = lambda _: None) -> None:
         """Write the new events of all nodes, and pass a line for each to ``log``."""
-        found = [(node, event) for node, status in statuses.items() for event in status.get("events") or ()]
-        for node, event in sorted(found, key=lambda entry: float(entry[1]["time"])):
-            key = (node, *(event.get(name) for name in ("time", "event", "worker", "detail")))
-            if event.get("event") in ORCHESTRATOR_EVENTS or key in self._reported:
+        found = [(node, event) for node, status in statuses.items() for event in status.events]
+        for node, event in sorted(found, key=lambda entry: entry[1].time):
+            key = (node, event.time, event.event, event.worker, event.detail)
+            if event.event in ORCHESTRATOR_EVENTS or key in self._reported:
                 continue
             self._reported.add(key)
-            facts = {name: value for name, value in event.items() if name != "event" and value is not None}
-            self._events.write(str(event["event"]), **{**facts, "node": node})
-            text = " ".join(str(part) for part in (event["event"], event.get("worker")) if part)
-            log(f"{node}: {text}: {event.get('detail', '')}")
-        self._record_milestone(worker for status in statuses.values() for worker in status.get("workers") or ())
+            facts = {name: value for name, value in event.to_json().items() if name != "event" and value is not None}
+            self._events.write(event.event, **{**facts, "node": node})
+            log(f"{node}: {' '.join(filter(None, (event.event, event.worker)))}: {event.detail}")
+        self._record_milestone(worker for status in statuses.values() for worker in status.workers)
 
-    def _record_milestone(self, workers: Iterable[Mapping[str, Any]]) -> None:
+    def _record_milestone(self, workers: Iterable[TaskPosition]) -> None:
         work = job_work(workers)
         expected = work.expected_total(self._total_items)
         if work.done is None or not expected:
             return
-        reached = min(MILESTONES, work.done * MILESTONES // expected)
+        reached = min(MILESTONES, int(work.done * MILESTONES // expected))
         if reached > self._milestone:
             self._milestone = reached
             share = f"{100 * reached // MILESTONES}%"

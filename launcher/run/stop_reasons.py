@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
 from launcher.run.job_state import JobState, lost_part_cause
@@ -70,18 +71,18 @@ class StopReasons:
         """Whether there is work and all of it has completed."""
         ends = [self._job_tasks.ends.get(planned.task.rank) for planned in work]
         over = not any(is_awaited(planned) for planned in [*self._job_tasks.active(), *self._stages.remaining_tasks])
-        return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
+        return bool(work) and over and all(end is not None and end.reason == "completed" for end in ends)
 
     def _is_work_complete(self) -> bool:
         """Whether all items of the job are known to be processed.
 
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
-        now, ends = time.time(), self._job_tasks.ends
-        report = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
-        expected = report["items_expected"]
+        known, pace = KnownEnds(self._job_tasks.ends), ReportPace(out_of_time=lambda: True)
+        report = build_report(self._facts.run_dir, now=time.time(), ended=True, known=known, pace=pace)
+        expected = report.items_expected
         least = self._plan.manifest.verify.complete_share * expected if expected else None
-        return least is not None and (report["items"] or 0) >= least
+        return least is not None and (report.items or 0) >= least
 
     def _stop_without_workers(self) -> None:
         """Stop a serving job when all its workers have failed for good.
@@ -102,14 +103,14 @@ class StopReasons:
         if not missing or (not alive and living):
             return
         ends = [entry for entry in job_tasks.ended_tasks() if entry[0].role in missing]
-        failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
+        failed = [(task, end) for task, end in ends if end.reason not in CONSEQUENCES]
         if not failed:
             return
-        task, end = max(failed, key=lambda entry: entry[1]["time"] or 0.0)
+        task, end = max(failed, key=lambda entry: entry[1].time or 0.0)
         host = self._facts.hosts[task.node_index]
         kind = f"{task.role} worker" if alive else "worker"
-        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
-        failed_worker = {"worker": task.worker, "rank": task.rank, "node": host, **end}
+        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end.reason}"
+        failed_worker = {"worker": task.worker, "rank": task.rank, "node": host, **end.to_json()}
         self._job_state.begin_stop("terminated_peer", cause, {"failed": failed_worker})
 
     def _forward_warnings(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import evidence_from_record, parse_job_stop, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
@@ -59,7 +60,7 @@ class JobTasks:
         signals: OrchestratorSignals,
         time_limit_end: float | None,
     ) -> None:
-        self.ends: dict[int, dict[str, Any]] = {}  # last exit of each task, by rank
+        self.ends: dict[int, WorkerEnd] = {}  # last exit of each task, by rank
         self.abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
         # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
         self.unconfirmed_since: float | None = None
@@ -113,7 +114,7 @@ class JobTasks:
         """Number of the current run of each task, by rank."""
         return {rank: unit.restart for rank, unit in self._task_groups.items()}
 
-    def ended_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
+    def ended_tasks(self) -> list[tuple[Task, WorkerEnd]]:
         """Tasks that have ended, each with its last exit."""
         return [(self._tasks[rank], end) for rank, end in self.ends.items()]
 
@@ -274,26 +275,26 @@ class JobTasks:
             name = signal_name(int(number))
             facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
             job_state.events.write("worker signalled", time=moment, **facts)
-        log_line(f"{task.worker} rank {task.rank} on {host} ended: {end['reason']} ({'; '.join(end['evidence'])})")
-        job_state.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **end)
+        log_line(f"{task.worker} rank {task.rank} on {host} ended: {end.reason} ({'; '.join(end.evidence)})")
+        job_state.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **end.to_json())
         group = self._task_groups[task.rank]
-        if end["reason"] == "completed" or job_state.stop is not None or group.failed:
+        if end.reason == "completed" or job_state.stop is not None or group.failed:
             return
         group.failed = True
-        is_ended_by_slurm = self.slurm_end_query.is_being_ended and end["reason"] in _EXTERNAL_REASONS
+        is_ended_by_slurm = self.slurm_end_query.is_being_ended and end.reason in _EXTERNAL_REASONS
         if restart < planned.restart_max and not is_ended_by_slurm:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
             failed_part = f"rank {task.rank}" if len(group.tasks) > 1 else "it"
-            log_line(f"{_group_name(group)} restarts in {delay:g} s ({times}): {failed_part} ended by {end['reason']}")
+            log_line(f"{_group_name(group)} restarts in {delay:g} s ({times}): {failed_part} ended by {end.reason}")
             group.restart_at = time.monotonic() + delay
-            self._end_rest_of_group(group, planned, end["reason"])
+            self._end_rest_of_group(group, planned, end.reason)
         elif planned.critical or is_ended_by_slurm:
             self.slurm_end_query.is_left_to_slurm = is_ended_by_slurm
-            self.unconfirmed_since = end["time"] if end["reason"] in _EXTERNAL_REASONS else None
+            self.unconfirmed_since = end.time if end.reason in _EXTERNAL_REASONS else None
             job_state.begin_stop(
                 "terminated_peer",
-                f"{task.worker} rank {task.rank} on {host} ended by {end['reason']}"
+                f"{task.worker} rank {task.rank} on {host} ended by {end.reason}"
                 + (f", restarted {restart} of {planned.restart_max} times" if planned.restart_max else ""),
                 {"rank": task.rank, "restart": restart},
                 send_sigterm=not is_ended_by_slurm,
@@ -302,7 +303,7 @@ class JobTasks:
         else:
             log_line(f"{task.worker} is not critical: the job continues without it")
             self._abandon(group)
-            self._end_rest_of_group(group, planned, end["reason"])
+            self._end_rest_of_group(group, planned, end.reason)
 
     def _abandon(self, group: TaskGroup) -> None:
         """Publish that the job continues without these workers."""

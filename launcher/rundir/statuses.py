@@ -2,30 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.status import NodeStatus, WorkerStatus
 
 
-def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
-    """The latest status of each sidecar of this attempt, by node."""
-    found = {}
+def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
+    """The latest status of each sidecar of this attempt, by node. Raises RecordError for one of a newer version."""
     try:
-        names = sorted(path for path in (run_dir / run_files.STATUS_DIR).iterdir() if path.suffix == ".json")
+        paths = sorted(path for path in (run_dir / run_files.STATUS_DIR).iterdir() if path.suffix == ".json")
     except OSError:
         return {}
-    for path in names:
-        status = run_files.read_json(path)
-        if status is not None and status.get("attempt", attempt) == attempt:
-            found[path.stem] = status
-    return found
+    found = {path.stem: NodeStatus.read(path) for path in paths}
+    return {node: status for node, status in found.items() if status is not None and status.attempt == attempt}
 
 
-def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Worker entries of all nodes by rank."""
-    merged: dict[int, dict[str, Any]] = {}
-    for status in statuses.values():
-        for entry in status.get("workers", ()):
-            if "rank" in entry:  # missing until the sidecar first reads the workers
-                merged[int(entry["rank"])] = dict(entry)
-    return merged
+def merge_workers(statuses: Mapping[str, NodeStatus]) -> dict[int, WorkerStatus]:
+    """Workers of all nodes by rank."""
+    return {worker.rank: worker for status in statuses.values() for worker in status.workers}

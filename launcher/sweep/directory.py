@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from launcher.errors import LauncherError, SlurmError
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.orchestrator_record import OrchestratorRecord, ProcessRecord
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
-from launcher.watch.view import JobClient, is_running_here
+from launcher.watch.view import JobClient
 
 SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"  # copy of the job file
@@ -143,7 +145,7 @@ def read_point_states(
     """
     reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
     if queue is None:
-        over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
+        over = record.local or all(report is not None and not report.requeued for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
@@ -183,46 +185,47 @@ def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str,
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
-def _read_last_report(sweep_dir: Path, point: SweepPoint) -> dict[str, Any] | None:
+def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
     """The report of a point's last run; None if its last attempt has not ended."""
     if not point.runs:
         return None
     run_dir = sweep_dir / point.runs[-1]
-    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
-    orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-    return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
+    report = Report.read(run_dir / run_files.REPORT_FILE)
+    orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
+    same = report is not None and orchestrator is not None and report.attempt == orchestrator.attempt
+    return report if same else None
 
 
 def _point_outcome(
     sweep_dir: Path,
     record: SweepRecord,
     point: SweepPoint,
-    report: Mapping[str, Any] | None,
+    report: Report | None,
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and is_running_here(record.runner)
-        return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
+        waits = record.local and record.runner is not None and ProcessRecord.from_json(record.runner).is_running_here()
+        return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     queue_state = (queue or {}).get(job_id)
-    if report is not None and queue_state not in WAITING_STATES and not (report.get("requeued") and queue_state):
-        return _point_state(point, str(report["state"]), job_id, run_dir, report)
+    if report is not None and queue_state not in WAITING_STATES and not (report.requeued and queue_state):
+        return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
-        state = str(JobClient(run_dir).read_view()["state"])
+        state = JobClient(run_dir).read_view().state
     elif queue is None:
         state = "UNKNOWN"
     elif job_id in queue:
         state = "PENDING" if queue[job_id] in WAITING_STATES else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
-    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else {}
+    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None
     return _point_state(point, state, job_id, run_dir, found)
 
 
 def _point_state(
-    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Mapping[str, Any]
+    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report | None
 ) -> PointState:
     return PointState(
         index=point.index,
@@ -232,30 +235,29 @@ def _point_state(
         job_id=job_id,
         run_dir=None if run_dir is None else str(run_dir),
         runs=len(point.runs),
-        items=report.get("items"),
-        items_expected=report.get("items_expected"),
-        unit=report.get("unit"),
-        duration_s=report.get("duration_s"),
-        cause=_cause_text(report),
-        nodes=tuple(report.get("nodes", ())),
+        items=report.items if report else None,
+        items_expected=report.items_expected if report else None,
+        unit=report.unit if report else None,
+        duration_s=report.duration_s if report else None,
+        cause=_cause_text(report) if report else None,
+        nodes=report.nodes if report else (),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
 
 
-def _cause_text(report: Mapping[str, Any]) -> str | None:
+def _cause_text(report: Report) -> str | None:
     """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
-    if report.get("state") == "COMPLETED":
+    if report.state == "COMPLETED":
         return None  # the cause of its end was that its work was done
-    if cause := report.get("cause"):
-        rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
-        evidence = "; ".join(cause.get("evidence", ()))
-        text = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+    if cause := report.cause:
+        rank = f" (rank {cause.rank})" if cause.rank is not None else ""
+        evidence = "; ".join(cause.evidence)
+        text = f"{cause.worker}{rank} on {cause.node or 'no node'}: {cause.reason}"
         return f"{text}: {evidence}" if evidence else text
-    if stopped := report.get("stopped"):
-        return f"{stopped['reason']}: {stopped['cause']}"
-    checks = (report.get("verification") or {}).get("checks", ())
-    failed = "; ".join(f"{check['name']}: {check['detail']}" for check in checks if check["passed"] is False)
-    return failed or None
+    if report.stopped:
+        return f"{report.stopped.reason}: {report.stopped.cause}"
+    failed = (f"{check.name}: {check.detail}" for check in report.verification.checks if check.passed is False)
+    return "; ".join(failed) or None
 
 
 def sweep_exit_status(states: Sequence[PointState]) -> int:

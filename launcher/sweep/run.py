@@ -13,6 +13,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.report import Report
 from launcher.errors import LauncherError
 from launcher.rundir import rundir
 from launcher.steps.local_steps import start_orchestrator
@@ -144,6 +145,6 @@ class LocalSweep:
             self._free_slots.append(slot)
             self._ended_count += 1
             point = self.record.points[index]
-            report = run_files.read_json(self._sweep_dir / point.runs[-1] / run_files.REPORT_FILE) or {}
-            state = report.get("state", f"ended without a report (status {process.returncode})")
+            report = Report.read(self._sweep_dir / point.runs[-1] / run_files.REPORT_FILE)
+            state = report.state if report is not None else f"ended without a report (status {process.returncode})"
             self._report(f"{point.name} {state}, {self._ended_count} of {count} ended")

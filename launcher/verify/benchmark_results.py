@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from exporter.contract.manifest import Manifest
+from exporter.contract.report import WorkerReport
 from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
 from launcher.verify.tokens import generates_no_text, part_generates_no_text
 
@@ -343,29 +344,32 @@ def _with_integer_counts(found: dict[str, Any]) -> dict[str, Any]:
     return {key: int(value) if key in COUNTS else value for key, value in found.items()}
 
 
-def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
-    """Put the requests of all results into the benchmark's entry, whose log shows only the last result.
+def with_counted_requests(workers: list[WorkerReport], results: Sequence[Mapping[str, Any]]) -> list[WorkerReport]:
+    """Return the workers, with the requests of all results for the benchmark: its log shows only the last result.
 
     An interrupted benchmark that writes its own progress knows more than its results.
     """
-    entries = [worker for worker in workers if worker["role"] == ROLE]
-    if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
-        return
+    entries = [worker for worker in workers if worker.role == ROLE]
+    if len(entries) != 1 or entries[0].unit not in (None, REQUESTS):
+        return workers
+    own = entries[0]
     missing, done = any("missing" in entry for entry in results), _total(results, "requests")
-    if missing and _has_counted_all(entries[0], done or 0):
-        return
-    if missing:  # the total is unknown
-        entries[0]["items_expected"] = None
-    if done is None:
-        return
-    expected = None if missing else _total(results, "requests_expected")
-    entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
+    if missing and _has_counted_all(own, done or 0):
+        return workers
+    if done is not None:
+        expected = None if missing else _total(results, "requests_expected")
+        counted = own.replace(
+            unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done
+        )
+    else:
+        counted = own.replace(items_expected=None) if missing else own  # the total is unknown
+    return [counted if worker is own else worker for worker in workers]
 
 
-def _has_counted_all(entry: Mapping[str, Any], done: int) -> bool:
+def _has_counted_all(worker: WorkerReport, done: int) -> bool:
     """Whether the benchmark itself reported its total, and at least as many requests as its results."""
-    reports_total = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
-    return reports_total and (entry["items"] or 0) >= done
+    reports_total = worker.pattern == PROGRESS_FILE and worker.items_expected is not None
+    return reports_total and (worker.items or 0) >= done
 
 
 def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:

@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from exporter.contract import run_files
+
 CHECKSUMS_FILE = "checksums.txt"
 
 
 def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
     """Replace the list; ``sha256sum -c`` checks it in the output directory."""
     lines = [f"{_checksum_line(name, digest)}\n" for name, digest in sorted(sums)]
-    temporary = run_dir / f".{CHECKSUMS_FILE}.tmp"
-    temporary.write_bytes(os.fsencode("".join(lines)))
-    temporary.replace(run_dir / CHECKSUMS_FILE)
+    run_files.replace_file(run_dir / CHECKSUMS_FILE, os.fsencode("".join(lines)))
 
 
 def read_checksums(run_dir: Path) -> dict[str, str] | None:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup, Verification
+from exporter.contract.report import CheckResult
+from exporter.contract.status import DamagedFile, NodeStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.formats.source import printable
@@ -49,12 +50,12 @@ class VerificationCheck:
     files_total: int = 0  # their number
     is_inapplicable: bool = False  # whether the job file asks for no such thing, and none exists
 
-    def to_json(self) -> dict[str, Any]:
-        """The check as a JSON object, with ``files`` if single files failed."""
-        body: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
-        if self.files_total:
-            body |= {"files": [flaw._asdict() for flaw in self.files], "files_total": self.files_total}
-        return body
+    def result(self) -> CheckResult:
+        """The check as it stands in the report."""
+        files = tuple(DamagedFile(*flaw) for flaw in self.files)
+        return CheckResult(
+            name=self.name, passed=self.passed, detail=self.detail, files=files, files_total=self.files_total
+        )
 
 
 def verify_results(
@@ -67,7 +68,7 @@ def verify_results(
     idle_ranks: Collection[int] = (),
     busy_ranks: Collection[int] = (),
     logs: Collection[Path] = (),
-    statuses: Mapping[str, Mapping[str, Any]] | None = None,
+    statuses: Mapping[str, NodeStatus] | None = None,
     out_of_time: OutOfTime = lambda: False,
     progress: ReportProgress | None = None,
     is_repeated: bool = False,
@@ -155,7 +156,7 @@ def _workers_check(exit_reasons: Sequence[str | None], *, has_others: bool) -> V
     )
 
 
-def required_count(share: float, total: int) -> int:
+def required_count(share: float, total: float) -> int:
     """Number of items of ``total`` that counts as all."""
     return math.ceil(round(share * total, 6))
 
@@ -197,7 +198,7 @@ def _unknown_items_reason(work: JobWork, total: int | None) -> str:
 
 
 def _count_check(
-    unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, is_total_given: bool = False
+    unit: str, done: float, total: float, processed: float | None, wanted: Verification, *, is_total_given: bool = False
 ) -> VerificationCheck:
     """Whether enough of ``total`` is done; ``is_total_given`` means that the job file gives the total."""
     repeated = f" ({processed} including repeated ones)" if processed is not None and processed > done else ""
@@ -263,24 +264,21 @@ class _VerifiedJob:
     has_local_outputs: bool  # whether the output directory here may differ from the job's
 
 
-def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:
+def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, NodeStatus]) -> _NodeOutputs:
     """Sum the output files over the final statuses of the sidecars."""
     entries = [
-        entry
-        for status in statuses.values()
-        if status.get("final")
-        for entry in status.get("outputs", ())
-        if entry.get("group") == OUTPUT
+        entry for status in statuses.values() if status.final for entry in status.outputs if entry.group == OUTPUT
     ]
-    records = [entry.get("records") for entry in entries if entry.get("files")]
+    records = [entry.records for entry in entries if entry.files]
+    counts = [count for count in records if count is not None]
     return _NodeOutputs(
         silent_nodes=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
-        files=sum(entry.get("files") or 0 for entry in entries),
-        bytes=sum(entry.get("bytes") or 0 for entry in entries),
-        records=None if None in records else sum(records),
-        is_valid=all(entry.get("valid") for entry in entries if entry.get("files")),
-        invalid=tuple(str(flaw.get("file")) for entry in entries for flaw in entry.get("invalid") or ()),
-        has_new_files=any(entry.get("first_output") is not None for entry in entries),
+        files=sum(entry.files for entry in entries),
+        bytes=sum(entry.bytes for entry in entries),
+        records=sum(counts) if len(counts) == len(records) else None,
+        is_valid=all(entry.valid for entry in entries if entry.files),
+        invalid=tuple(flaw.file for entry in entries for flaw in entry.invalid),
+        has_new_files=any(entry.first_output is not None for entry in entries),
     )
 
 

@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
+from exporter.contract.report import WorkerGpu
+from exporter.contract.status import GpuDevice, NodeGpus
+from exporter.contract.view import JobView, NodeGpusView, WorkerView
 from exporter.gpus.analysis.node_status import FOREIGN, GpuProblem, find_device, node_gpu_problems, worker_gpu_problems
 from exporter.gpus.records import GIB
 
@@ -13,47 +15,45 @@ MOST_GPUS_LISTED = 2  # with more GPUs the cell also shows their number
 LEAST_SHARING_WORKERS = 2  # from this many workers on, a foreign process on their GPU is a problem of the node
 
 
-def has_gpus(view: Mapping[str, Any]) -> bool:
-    return any(worker["gpus"] or worker.get("gpu_devices") for worker in view["workers"])
+def has_gpus(view: JobView) -> bool:
+    return any(worker.gpus or worker.gpu_devices for worker in view.workers)
 
 
-def gpu_cells(worker: Mapping[str, Any], gpu_status: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The GPU, GPU% and GPU GiB cells of a worker; ``gpu_status`` is the GPU status of its node.
+def gpu_cells(worker: WorkerView, node: NodeGpus | None) -> tuple[str, str, str]:
+    """The GPU, GPU% and GPU GiB cells of a worker; ``node`` are the GPUs of its node.
 
     Several GPUs give the mean utilization and the sum of the memory. On a GPU that several workers share, the share of
     the worker's own kernels replaces the utilization of the device, if the driver reports it.
     """
-    devices = worker.get("gpu_devices") or ()
-    at_work = [device for device in devices if device["used"]] or devices
-    names = [device["gpu"] for device in at_work if device["gpu"] is not None] or worker["gpus"]
-    if not worker["up"]:
-        return gpu_index_text(map(str, names)), "-", "-"
-    known = [find_device(device["uuid"], gpu_status) for device in at_work]
-    pairs = list(zip(at_work, known, strict=True))
+    devices = worker.gpu_devices
+    at_work = [device for device in devices if device.used] or devices
+    names = [device.gpu for device in at_work if device.gpu is not None] or [str(gpu) for gpu in worker.gpus]
+    if not worker.up:
+        return gpu_index_text(names), "-", "-"
+    pairs = [(device, find_device(device.uuid, node)) for device in at_work]
     busy = [share for share in (_utilization(*pair) for pair in pairs) if share is not None]
     used = [held for held in (_memory(*pair) for pair in pairs) if held is not None]
-    totals = [int(device["memory_total_bytes"]) for device in known if device.get("memory_total_bytes")]
+    totals = [known.memory_total_bytes for _, known in pairs if known is not None and known.memory_total_bytes]
     total = f"/{_gib(sum(totals), 0)}" if len(totals) == len(at_work) else ""
     return (
-        gpu_index_text(map(str, names)),
+        gpu_index_text(names),
         f"{100 * fmean(busy):.0f}%" if busy else "-",
         f"{_gib(sum(used))}{total}" if used else "-",
     )
 
 
-def _utilization(device: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
-    share = device["sm_ratio"] if len(known.get("workers") or ()) > 1 else None
-    return known.get("utilization_ratio") if share is None else float(share)
+def _utilization(device: WorkerGpu, known: GpuDevice | None) -> float | None:
+    share = device.sm_ratio if known is not None and len(known.workers) > 1 else None
+    return share if share is not None or known is None else known.utilization_ratio
 
 
-def _memory(device: Mapping[str, Any], known: Mapping[str, Any]) -> int | None:
+def _memory(device: WorkerGpu, known: GpuDevice | None) -> int | None:
     """Bytes that the worker holds, or that the GPU holds if only this worker uses it. None if unknown."""
-    if device["memory_bytes"] is not None:
-        return int(device["memory_bytes"])
-    if device["used"] is False:
+    if device.memory_bytes is not None:
+        return device.memory_bytes
+    if device.used is False:
         return 0
-    alone = len(known.get("workers") or ()) == 1 and not known.get("foreign")
-    return known.get("memory_used_bytes") if alone else None
+    return known.memory_used_bytes if known is not None and len(known.workers) == 1 and not known.foreign else None
 
 
 def _gib(count: float, digits: int = 1) -> str:
@@ -77,11 +77,11 @@ def gpu_index_text(names: Iterable[str]) -> str:
     return f"{','.join(parts)}{count}" if parts else "-"
 
 
-def is_done(worker: Mapping[str, Any]) -> bool:
-    return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
+def is_done(worker: WorkerView) -> bool:
+    return worker.exit is not None and worker.exit.reason == "completed"
 
 
-def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
+def gpu_problems(view: JobView) -> list[tuple[str, list[GpuProblem]]]:
     """GPU problems with their owner: nodes first, then workers.
 
     Workers that completed are left out. A foreign process on a GPU of several workers is a problem of their node.
@@ -89,61 +89,58 @@ def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
     gpus = gpus_by_node(view)
     nodes = {node: node_gpu_problems(found) for node, found in sorted(gpus.items())}
     found = [
-        (worker, worker_gpu_problems(worker, worker.get("gpu_devices") or (), gpus.get(worker["node"], {})))
-        for worker in view["workers"]
+        (worker, worker_gpu_problems(worker, worker.start, worker.gpu_devices, gpus.get(worker.node)))
+        for worker in view.workers
     ]
-    met = Counter((worker["node"], problem.key) for worker, problems in found for problem in problems)
+    met = Counter((worker.node, problem.key) for worker, problems in found for problem in problems)
     workers = []
     for worker, problems in found:
         if is_done(worker):
             continue
         own = []
         for problem in problems:
-            if not problem.key.startswith(FOREIGN) or met[worker["node"], problem.key] < LEAST_SHARING_WORKERS:
+            if not problem.key.startswith(FOREIGN) or met[worker.node, problem.key] < LEAST_SHARING_WORKERS:
                 own.append(problem)
-            elif problem not in nodes[worker["node"]]:
-                nodes[worker["node"]].append(problem)
+            elif problem not in nodes[worker.node]:
+                nodes[worker.node].append(problem)
         workers.append((_worker_text(worker), own))
     return [
         (owner, what) for owner, what in [*((_node_text(node), what) for node, what in nodes.items()), *workers] if what
     ]
 
 
-def clearable_problems(view: Mapping[str, Any]) -> set[str]:
+def clearable_problems(view: JobView) -> set[str]:
     """Owners whose earlier problems are over unless still reported; with unknown GPU state, absence proves nothing."""
-    readable = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
+    readable = {node: found for node, found in gpus_by_node(view).items() if found.driver_state == "ok"}
     workers = {
         _worker_text(worker)
-        for worker in view["workers"]
+        for worker in view.workers
         # a worker without a process has no condition, healthy or not
-        if worker["up"]
-        and worker.get("pid")
-        and worker["node"] in readable
-        and worker.get("gpu_conditions") is not None
+        if worker.up and worker.pid and worker.node in readable and worker.gpu_conditions is not None
     }
-    return workers | {_node_text(node) for node, found in readable.items() if found.get("health") is not None}
+    return workers | {_node_text(node) for node, found in readable.items() if found.health is not None}
 
 
 def _node_text(node: str) -> str:
     return f"GPUs of {node}"
 
 
-def _worker_text(worker: Mapping[str, Any]) -> str:
-    return f"{worker['worker']} on {worker['node']}"
+def _worker_text(worker: WorkerView) -> str:
+    return f"{worker.worker} on {worker.node}"
 
 
-def gpus_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {str(found["node"]): found for found in view.get("gpus") or ()}
+def gpus_by_node(view: JobView) -> Mapping[str, NodeGpusView]:
+    return {found.node: found for found in view.gpus}
 
 
-def mean_utilization(view: Mapping[str, Any]) -> float | None:
+def mean_utilization(view: JobView) -> float | None:
     """Mean utilization of the GPUs that workers use; None if unknown."""
     gpus = gpus_by_node(view)
     shares = {
-        device["uuid"]: gpu["utilization_ratio"]
-        for worker in view["workers"]
-        if worker["up"]
-        for device in worker.get("gpu_devices") or ()
-        if (gpu := find_device(device["uuid"], gpus.get(worker["node"], {}))).get("utilization_ratio") is not None
+        gpu.uuid: gpu.utilization_ratio
+        for worker in view.workers
+        if worker.up
+        for device in worker.gpu_devices
+        if (gpu := find_device(device.uuid, gpus.get(worker.node))) is not None and gpu.utilization_ratio is not None
     }
     return fmean(shares.values()) if shares else None

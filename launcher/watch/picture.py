@@ -1,12 +1,12 @@
 """The terminal view of a job: a live picture, one picture, or plain lines when piped."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from exporter.contract.status import DamagedFile
+from exporter.contract.view import JobView, WorkerView
 from exporter.gpus.analysis.node_status import GpuProblem
 from exporter.progress.work import job_work, unit_word
 from launcher.report.restarts import restart_causes, restart_text
@@ -42,78 +42,76 @@ LEAST_LAG = 0.2  # a worker with at least this lag is named
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
-def progress_text(view: Mapping[str, Any]) -> str:
+def progress_text(view: JobView) -> str:
     """``34.5% 2070/6000 items``; a phrase instead if there is no progress yet or units differ."""
-    items, expected, unit = view["items"], view["items_expected"], unit_word(view)
+    items, expected, unit = view.items, view.items_expected, unit_word(view.unit)
     if items is None:
-        units = job_work(view.get("workers", ())).units
+        units = job_work(view.workers).units
         return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else "no progress yet"
     return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
 
 
-def _rate_text(view: Mapping[str, Any]) -> str:
+def _rate_text(view: JobView) -> str:
     """``37.5 items/s``; empty while the rate is unknown."""
-    return f"{view['rate']:.1f} {unit_word(view)}/s" if view["rate"] else ""
+    return f"{view.rate:.1f} {unit_word(view.unit)}/s" if view.rate else ""
 
 
-def eta_text(view: Mapping[str, Any]) -> str:
+def eta_text(view: JobView) -> str:
     """The ETA with its interval, and the margin to the time limit."""
-    eta, now, limit = view["eta"], view["time"], view["limit_end"]
-    if view["report"] is not None:
-        return f"took {duration_text(view['report'].get('duration_s'))}"
+    eta, now, limit = view.eta, view.time, view.limit_end
+    if view.report is not None:
+        return f"took {duration_text(view.report.duration_s)}"
     if eta is None:
         return "ETA unknown yet"
-    text = f"ETA {duration_text(eta['seconds'])} ({duration_text(eta['low'])} to {duration_text(eta['high'])})"
-    text += f", at {clock_time_text(now + eta['seconds'])}"
+    text = f"ETA {duration_text(eta.seconds)} ({duration_text(eta.low)} to {duration_text(eta.high)})"
+    text += f", at {clock_time_text(now + eta.seconds)}"
     if limit:
-        margin = limit - now - eta["seconds"]
+        margin = limit - now - eta.seconds
         text += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
-        met = view["time_limit_met_probability"]
+        met = view.time_limit_met_probability
         if met is not None and met < LIKELY:
             text += f" ({100 * met:.0f}% likely in time)"
     return text
 
 
-def render_picture(
-    view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS
-) -> RenderableType:
+def render_picture(view: JobView, *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
     parts: list[RenderableType] = [_head(view)]
-    if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.get("output_tokens_per_second"))))):
+    if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.output_tokens_per_second)))):
         parts.append(Text(printable_line(waits)))
     if _has_work(view):
         parts.append(_bar(view, ascii_only))
     if facts := _facts(view):
         parts.append(Text(facts))
     parts += [Text(""), _workers(view, most_workers, ascii_only)]
-    if view["events"]:
+    if view.events:
         parts += [Text(""), _events(view, ascii_only)]
-    if view["launch"]["lacking"]:
-        faults = "; ".join(printable_line(line) for line in view["launch"]["lacking"])
+    if view.launch.lacking:
+        faults = "; ".join(printable_line(line) for line in view.launch.lacking)
         parts += [Text(f"! launch not verified: {faults}", style="red")]
     return Group(*parts)
 
 
-def _has_work(view: Mapping[str, Any]) -> bool:
+def _has_work(view: JobView) -> bool:
     """Whether the job has, or will soon have, progress to show."""
     return not is_pending(view) and not job_only_serves(view)
 
 
-def _head(view: Mapping[str, Any]) -> Text:
-    state, phase = view["state"], view["phase"]
+def _head(view: JobView) -> Text:
+    state, phase = view.state, view.phase
     head = Text()
-    head.append(f"job {printable_line(view['job_id'])} {printable_line(view['job_name'])}", style="bold")
-    head.append(f"  {printable_line(view['user'])}  ")
-    status = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
+    head.append(f"job {printable_line(view.job_id)} {printable_line(view.job_name)}", style="bold")
+    head.append(f"  {printable_line(view.user)}  ")
+    status = state if state in ("PENDING", "UNKNOWN") or view.report else f"{state}/{phase}"
     head.append(printable_line(status), style=STYLE_OF_STATE.get(state, "red"))
-    if view["start"]:
-        end = view["end"] or view["time"]
-        head.append(f"  started {clock_time_text(view['start'])}, {duration_text(end - view['start'])}")
+    if view.start:
+        end = view.end or view.time
+        head.append(f"  started {clock_time_text(view.start)}, {duration_text(end - view.start)}")
     return head
 
 
-def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
+def _bar(view: JobView, ascii_only: bool) -> Text:
     full, empty = ("#", "-") if ascii_only else ("█", "░")
-    items, expected = view["items"], view["items_expected"]
+    items, expected = view.items, view.items_expected
     text = "  ".join(filter(None, (progress_text(view), _rate_text(view))))
     if items is not None and not expected:
         return Text(printable_line(text))  # an empty bar would look like no progress
@@ -121,19 +119,21 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(text)}")
 
 
-def _checkpoint_text(view: Mapping[str, Any]) -> str:
+def _checkpoint_text(view: JobView) -> str:
     """Age of the last checkpoint, and when the next one is due."""
-    found = view.get("checkpoints") or {}
-    last, now = found.get("last_complete"), float(view["time"])
+    found, now = view.checkpoints, view.time
+    if found is None:
+        return ""
+    last = found.last_complete
     if last is None:
-        return "first checkpoint is being written" if found.get("writing") else ""
-    text = f"checkpoint {last['name']} {duration_text(max(0.0, now - last['time']))} ago"
-    if found.get("interval_s"):
-        text += f", every {duration_text(found['interval_s'])}"
-    due = found.get("next_expected")
-    if view["phase"] == "finished":
+        return "first checkpoint is being written" if found.writing else ""
+    text = f"checkpoint {last.name} {duration_text(max(0.0, now - (last.time or now)))} ago"
+    if found.interval_s:
+        text += f", every {duration_text(found.interval_s)}"
+    due = found.next_expected
+    if view.phase == "finished":
         return text
-    if found.get("writing"):
+    if found.writing:
         return f"{text}, the next one is being written"
     if due is None:
         return text
@@ -141,27 +141,25 @@ def _checkpoint_text(view: Mapping[str, Any]) -> str:
     return f"{text}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
-def _file_problem_lines(view: Mapping[str, Any]) -> list[str]:
+def _file_problem_lines(view: JobView) -> list[str]:
     """Lines for files that stopped growing, are damaged, or are missing from a checkpoint."""
-    names = {worker["rank"]: worker["worker"] for worker in view["workers"]}
+    names = {worker.rank: worker.worker for worker in view.workers}
     lines = []
-    for group in view["outputs"]:
-        stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
-        if stalled or group.get("stalled"):
+    for group in view.outputs:
+        stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.stalled_ranks)]
+        if stalled or group.stalled:
             writers = f"{', '.join(stalled[:STALLED_SHOWN])}{' ...' if len(stalled) > STALLED_SHOWN else ''}"
-            lines.append(
-                f"! {group['group']}: " + (f"no longer written by {writers}" if stalled else "no longer growing")
-            )
-        if group.get("files_invalid"):
-            bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
-            lines.append(f"! {group['group']}: {group['files_invalid']} damaged: {bad['file']}: {bad['reason']}")
-    last = (view.get("checkpoints") or {}).get("last") or {}
-    if last.get("state") in ("invalid", "incomplete"):
-        lines.append(f"! checkpoint {last['name']} is {last['state']}: {last.get('reason') or ''}".rstrip(": "))
+            lines.append(f"! {group.group}: " + (f"no longer written by {writers}" if stalled else "no longer growing"))
+        if group.files_invalid:
+            bad = group.invalid[0] if group.invalid else DamagedFile("", None, "")
+            lines.append(f"! {group.group}: {group.files_invalid} damaged: {bad.file}: {bad.reason}")
+    last = view.checkpoints.last if view.checkpoints is not None else None
+    if last is not None and last.state in ("invalid", "incomplete"):
+        lines.append(f"! checkpoint {last.name} is {last.state}: {last.reason or ''}".rstrip(": "))
     return lines
 
 
-def _gpu_problem_lines(view: Mapping[str, Any]) -> list[str]:
+def _gpu_problem_lines(view: JobView) -> list[str]:
     """Lines for the GPU problems of nodes and workers, at most `GPU_PROBLEMS_SHOWN`."""
     found = gpu_problems(view)
     lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_PROBLEMS_SHOWN]]
@@ -176,26 +174,26 @@ def _problem_text(problem: GpuProblem) -> str:
     return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")
 
 
-def _facts(view: Mapping[str, Any]) -> str:
+def _facts(view: JobView) -> str:
     """Lines of facts below the progress bar, with control characters of names and values escaped."""
-    lines = [eta_text(view)] if _has_work(view) or view["report"] is not None else []
+    lines = [eta_text(view)] if _has_work(view) or view.report is not None else []
     outputs = [
-        f"{group['group']} {group['files']} files {size_text(group['bytes'])}"
-        + (f" {group['records']} records" if group.get("records") is not None else "")
-        + (f" (+{size_text(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
-        for group in view["outputs"]
-        if group["files"]
+        f"{group.group} {group.files} files {size_text(group.bytes)}"
+        + (f" {group.records} records" if group.records is not None else "")
+        + (f" (+{size_text(group.growth_bytes_per_second)}/s)" if group.growth_bytes_per_second else "")
+        for group in view.outputs
+        if group.files
     ]
     spaces = sorted(
         {
-            f"disk {size_text(space['available_bytes'])} free"
-            for space in view["filesystems"]
-            if space["group"] == "output" and space["available_bytes"] is not None
+            f"disk {size_text(space.available_bytes)} free"
+            for space in view.filesystems
+            if space.group == "output" and space.available_bytes is not None
         }
         | {
-            f"{space.get('mount') or 'the file system'} of {space['group']} does not answer"
-            for space in view["filesystems"]
-            if space.get("responding") is False
+            f"{space.mount or 'the file system'} of {space.group} does not answer"
+            for space in view.filesystems
+            if space.responding is False
         }
     )
     if outputs or spaces:
@@ -203,43 +201,43 @@ def _facts(view: Mapping[str, Any]) -> str:
     if checkpoint := _checkpoint_text(view):
         lines.append(checkpoint)
     lines += [*_file_problem_lines(view), *_gpu_problem_lines(view)]
-    lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
-    if lagging is not None and (lagging.get("lag") or 0.0) >= LEAST_LAG:
-        lines.append(f"{lagging['worker']} on {lagging['node']} is {100 * lagging['lag']:.0f}% behind the others")
-    if view["first_to_stop"]:
-        lines.append(f"of the workers without progress, {view['first_to_stop']} stopped first")
-    silent = [node["node"] for node in view["nodes"] if node["error"]]
+    lagging = max(view.workers, key=lambda worker: worker.lag or 0.0, default=None)
+    if lagging is not None and (lagging.lag or 0.0) >= LEAST_LAG:
+        lines.append(f"{lagging.worker} on {lagging.node} is {100 * (lagging.lag or 0.0):.0f}% behind the others")
+    if view.first_to_stop:
+        lines.append(f"of the workers without progress, {view.first_to_stop} stopped first")
+    silent = [node.node for node in view.nodes if node.error]
     if silent:
         lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing its last status")
-    if view["cause"]:
-        cause = view["cause"]
+    if view.cause:
+        cause = view.cause
         # with several workers not ready, the other evidence is their last log lines
-        shown_evidence = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
+        shown_evidence = cause.evidence[:1] if cause.missing else cause.evidence
         evidence = "; ".join(shown_evidence)
-        lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
+        lines.append(f"cause: {cause.worker} on {cause.node} ended by {cause.reason}: {evidence}")
     return "\n".join(map(printable_line, lines))
 
 
-def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTable:
+def _workers(view: JobView, most: int, ascii_only: bool) -> FittedTable:
     # workers with problems come first if not all fit
-    ordered = sorted(view["workers"], key=lambda worker: (not _needs_attention(worker), worker["rank"]))
-    shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
-    mixed = len(job_work(view["workers"]).units) > 1
+    ordered = sorted(view.workers, key=lambda worker: (not _needs_attention(worker), worker.rank))
+    shown = view.workers if len(view.workers) <= most else sorted(ordered[:most], key=lambda w: int(w.rank))
+    mixed = len(job_work(view.workers).units) > 1
     gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not gpus:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}
     rows, late = [], not_ready_reasons(view)
     for worker in shown:
-        failed = late.get(worker["rank"]) if worker["exit"] else None
-        row = _worker_row(worker, view["time"], shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
-        cells = map(printable_line, gpu_cells(worker, gpus.get(worker["node"], {})))
+        failed = late.get(worker.rank) if worker.exit else None
+        row = _worker_row(worker, view.time, shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
+        cells = map(printable_line, gpu_cells(worker, gpus.get(worker.node)))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
-    if len(shown) < len(view["workers"]):
-        rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
+    if len(shown) < len(view.workers):
+        rows.append({"WORKER": f"... and {len(view.workers) - len(shown)} more"})
     return FittedTable(
         [column for column in _COLUMNS if column not in hidden],
         rows,
-        headings={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view)).upper()},
+        headings={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view.unit)).upper()},
         left_aligned=_LEFT_ALIGNED,
         drop_order=_DROP_ORDER,
         least_widths={"NODE": LEAST_NODE_WIDTH},
@@ -247,8 +245,8 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTabl
     )
 
 
-def _needs_attention(worker: Mapping[str, Any]) -> bool:
-    return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
+def _needs_attention(worker: WorkerView) -> bool:
+    return not (worker.up or is_done(worker) or worker.state == "waiting")
 
 
 LEAST_NODE_WIDTH = 8  # minimum width of the node column, which shrinks before other columns are dropped
@@ -259,22 +257,22 @@ _LEFT_ALIGNED = ("WORKER", "NODE", "GPU", "STATE")
 _DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 
 
-def worker_state(worker: Mapping[str, Any]) -> str:
+def worker_state(worker: WorkerView) -> str:
     """The state of a worker as one word, or its exit reason."""
-    if worker["state"] == "not_started":
+    if worker.state == "not_started":
         return "not started"
-    if worker["exit"]:
-        return str(worker["exit"]["reason"])
-    if worker.get("stalled") and worker["state"] != "stopped":
+    if worker.exit:
+        return str(worker.exit.reason)
+    if worker.stalled and worker.state != "stopped":
         return "stalled"
-    if worker.get("at") and worker["state"] != "stopped":
-        return str(worker["at"])
-    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
-    return f"{text} (run {worker['restarts'] + 1})" if worker["restarts"] else text
+    if worker.at and worker.state != "stopped":
+        return str(worker.at)
+    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker.state, str(worker.state))
+    return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
 
 
 def _worker_row(
-    worker: Mapping[str, Any], now: float, *, shows_unit: bool, is_planned: bool, failure_reason: str | None
+    worker: WorkerView, now: float, *, shows_unit: bool, is_planned: bool, failure_reason: str | None
 ) -> dict[str, str | Text]:
     """The cells of a worker by column.
 
@@ -282,31 +280,31 @@ def _worker_row(
     ``failure_reason`` is the reason if the job ended because of this worker; it replaces the worker's own exit reason.
     """
     state = "planned" if is_planned else printable_line(failure_reason or worker_state(worker))
-    bad = failure_reason is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
-    items = "-" if worker["items"] is None else str(worker["items"])
-    if worker["items"] is not None and worker["items_expected"]:
-        items += f"/{worker['items_expected']}"
-    if shows_unit and worker["items"] is not None:
-        items += f" {printable_line(unit_word(worker))}"
-    last = worker.get("last_progress")
+    bad = failure_reason is not None or (not worker.up and not is_done(worker) and worker.start is not None)
+    items = "-" if worker.items is None else str(worker.items)
+    if worker.items is not None and worker.items_expected:
+        items += f"/{worker.items_expected}"
+    if shows_unit and worker.items is not None:
+        items += f" {printable_line(unit_word(worker.unit))}"
+    last = worker.last_progress
     return {
-        "WORKER": printable_line(worker["worker"]),
-        "NODE": printable_line(worker["node"]),
+        "WORKER": printable_line(worker.worker),
+        "NODE": printable_line(worker.node),
         "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
         "ITEMS": items,
         "RATE/s": throughput_text(worker),
-        "ETA": duration_text(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
-        "RSS": size_text(worker.get("rss_bytes")) if worker["up"] else "-",
-        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker["up"] else "-",
+        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta else "-",
+        "RSS": size_text(worker.rss_bytes) if worker.up else "-",
+        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",
     }
 
 
-def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
+def _events(view: JobView, ascii_only: bool) -> Text:
     lines = []
-    for event in view["events"][-MOST_EVENTS:]:
-        mark = "!" if event["level"] == "critical" else " "
-        owner = " ".join(filter(None, (event["event"], event.get("worker"))))
-        lines.append(printable_line(f"{clock_time_text(event['time'])} {mark} {owner}: {event['detail']}"))
+    for event in view.events[-MOST_EVENTS:]:
+        mark = "!" if event.level == "critical" else " "
+        owner = " ".join(filter(None, (event.event, event.worker)))
+        lines.append(printable_line(f"{clock_time_text(event.time)} {mark} {owner}: {event.detail}"))
     return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 
 
@@ -328,46 +326,42 @@ class LineView:
             tuple[str, str], GpuProblem
         ] = {}  # open GPU problems already shown, by owner and key
 
-    def show(self, view: Mapping[str, Any]) -> None:
+    def show(self, view: JobView) -> None:
         now = time.monotonic()
-        phase = (view["state"], view["phase"], view.get("pending_reason"), (view.get("readiness") or {}).get("ready"))
-        waits = (view.get("readiness") or {}).get("waiting", "")
-        states = {worker["rank"]: worker_state(worker) for worker in view["workers"]}
-        ended = [
-            worker
-            for worker in view["workers"]
-            if worker["exit"] and self._states.get(worker["rank"]) != states[worker["rank"]]
-        ]
+        readiness = view.readiness
+        phase = (view.state, view.phase, view.pending_reason, readiness.ready if readiness is not None else None)
+        waits = readiness.waiting if readiness is not None else ""
+        states = {worker.rank: worker_state(worker) for worker in view.workers}
         late = not_ready_reasons(view)
-        for worker in ended:
-            moment = worker["exit"]["time"] or view["time"]
-            text = end_text(worker, view["cause"] if worker["rank"] in late else None)
-            self._print_line(moment, f"{worker['worker']} on {worker['node']} {text}")
+        for worker in view.workers:
+            if worker.exit is not None and self._states.get(worker.rank) != states[worker.rank]:
+                text = end_text(worker, view.cause if worker.rank in late else None)
+                self._print_line(worker.exit.time or view.time, f"{worker.worker} on {worker.node} {text}")
         self._show_restarts(view)
         self._show_gpu_problems(view)
-        moved = (view["items"], waits) != (
+        moved = (view.items, waits) != (
             self._items,
             self._waiting_text,
         ) and now - self._last_summary_at >= self.EVERY_S
         if phase != self._phase or moved or now - self._last_summary_at >= self.HEARTBEAT_S:
-            self._print_line(view["time"], self._summary(view))
-            self._last_summary_at, self._items, self._waiting_text = now, view["items"], waits
+            self._print_line(view.time, self._summary(view))
+            self._last_summary_at, self._items, self._waiting_text = now, view.items, waits
         self._phase, self._states = phase, states
 
-    def _show_restarts(self, view: Mapping[str, Any]) -> None:
+    def _show_restarts(self, view: JobView) -> None:
         """Print each new restart with its cause and the time of the end, which may be long before the first poll."""
-        for end in restart_causes(view["workers"]):
-            key = (view.get("attempt"), end["worker"], end["restart"])
+        for end in restart_causes(view.workers):
+            key = (view.attempt, end.worker, end.restart)
             if key not in self._shown_restarts:
                 self._shown_restarts.add(key)
-                self._print_line(view["time"] if end["time"] is None else end["time"], restart_text(end))
+                self._print_line(view.time if end.time is None else end.time, restart_text(end))
 
-    def _show_gpu_problems(self, view: Mapping[str, Any]) -> None:
+    def _show_gpu_problems(self, view: JobView) -> None:
         """Print each new GPU problem, and each that is over."""
         problems = {(owner, problem.key): problem for owner, found in gpu_problems(view) for problem in found}
         for (owner, key), problem in problems.items():
             if (owner, key) not in self._shown_gpu_problems:
-                self._print_line(view["time"], f"{owner}: {_problem_text(problem)}")
+                self._print_line(view.time, f"{owner}: {_problem_text(problem)}")
         known, lasting = (
             clearable_problems(view),
             {(owner, problem.resolved_text) for (owner, _), problem in problems.items()},
@@ -378,28 +372,26 @@ class LineView:
             if owner not in known:
                 problems[owner, key] = problem
             elif (owner, problem.resolved_text) not in lasting:
-                self._print_line(view["time"], f"{owner}: {problem.resolved_text}")
+                self._print_line(view.time, f"{owner}: {problem.resolved_text}")
         self._shown_gpu_problems = problems
 
     def _print_line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
         self._console.print(f"{stamp} {printable_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
-    def _summary(self, view: Mapping[str, Any]) -> str:
-        up = sum(worker["up"] for worker in view["workers"])
-        workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
-        parts = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_text(view)]
+    def _summary(self, view: JobView) -> str:
+        up = sum(worker.up for worker in view.workers)
+        workers = f"{len(view.workers)} planned" if is_pending(view) else f"{up}/{len(view.workers)} up"
+        parts = [f"job {view.job_id} {view.state}/{view.phase}", f"workers {workers}", wait_text(view)]
         if _has_work(view):
             parts += [progress_text(view), _rate_text(view)]
-        parts.append(token_rate_text(view.get("output_tokens_per_second")))
-        if _has_work(view) or view["report"] is not None:
+        parts.append(token_rate_text(view.output_tokens_per_second))
+        if _has_work(view) or view.report is not None:
             parts.append(eta_text(view))
         busy = mean_utilization(view)
         parts.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
-        if len(view["workers"]) <= 8:
+        if len(view.workers) <= 8:
             parts.append(
-                " ".join(
-                    f"{worker['worker']} {worker['items']}" for worker in view["workers"] if worker["items"] is not None
-                )
+                " ".join(f"{worker.worker} {worker.items}" for worker in view.workers if worker.items is not None)
             )
         return " | ".join(word for word in parts if word)

@@ -4,15 +4,33 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.events import LoggedEvent
 from exporter.contract.manifest import Manifest
+from exporter.contract.records import JsonObject, Record, RecordError
+from exporter.contract.status import RoleReadiness, TaskFacts
+from exporter.contract.view import ReadinessView, WorkerView
 from exporter.launch.readiness_reader import read_readiness
 from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` searched for the loss of readiness
+
+
+class _PlannedTask(Record):
+    task: TaskFacts
+    stage: str = WORKERS
+    service: bool = False
+
+
+class _PlannedReadiness(Record):
+    rules: tuple[JsonObject, ...] = ()
+
+
+class _PlannedStages(Record):
+    tasks: tuple[_PlannedTask, ...] = ()
+    readiness: _PlannedReadiness | None = None
 
 
 @dataclass(frozen=True)
@@ -26,27 +44,26 @@ class StageFacts:
     @classmethod
     def read(cls, manifest: Manifest) -> "StageFacts":
         """Read the facts of a run directory. Plans are large: call once."""
-        plan: Any = run_files.read_json(manifest.run_dir / PLAN_FILE)
+        plan = _PlannedStages.read(manifest.run_dir / PLAN_FILE)
         if plan is None:
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
             return cls(has_readiness_rules=False, services=frozenset(), stages=stages)
-        tasks = plan["tasks"]
         return cls(
-            has_readiness_rules=bool((plan.get("readiness") or {}).get("rules")),
-            services=frozenset(planned["task"]["rank"] for planned in tasks if planned.get("service")),
-            stages={planned["task"]["rank"]: STAGES.index(planned.get("stage", WORKERS)) for planned in tasks},
+            has_readiness_rules=plan.readiness is not None and bool(plan.readiness.rules),
+            services=frozenset(planned.task.rank for planned in plan.tasks if planned.service),
+            stages={planned.task.rank: STAGES.index(planned.stage) for planned in plan.tasks},
         )
 
-    def waiting_ranks(self, workers: Iterable[Mapping[str, Any]]) -> set[int]:
+    def waiting_ranks(self, workers: Iterable[WorkerView]) -> set[int]:
         """Ranks of the tasks whose stage has not started. A stage has started when one of its tasks has a run."""
-        begun = [self.stages.get(worker["rank"], 0) for worker in workers if worker["state"] != "not_found"]
+        begun = [self.stages.get(worker.rank, 0) for worker in workers if worker.state != "not_found"]
         latest = max(begun, default=min(self.stages.values(), default=0))
         return {rank for rank, stage in self.stages.items() if stage > latest}
 
 
 def readiness_view(
     run_dir: Path, attempt: int, *, has_readiness_rules: bool, start: float | None, phase: str
-) -> dict[str, Any] | None:
+) -> ReadinessView | None:
     """Readiness of the services, since when, and which workers are missing.
 
     None if nothing is waited for. ``start`` of this attempt is in epoch seconds, or None before it.
@@ -54,13 +71,19 @@ def readiness_view(
     found = None if start is None else read_readiness(run_dir, attempt)
     if found is None and not has_readiness_rules:
         return None
-    body: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": None, "waiting": "", "workers": {}}
-    if found is not None:
-        workers = {entry.role: {"ready": entry.registered, "expected": entry.expected} for entry in found.roles}
-        body |= {"ready": found.ready, "since": found.since, "waiting": found.missing, "workers": workers}
-    if not body["ready"] and start is not None:
-        body["not_ready_since"] = _not_ready_since(run_dir, start, phase)
-    return body
+    is_ready = found is not None and found.ready
+    lost_at = None if is_ready or start is None else _not_ready_since(run_dir, start, phase)
+    if found is None:
+        return ReadinessView(ready=False, not_ready_since=lost_at)
+    return ReadinessView(
+        ready=found.ready,
+        since=found.since,
+        waiting=found.waiting,
+        workers={
+            role: RoleReadiness(ready=ready, expected=expected) for role, (ready, expected) in found.roles.items()
+        },
+        not_ready_since=lost_at,
+    )
 
 
 def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
@@ -69,20 +92,19 @@ def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
         if b'"event": "ready"' not in line and b'"event": "not ready"' not in line:
             continue
         try:
-            event = json.loads(line)
-        except ValueError:
+            event = LoggedEvent.from_json(json.loads(line))
+        except (ValueError, RecordError):
             continue  # the first line may be cut off
-        if event.get("event") not in ("ready", "not ready") or event["time"] < start:
-            continue
-        return float(event["time"]) if event["event"] == "not ready" else None
+        if event.event in ("ready", "not ready") and event.time >= start:
+            return event.time if event.event == "not ready" else None
     return start if phase == "launching" else None
 
 
-def output_tokens_rate(workers: Iterable[Mapping[str, Any]]) -> float | None:
+def output_tokens_rate(workers: Iterable[WorkerView]) -> float | None:
     """Output tokens per second of all engines; None if no log reports it.
 
     Prefill workers do not count: their only output is the first token of answers that decode workers write.
     """
-    rates = [worker.get("output_tokens_per_second") for worker in workers if worker["up"] and worker["role"] != PREFILL]
-    known = [float(rate) for rate in rates if rate is not None]
+    rates = [worker.output_tokens_per_second for worker in workers if worker.up and worker.role != PREFILL]
+    known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None

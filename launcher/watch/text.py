@@ -1,9 +1,9 @@
 """Text of the terminal view: untrusted text, sizes, times, throughput, and how workers ended."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
+from exporter.contract.report import EndCause
+from exporter.contract.view import JobView, WorkerView
 from launcher.plan.plan import PREFILL
 
 
@@ -42,35 +42,36 @@ def token_rate_text(rate: float | None) -> str:
     return f"{rate:.0f} tok/s" if rate == 0 or rate >= 10 else f"{rate:.1f} tok/s"
 
 
-def throughput_text(worker: Mapping[str, Any]) -> str:
+def throughput_text(worker: WorkerView) -> str:
     """``37.5`` items per second, or an engine's output ``182 tok/s``, or its input ``2012 tok/s in``.
 
     A dash if all are unknown.
     """
-    if not worker["up"]:
+    if not worker.up:
         return "-"
-    if worker.get("rate"):
-        return f"{worker['rate']:.1f}"
-    made, read = (worker.get(f"{kind}_tokens_per_second") for kind in ("output", "input"))
-    if read is not None and (made is None or worker["role"] == PREFILL):
+    if worker.rate:
+        return f"{worker.rate:.1f}"
+    made, read = worker.output_tokens_per_second, worker.input_tokens_per_second
+    if read is not None and (made is None or worker.role == PREFILL):
         return f"{token_rate_text(read)} in"
     return token_rate_text(made) or "-"
 
 
-def not_ready_reasons(view: Mapping[str, Any]) -> dict[int, str]:
+def not_ready_reasons(view: JobView) -> dict[int, str]:
     """Exit reason of the job by rank, for workers that were not ready in time."""
-    cause = view["cause"] or {}
-    return {entry["rank"]: cause["reason"] for entry in cause.get("missing") or () if entry["rank"] is not None}
+    if view.cause is None:
+        return {}
+    return {entry.rank: view.cause.reason for entry in view.cause.missing if entry.rank is not None}
 
 
-def end_text(worker: Mapping[str, Any], cause: Mapping[str, Any] | None) -> str:
+def end_text(worker: WorkerView, cause: EndCause | None) -> str:
     """``ended: app_error (exit status 3)``; ``cause`` is given if the job ended because of this worker."""
-    end = worker["exit"]
-    evidence = "; ".join(end["evidence"])
-    if worker["state"] == "not_started":
+    end = worker.exit
+    evidence = "; ".join(end.evidence) if end is not None else ""
+    if worker.state == "not_started" or end is None:
         return f"was not started ({evidence.removeprefix('never started: ')})"
     if cause is not None:
-        return f"ended: {cause['reason']} ({cause['evidence'][0]}; when asked to end: {evidence})"
+        return f"ended: {cause.reason} ({cause.evidence[0]}; when asked to end: {evidence})"
     # a worker that exits cleanly when asked to end has not completed its work
-    asked = " when asked to end" if end["reason"] == "completed" and end.get("asked_to_end") else ""
-    return f"ended: {end['reason']}{asked} ({evidence})"
+    asked = " when asked to end" if end.reason == "completed" and end.asked_to_end else ""
+    return f"ended: {end.reason}{asked} ({evidence})"

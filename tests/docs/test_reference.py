@@ -3,9 +3,11 @@
 import argparse
 import ast
 import dataclasses
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,13 +17,14 @@ import yaml
 from exporter import cli as exporter_cli
 from exporter.launch.checks import LEVELS
 from exporter.logs.packs_reader import read_packs
-from exporter.sidecar.sidecar import declared_families
 from exporter.workers.exit_reason import REASONS
 from launcher.check import finding
 from launcher.cli.main import commands
 from launcher.jobfile.keys import Key, as_yaml, cluster_keys, job_keys
 from launcher.plan.placeholders import VARIABLES
 from tests.docs.pages import REFERENCE, ROOT
+from tests.support.exporter import declared_families
+from tests.support.record_schema import PUBLISHED, problems, published_schema
 
 UPDATE = "pytest tests/docs/test_reference.py --update-golden"
 GENERATED = f"<!-- Written by `{UPDATE}`: change the code or that test, not this page. -->\n"
@@ -94,6 +97,17 @@ For alerts on them, see [alerts](alerts.md).
 - A worker, GPU or file that is gone leaves no series behind.
 - Units are in the names: seconds, bytes, ratios from 0 to 1, watts, joules and degrees Celsius.
 - `_total` only rises, `_info` is always 1, and `_timestamp_seconds` is a moment in Unix time.
+
+"""
+SCHEMAS = """\
+# Schemas
+
+These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for other programs.
+
+- The last part of `$id` is the version. It rises when a key is removed or gets another meaning.
+- A new version of gpujob may add keys, so programs must ignore those that they do not know.
+- A value that is unknown is null.
+- Times are seconds since 1970 (Unix time). Units are in the names.
 
 """
 ARGUMENTS = {
@@ -280,12 +294,25 @@ def packs_page() -> str:
     return f"{before}{begin}{table(('Pack', 'Logs of', 'Evidence of', 'Also takes', 'Notes'), rows)}{end}{after}"
 
 
+def schemas_page() -> str:
+    """``schemas.md``."""
+    rows = ((f"[{name}.schema.json](schemas/{name}.schema.json)", text) for name, (_, text) in PUBLISHED.items())
+    return f"{GENERATED}{SCHEMAS}{table(('Schema', 'Describes'), rows)}"
+
+
+def schema_file(name: str) -> str:
+    """A file in ``schemas/``."""
+    return json.dumps(published_schema(name), indent=2, ensure_ascii=False) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "job-file.md": job_file_page,
     "cluster-file.md": cluster_file_page,
     "commands.md": commands_page,
     "metrics.md": metrics_page,
     "log-packs.md": packs_page,
+    "schemas.md": schemas_page,
+    **{f"schemas/{name}.schema.json": partial(schema_file, name) for name in PUBLISHED},
 }
 
 
@@ -297,6 +324,20 @@ def test_a_page_matches_the_code(name: str, request: pytest.FixtureRequest) -> N
         page.write_text(text, encoding="utf-8")
     assert page.exists(), f"write it with {UPDATE}"
     assert page.read_text(encoding="utf-8") == text, f"{name} differs from the code; {UPDATE} writes it anew"
+
+
+def test_a_schema_finds_what_is_wrong() -> None:
+    schema = published_schema("status")
+    status = {"schema": 1, "node": {"name": "n"}, "workers": [{"worker": "w", "rank": 0, "eta": None}]}
+    assert not list(problems(status, schema))
+    status |= {"schema": 2, "node": {}, "workers": [{"worker": "w", "rank": "0", "values": {"loss": "x"}}]}
+    assert list(problems(status | {"outputs": {}}, schema)) == [
+        "$.schema: 2 is not 1",
+        "$.node: name is missing",
+        "$.workers[0].rank: '0' is not of type integer",
+        "$.workers[0].values.loss: 'x' is not of type number",
+        "$.outputs: {} is not of type array",
+    ]
 
 
 def missing(page: str, names: Iterable[str]) -> list[str]:

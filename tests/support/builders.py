@@ -8,7 +8,13 @@ from typing import Any, Self
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.records import Record
+from exporter.contract.report import Report
+from launcher.report.exit_reasons import ExitReasonFinder
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
+from launcher.report.text import render_report
+from launcher.report.verification import verify_again
 from tests.support.launcher import read_json, settled_run_dir
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
@@ -51,7 +57,7 @@ def worker_entry(rank: int = 0, **over: Any) -> dict[str, Any]:
         "eta": {"seconds": 60.0, "low": 55.0, "high": 75.0},
         "last_progress": NOW - 1.2,
         "stalled": False,
-        "rss_bytes": 3.2 * 1024**3,
+        "rss_bytes": int(3.2 * 1024**3),
         "pid": 1000 + rank,
         **over,
     }
@@ -137,11 +143,35 @@ class RunDir:
         """Write the status of the sidecar."""
         return self.write("status/cn01.json", {"attempt": 0, "workers": list(workers), **over})
 
-    def report(self, **over: Any) -> dict[str, Any]:
-        return build_report(self.path, **{"now": START + 200, "ended": True, **over})
+    def report(
+        self,
+        *,
+        quick: bool = False,
+        slurm_state: str | None = None,
+        finder: ExitReasonFinder | None = None,
+        **over: Any,
+    ) -> dict[str, Any]:
+        """The JSON of the report."""
+        known, pace = KnownEnds(slurm_state=slurm_state, finder=finder), ReportPace(is_quick=quick)
+        given = {"now": START + 200, "ended": True, "known": known, "pace": pace, **over}
+        return build_report(self.path, **given).to_json()
+
+    def verify_again(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The JSON of this report with its files verified again."""
+        return verify_again(self.path, Report.from_json(report)).to_json()
 
 
 def restartable(folder: Path, **over: Any) -> RunDir:
     """A job with two workers. Each may be restarted twice."""
     workers = [{"count": 2, "command": "true", "restart": {"max": 2, "backoff": 1}}]
     return RunDir(folder, workers=workers, **over)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """The JSON of a record, for tests that look into it."""
+    return record.to_json()
+
+
+def rendered(report: dict[str, Any]) -> str:
+    """The text of a report, from its JSON."""
+    return render_report(Report.from_json(report))

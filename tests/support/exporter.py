@@ -11,15 +11,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published, Publisher
 from exporter.contract import run_files
 from exporter.contract.clock import Clock
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.gpus.records import JobGpus
+from exporter.sidecar import background_reads
+from exporter.sidecar.collectors import Register
+from exporter.sidecar.sidecar import Sidecar
 from tests.realstack.waiting import wait_for
+
+T = TypeVar("T")
 
 NODE = "node01"
 NOBODY = 65534
@@ -91,6 +98,22 @@ def make_identity(node: str = NODE, node_index: int = 0, **changes: Any) -> Iden
 def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any) -> CollectorContext:
     """The context of a node's collectors."""
     return CollectorContext(manifest, make_identity(**identity), clock or FakeClock())
+
+
+def publisher(value: T, clock: Clock | None = None) -> Publisher[T]:
+    """A value that a test publishes in place of a collector. ``value`` is also what is there before the first."""
+    return Publisher(value, clock or FakeClock())
+
+
+def make_sidecar(context: CollectorContext, *collectors: Any, gpus: Published[JobGpus] | None = None) -> Sidecar:
+    """A sidecar with these collectors alone."""
+    return Sidecar(context, Register(collectors, gpus or publisher(JobGpus())))
+
+
+def declared_families() -> tuple[Family, ...]:
+    """All declared families, in the order of the page."""
+    slots = Sidecar(make_context(make_manifest(Path("/runs/1")))).slots
+    return (*(family for slot in slots for family in slot.collector.families), *background_reads.FAMILIES)
 
 
 def write_manifest(manifest: Manifest) -> Path:

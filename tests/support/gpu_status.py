@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from exporter.contract.status import NodeGpus, WorkerStatus
+
 GIB = 1 << 30
 XID_79 = {"xid": 79, "class": "hardware", "count": 1, "time": 1000.0, "words": "GPU has fallen off the bus"}
 XID_31 = {"xid": 31, "class": "application", "count": 2, "time": 1000.0, "words": "GPU memory page fault"}
@@ -75,3 +77,13 @@ def of_worker(*indices: int | str, **over: Any) -> dict[str, Any]:
         "gpu_memory_full": None,
         **over,
     }
+
+
+def node_of(body: dict[str, Any]) -> NodeGpus | None:
+    """The GPUs of a node as a record; None without any."""
+    return NodeGpus.from_json(body) if body else None
+
+
+def status_of(entry: dict[str, Any]) -> WorkerStatus:
+    """A worker's status as a record."""
+    return WorkerStatus.from_json({"worker": "worker_w0", "rank": 0, **entry})

@@ -4,12 +4,13 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
-from exporter.contract import run_files
+from exporter.contract import run_files, status
+from exporter.contract.events import Event
 from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
@@ -54,7 +55,7 @@ class CheckpointsSnapshot:
     interval_steps: float | None = None
     next_expected: float | None = None
     passed_over: tuple[tuple[str, str], ...] = ()  # matching names that are not files, and their kinds
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class CheckpointsCollector:
@@ -66,15 +67,16 @@ class CheckpointsCollector:
     name = "checkpoints"
     families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, times: Publisher[tuple[float, ...]]) -> None:
+        """``times`` of its last checkpoint files, in order, are published."""
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
-        self._clock, self._published = context.clock, context.published
+        self._clock, self._times = context.clock, times
         self._is_first_node = context.identity.node_index == 0
         self._tracker = CheckpointTracker(
             start, manifest.checkpoint_interval_s, clock_slack_s=self._clock_slack_s(context)
         )
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._state_location = (
             manifest.run_dir,
             context.identity.node,
@@ -82,7 +84,7 @@ class CheckpointsCollector:
             context.identity.attempt,
         )
         self._restored = False
-        self._saved_state: dict[str, Any] = self._tracker.state()  # state saved for the next sidecar
+        self._saved_state = self._tracker.state()  # state saved for the next sidecar
         self._saved_at: float | None = None  # when it was last saved
         self._save_problem: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
@@ -144,7 +146,7 @@ class CheckpointsCollector:
             self._events.extend(_event(one, now) for one in events)
             if not reading.has_unread_names:
                 break
-        self._published.checkpoint_times = found.save_times
+        self._times.publish(found.save_times)
         self._save()
         if not self._is_first_node:
             return None
@@ -209,45 +211,47 @@ class CheckpointsCollector:
         if settled is not None:
             out.add(MISSING, settled.missing_count)
 
-    def describe(self, snapshot: CheckpointsSnapshot | None, status: NodeStatus) -> None:
+    def describe(self, snapshot: CheckpointsSnapshot | None, parts: StatusParts) -> None:
         if snapshot is None:
             return
-        status.events.extend(snapshot.events)
+        parts.events += snapshot.events
         if not snapshot.responding:
             return
-        status.checkpoints.update(
+        parts.checkpoints = status.Checkpoints(
             count=snapshot.total,
             writing=snapshot.writing,
-            last=_describe(snapshot.last) if snapshot.last is not None else None,
-            last_complete=_describe(snapshot.last_complete) if snapshot.last_complete is not None else None,
+            last=_checkpoint(snapshot.last) if snapshot.last is not None else None,
+            last_complete=_checkpoint(snapshot.last_complete) if snapshot.last_complete is not None else None,
             interval_s=snapshot.interval_s,
             interval_steps=snapshot.interval_steps,
             next_expected=snapshot.next_expected,
-            passed_over=[{"name": printable(name), "kind": kind} for name, kind in snapshot.passed_over],
+            passed_over=tuple(
+                status.IgnoredName(name=printable(name), kind=kind) for name, kind in snapshot.passed_over
+            ),
         )
 
 
-def _describe(found: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint as a JSON object."""
-    return {
-        "name": printable(found.name),
-        "step": found.step,
-        "epoch": found.epoch,
-        "bytes": found.bytes,
-        "files": found.files,
-        "time": found.end,
-        "seconds": found.seconds,
-        "state": found.state,
-        "missing": found.missing_count,
-        "missing_files": [printable(path) for path in found.missing],
-        "valid": found.valid,
-        "reason": printable(found.reason) if found.reason is not None else None,
-        "odd_size": found.odd_size,
-        "odd": printable(found.odd) if found.odd is not None else None,
-    }
+def _checkpoint(found: Checkpoint) -> status.Checkpoint:
+    """One checkpoint as it is in the status."""
+    return status.Checkpoint(
+        name=printable(found.name),
+        step=found.step,
+        epoch=found.epoch,
+        bytes=found.bytes,
+        files=found.files,
+        time=found.end,
+        seconds=found.seconds,
+        state=found.state,
+        missing=found.missing_count,
+        missing_files=tuple(map(printable, found.missing)),
+        valid=found.valid,
+        reason=printable(found.reason) if found.reason is not None else None,
+        odd_size=found.odd_size,
+        odd=printable(found.odd) if found.odd is not None else None,
+    )
 
 
-def _event(event: CheckpointEvent, now: float) -> dict[str, Any]:
+def _event(event: CheckpointEvent, now: float) -> Event:
     """Return one event; a saved checkpoint's has the time of its writing."""
     found = event.checkpoint
     detail = f"{printable(found.name)}: "
@@ -262,9 +266,5 @@ def _event(event: CheckpointEvent, now: float) -> dict[str, Any]:
         detail += printable(found.odd or "")
     elif found.reason is not None:
         detail += printable(found.reason)
-    return {
-        "time": found.end if event.kind == "saved" else now,
-        "level": level,
-        "event": f"checkpoint {event.kind}",
-        "detail": detail,
-    }
+    moment = found.end if event.kind == "saved" else now
+    return Event(time=moment, level=level, event=f"checkpoint {event.kind}", detail=detail)

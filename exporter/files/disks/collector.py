@@ -4,10 +4,11 @@ import errno
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.contract.events import Event
+from exporter.contract.status import FileSystem, Quota
 from exporter.files.disks.forecast import DiskForecast, is_space_low
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts, SpaceReading, SpaceWatch
@@ -76,7 +77,7 @@ class DiskSnapshot:
     """All groups, and recent events."""
 
     groups: tuple[GroupSpace, ...]
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class _SpaceGroupWatch:
@@ -132,7 +133,7 @@ class DiskCollector:
             _SpaceGroupWatch(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
             for name, directory in (*directories, (RUN_GROUP, manifest.run_dir))
         ]
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> DiskSnapshot:
         now = self._clock.time()
@@ -199,9 +200,7 @@ class DiskCollector:
             group.full_report_time = now
 
     def _event(self, time: float, level: str, kind: str, group: str, detail: str) -> None:
-        self._events.append(
-            {"time": time, "level": level, "event": kind, "group": group, "detail": detail.rstrip()},
-        )
+        self._events.append(Event(time=time, level=level, event=kind, group=group, detail=detail.rstrip()))
 
     def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
         for facts in snapshot.groups:
@@ -218,27 +217,29 @@ class DiskCollector:
                 row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)
                 row.add(QUOTA_LIMIT, facts.quota.limit_bytes)
 
-    def describe(self, snapshot: DiskSnapshot, status: NodeStatus) -> None:
-        for facts in snapshot.groups:
-            space, quota = facts.space, facts.quota
-            status.filesystems.append(
-                {
-                    "group": facts.group,
-                    "mount": facts.mount,
-                    "fstype": facts.fstype,
-                    "responding": facts.responding,
-                    "since": facts.silent_since,
-                    "error": facts.error,
-                    "available_bytes": None if space is None else space.available_bytes,
-                    "size_bytes": None if space is None else space.size_bytes,
-                    "inodes_available": None if space is None else space.inodes_available,
-                    "inodes": None if space is None else space.inodes,
-                    "low": facts.low,
-                    "full_at": facts.full_at,
-                    "quota": None if quota is None else quota._asdict(),
-                }
-            )
-        status.events.extend(snapshot.events)
+    def describe(self, snapshot: DiskSnapshot, parts: StatusParts) -> None:
+        parts.filesystems = tuple(_file_system(facts) for facts in snapshot.groups)
+        parts.events += snapshot.events
+
+
+def _file_system(facts: GroupSpace) -> FileSystem:
+    """One group as it is in the status."""
+    space, quota = facts.space, facts.quota
+    return FileSystem(
+        group=facts.group,
+        mount=facts.mount,
+        fstype=facts.fstype,
+        responding=facts.responding,
+        since=facts.silent_since,
+        error=facts.error,
+        available_bytes=None if space is None else space.available_bytes,
+        size_bytes=None if space is None else space.size_bytes,
+        inodes_available=None if space is None else space.inodes_available,
+        inodes=None if space is None else space.inodes,
+        low=facts.low,
+        full_at=facts.full_at,
+        quota=None if quota is None else Quota(*quota),
+    )
 
 
 def _decimal_size(count: float) -> str:

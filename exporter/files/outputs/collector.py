@@ -1,21 +1,21 @@
 """Output files: number, size, growth, records, and validity."""
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.contract.manifest import PathGroup
+from exporter.collecting.published import Published, WorkerProcesses
+from exporter.contract.events import Event
+from exporter.contract.manifest import PathGroup, Task
+from exporter.contract.status import DamagedFile, IgnoredFile, OutputGroup, WorkerOutput
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.formats.source import printable
 from exporter.files.outputs.growth import GroupGrowth
 from exporter.files.outputs.outputs_reader import (
     CLOCK_SLACK_S,
     FileOwnership,
-    InvalidFile,
     OutputReading,
     OutputWatch,
     OwnedOutput,
@@ -65,42 +65,11 @@ MOST_EVENTS = 50
 
 
 @dataclass(frozen=True)
-class WorkerOutput:
-    """Files of one worker in one poll."""
-
-    files: int
-    bytes: int
-    mtime: float | None
-    records: int | None
-    stalled: bool | None
-
-
-@dataclass(frozen=True)
-class OutputGroup:
-    """One path group in one poll; None means unknown."""
-
-    name: str
-    files: int
-    bytes: int
-    growth: float | None
-    mtime: float | None
-    records: int | None = None
-    stalled: bool | None = None  # None before the job has written anything
-    valid: bool | None = None
-    invalid_files: int = 0
-    invalid: tuple[InvalidFile, ...] = ()
-    first_output: float | None = None
-    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)  # by rank, only those with files
-    passed_over: tuple[tuple[str, str], ...] = ()
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
 class OutputsSnapshot:
     """All groups that could be read, and recent events."""
 
     groups: tuple[OutputGroup, ...]
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class _WriteStall:
@@ -125,8 +94,9 @@ class _WriteStall:
 class _OutputGroupWatch:
     """State of one group between polls."""
 
-    def __init__(self, group: PathGroup, handle: WatchHandle) -> None:
+    def __init__(self, group: PathGroup, directory: str, handle: WatchHandle) -> None:
         self.group = group
+        self.directory = directory
         self.handle = handle
         self.growth = GroupGrowth()
         self.watch_id: int | None = None  # number of the watch that growth and file numbers belong to
@@ -153,9 +123,9 @@ class OutputsCollector:
         *(WORKER_BYTES, WORKER_RECORDS, WORKER_MTIME, WORKER_STALLED),
     )
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, processes: Published[WorkerProcesses]) -> None:
         manifest = context.manifest
-        self._clock, self._published, self._files = context.clock, context.published, context.files
+        self._clock, self._processes, self._files = context.clock, processes, context.files
         self._timeout_s = manifest.stall_timeout_s
         self._start = context.identity.start
         self.interval_s = manifest.check_interval_s
@@ -178,14 +148,15 @@ class OutputsCollector:
                 make = partial(
                     OutputWatch, directory, group.pattern, owner, self._start, gpu_metrics=manifest.gpu_metrics
                 )
-                self._groups.append(_OutputGroupWatch(group, self._files.watch(f"outputs-{group.name}", make)))
-        self._directories = {group.name: printable(str(manifest.directory(group))) for group in manifest.groups}
+                handle = self._files.watch(f"outputs-{group.name}", make)
+                self._groups.append(_OutputGroupWatch(group, directory, handle))
         self._running_since: dict[int, float] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
-        self._running_since = {rank: self._running_since.get(rank, now) for rank in self._published.running_ranks}
+        running = self._processes.value.running  # workers that can no longer be read are taken to run on
+        self._running_since = {rank: self._running_since.get(rank, now) for rank in running}
         results = self._files.poll([group.handle for group in self._groups], now)
         found = [self._update_group(group, result, now) for group, result in zip(self._groups, results, strict=True)]
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
@@ -218,19 +189,21 @@ class OutputsCollector:
         owners = reading.owners.values()
         counted = [owned.records for owned in owners if owned.records is not None]
         return OutputGroup(
-            name=group.group.name,
+            group=group.group.name,
+            directory=printable(group.directory),
+            pattern=group.group.pattern,
             files=sum(owned.files for owned in owners),
             bytes=sum(owned.bytes for owned in owners),
-            growth=growth,
+            growth_bytes_per_second=growth,
             mtime=max((owned.newest_mtime for owned in owners if owned.newest_mtime is not None), default=None),
             records=sum(counted) if counted else None,
             stalled=self._is_stalled(group, reading, now),
             valid=not reading.invalid_files if reading.valid_files or reading.invalid_files else None,
-            invalid_files=reading.invalid_files,
-            invalid=reading.invalid,
+            files_invalid=reading.invalid_files,
+            invalid=tuple(DamagedFile(*file) for file in reading.invalid),
             first_output=reading.first_file[0] if reading.first_file is not None else None,
             workers=self._workers(group, reading, now),
-            passed_over=reading.passed_over,
+            passed_over=tuple(IgnoredFile(file=name, kind=kind) for name, kind in reading.passed_over),
             problem=reading.unreadable,
         )
 
@@ -280,15 +253,20 @@ class OutputsCollector:
             if silence.stalled != before and not group.write_stall.stalled:
                 self._report_stall(group, now, stalled=not before, rank=rank)
             if owned.files:
-                found[rank] = WorkerOutput(owned.files, owned.bytes, owned.newest_mtime, owned.records, stalled)
+                found[rank] = WorkerOutput(
+                    files=owned.files,
+                    bytes=owned.bytes,
+                    mtime=owned.newest_mtime,
+                    records=owned.records,
+                    stalled=stalled,
+                )
         return found
 
     def _report_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
         text = f"nothing written for {self._timeout_s:g} s" if stalled else "writing has resumed"
         task = self._tasks.get(rank) if rank is not None else None
-        worker = {} if task is None else {"worker": task.worker, "rank": task.rank}
         event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
-        self._event(group, now, level, event, text, **worker)
+        self._event(group, now, level, event, text, task)
 
     def _report_files(
         self, group: _OutputGroupWatch, reading: OutputReading, now: float, *, is_same_watch: bool
@@ -315,52 +293,39 @@ class OutputsCollector:
         group.unreadable = problem
 
     def _event(
-        self, group: _OutputGroupWatch, time: float, level: str, event: str, detail: str, **whose: object
+        self, group: _OutputGroupWatch, time: float, level: str, event: str, detail: str, task: Task | None = None
     ) -> None:
         name = group.group.name
         self._events.append(
-            {"time": time, "level": level, "event": event, "group": name, **whose, "detail": f"{name}: {detail}"}
+            Event(
+                time=time,
+                level=level,
+                event=event,
+                worker=None if task is None else task.worker,
+                rank=None if task is None else task.rank,
+                group=name,
+                detail=f"{name}: {detail}",
+            )
         )
 
     def render(self, snapshot: OutputsSnapshot, out: Samples) -> None:
         for group in snapshot.groups:
-            row = out.row(group=group.name)
+            row = out.row(group=group.group)
             row.add(FILES, group.files)
             row.add(BYTES, group.bytes)
-            row.add(GROWTH, group.growth)
+            row.add(GROWTH, group.growth_bytes_per_second)
             row.add(MTIME, group.mtime)
             row.add(RECORDS, group.records)
             row.add(VALID, None if group.valid is None else int(group.valid))
-            row.add(INVALID, None if group.valid is None else group.invalid_files)
+            row.add(INVALID, None if group.valid is None else group.files_invalid)
             row.add(STALLED, None if group.stalled is None else int(group.stalled))
             for rank, facts in group.workers.items():
-                worker = out.row(**worker_labels(self._tasks[rank]), group=group.name)
+                worker = out.row(**worker_labels(self._tasks[rank]), group=group.group)
                 worker.add(WORKER_BYTES, facts.bytes)
                 worker.add(WORKER_RECORDS, facts.records)
                 worker.add(WORKER_MTIME, facts.mtime)
                 worker.add(WORKER_STALLED, None if facts.stalled is None else int(facts.stalled))
 
-    def describe(self, snapshot: OutputsSnapshot, status: NodeStatus) -> None:
-        patterns = {group.group.name: group.group.pattern for group in self._groups}
-        for group in snapshot.groups:
-            status.outputs.append(
-                {
-                    "group": group.name,
-                    "directory": self._directories.get(group.name),
-                    "pattern": patterns.get(group.name),
-                    "files": group.files,
-                    "bytes": group.bytes,
-                    "growth_bytes_per_second": group.growth,
-                    "mtime": group.mtime,
-                    "records": group.records,
-                    "stalled": group.stalled,
-                    "valid": group.valid,
-                    "files_invalid": group.invalid_files,
-                    "invalid": [file._asdict() for file in group.invalid],
-                    "first_output": group.first_output,
-                    "workers": {rank: vars(facts) for rank, facts in group.workers.items()},
-                    "passed_over": [{"file": name, "kind": kind} for name, kind in group.passed_over],
-                    "problem": group.problem,
-                }
-            )
-        status.events.extend(snapshot.events)
+    def describe(self, snapshot: OutputsSnapshot, parts: StatusParts) -> None:
+        parts.outputs = snapshot.groups
+        parts.events += snapshot.events

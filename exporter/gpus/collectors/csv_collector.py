@@ -3,13 +3,15 @@
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from functools import partial
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published
 from exporter.contract.identity import safe_label
 from exporter.files.outputs.csv_reader import NAME, CsvFile, csv_file_name
-from exporter.gpus.records import GpuActivity, GpuReading, GpuState
+from exporter.gpus.records import GpuActivity, GpuReading, GpuState, JobGpus
 from exporter.machine.file_host import WatchHandle, WatchHanging
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
@@ -29,9 +31,9 @@ class GpuMetricsCollector:
     name = NAME
     families: tuple[Family, ...] = ()
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(self, context: CollectorContext, gpus: Published[JobGpus], job_phase: Published[str]) -> None:
         manifest, identity = context.manifest, context.identity
-        self._clock, self._published, self._files = context.clock, context.published, context.files
+        self._clock, self._files, self._gpus, self._job_phase = context.clock, context.files, gpus, job_phase
         self._node = safe_label(identity.node)
         self._file: WatchHandle | None = None
         self._lines_fd = -1  # descriptor of the lines of one reading
@@ -48,15 +50,16 @@ class GpuMetricsCollector:
             self._file = self._files.watch(NAME, make)
 
     def read(self) -> None:
-        reading = self._published.gpu_reading
+        gpus = self._gpus.value  # an old reading was written before
+        reading = gpus.reading
         if (
             self._file is None
             or reading is None
             or reading.time == self._last_written
-            or self._published.job_phase == "finished"
+            or self._job_phase.value == "finished"
         ):
             return
-        text = csv_lines(reading, self._published.own_gpus, self._node)
+        text = csv_lines(reading, gpus.positions.values(), self._node)
         if not text:
             return
         if not self._is_written:
@@ -76,11 +79,11 @@ class GpuMetricsCollector:
     def render(self, _snapshot: None, _out: Samples) -> None:
         """Add nothing: the collector has no series."""
 
-    def describe(self, _snapshot: None, _status: NodeStatus) -> None:
+    def describe(self, _snapshot: None, _parts: StatusParts) -> None:
         """Add nothing."""
 
 
-def csv_lines(reading: GpuReading, uuids: tuple[str, ...], node: str) -> str:
+def csv_lines(reading: GpuReading, uuids: Iterable[str], node: str) -> str:
     """Lines for these GPUs, in this order. A GPU that cannot be read has only its total memory."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reading.time))
     states = {state.gpu.uuid: state for state in reading.gpus}

@@ -4,10 +4,13 @@ import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Published, Publisher
+from exporter.contract import status
+from exporter.contract.events import Event
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
 from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
@@ -17,7 +20,7 @@ from exporter.gpus.collectors import page
 from exporter.gpus.collectors.faults_reader import GpuFaultCounts
 from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.totals_reader import GpuTotals
-from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState
+from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState, JobGpus
 
 DRIVER_STATE = Family(
     "gpu_driver_state",
@@ -65,7 +68,7 @@ class GpusSnapshot:
     reasons: tuple[HealthReason, ...] = ()
     xids: Mapping[int, int] | None = None  # total of all GPUs, by code
     unsupported_calls: Mapping[str, str] | None = None
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class NodeGpuResult(NamedTuple):
@@ -83,14 +86,14 @@ class GpusCollector:
     name = "gpus"
     families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *page.FAMILIES)
 
-    def __init__(self, context: CollectorContext) -> None:
-        self._context = context
+    def __init__(self, context: CollectorContext, published: Publisher[JobGpus], job_phase: Published[str]) -> None:
+        self._context, self._published, self._job_phase = context, published, job_phase
         self._positions = {position for task in context.tasks for position in task.gpus}
         self._faults = GpuFaultCounts(context)
         self._health = NodeHealthTracker()
         self._last_result: NodeGpuResult | None = None
         self._totals = GpuTotals(context)
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
         self._reported_health = "healthy"
         self._reported_driver: DriverState = "ok"
@@ -122,10 +125,10 @@ class GpusCollector:
         own = job_gpus(reading, self._context.manifest, self._context.identity, self._positions, os.environ)
         shown = _with_parents(own.values(), reading)
         risen = self._faults.update(reading, [state.gpu for state in shown])
-        published = self._context.published
-        published.gpu_reading, published.own_gpus = reading, tuple(gpu.uuid for gpu in own.values())
-        published.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
-        is_over = published.job_phase == "finished"
+        lost = self._lost_gpus(now, shown)
+        positions = {position: gpu.uuid for position, gpu in own.items()}
+        self._published.publish(JobGpus(reading, positions, lost))
+        is_over = self._job_phase.value == "finished"
         entries = tuple(self._entry(reading.time, state, is_job_over=is_over) for state in shown)
         self._totals.save()
         result = self._evaluate_health(now, reading, entries)
@@ -135,7 +138,6 @@ class GpusCollector:
             text = f"GPU {', '.join(map(str, missing))} of the plan is missing: the driver shows {len(own)}"
             self._add_event(now, "critical", "GPU missing", text)
         self._reported_missing = missing
-        self._publish_lost_gpus(now, entries)
         self._log_events(now, reading, entries, risen, health.health, health.reasons)
         return GpusSnapshot(
             state=reading.state,
@@ -144,7 +146,7 @@ class GpusCollector:
             allocated=len(self._positions),
             visible=len(own),
             missing=missing,
-            lost_since={uuid: since for uuid, (since, _) in published.gpus_lost.items()},
+            lost_since={uuid: since for uuid, (since, _) in lost.items()},
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
@@ -188,14 +190,13 @@ class GpusCollector:
             energy_job_j=total.energy_j,
         )
 
-    def _publish_lost_gpus(self, now: float, entries: Sequence[GpuEntry]) -> None:
-        """Publish the lost GPUs and when they were lost, for the search for exit reasons."""
-        before = self._context.published.gpus_lost
-        self._context.published.gpus_lost = {
-            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.message or entry.state.state))
-            for entry in entries
-            if entry.state.state in ("lost", "reset_required")
-            or (entry.state.state == "hanging" and entry.state.gpu.uuid in before)
+    def _lost_gpus(self, now: float, states: Sequence[GpuState]) -> dict[str, tuple[float, str]]:
+        """Lost GPUs by UUID, with the time and the driver's text of when they were lost."""
+        before = self._published.value.lost
+        return {
+            state.gpu.uuid: before.get(state.gpu.uuid, (now, state.message or state.state))
+            for state in states
+            if state.state in ("lost", "reset_required") or (state.state == "hanging" and state.gpu.uuid in before)
         }
 
     def _log_events(
@@ -238,7 +239,7 @@ class GpusCollector:
             self._reported_health = health
 
     def _add_event(self, time: float, level: str, kind: str, detail: str) -> None:
-        self._events.append({"time": time, "level": level, "event": kind, "detail": detail})
+        self._events.append(Event(time=time, level=level, event=kind, detail=detail))
 
     def render(self, snapshot: GpusSnapshot, out: Samples) -> None:
         if snapshot.state is None:
@@ -254,11 +255,11 @@ class GpusCollector:
         for entry in snapshot.gpus:
             page.add_gpu(out.row(gpu=entry.state.gpu.index), entry, snapshot.driver, readable=readable)
 
-    def describe(self, snapshot: GpusSnapshot, status: NodeStatus) -> None:
+    def describe(self, snapshot: GpusSnapshot, parts: StatusParts) -> None:
         if snapshot.state is None:
             return
         driver = snapshot.driver
-        status.gpus.update(
+        parts.gpus = status.NodeGpus(
             driver_state=snapshot.state,
             words=snapshot.message,
             vendor=driver.vendor if driver else None,
@@ -267,17 +268,19 @@ class GpusCollector:
             allocated=snapshot.allocated,
             visible=snapshot.visible,
             health=snapshot.health,
-            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.text} for r in snapshot.reasons],
-            absent=dict(snapshot.unsupported_calls or {}),
-            gpus=[
-                {**page.describe_gpu(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
-                for entry in snapshot.gpus
-            ],
+            reasons=tuple(
+                status.HealthReason(gpu=reason.gpu, severity=reason.severity, words=reason.text)
+                for reason in snapshot.reasons
+            ),
+            absent=snapshot.unsupported_calls or {},
+            gpus=tuple(
+                page.gpu_device(entry, snapshot.lost_since.get(entry.state.gpu.uuid)) for entry in snapshot.gpus
+            ),
         )
-        status.events.extend(snapshot.events)
+        parts.events += snapshot.events
         for task in self._context.tasks if snapshot.missing else ():
-            missing = [str(position) for position in task.gpus if position in snapshot.missing]
-            status.worker(task.rank).update(gpu_missing=missing)
+            missing = tuple(str(position) for position in task.gpus if position in snapshot.missing)
+            parts.add_worker(task.rank, status.MissingGpus(gpu_missing=missing))
 
 
 def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) -> str | None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 
 from exporter.collecting.collector import CollectorContext
+from exporter.collecting.published import WorkerProcesses
 from exporter.gpus.analysis.users import NodeGpuUsage, ProcessOnGpu, VisibleGpu, WorkerAssignment, gpu_usage
 from exporter.gpus.process_info_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
 from exporter.gpus.records import GpuReading
@@ -29,9 +30,8 @@ class GpuProcessOwners:
         """Readable GPU processes outside all worker trees, by pid."""
         return {pid: holder for pid, holder in self._outside_processes.items() if holder is not None}
 
-    def usage(self, reading: GpuReading) -> NodeGpuUsage:
-        """Attribute the GPU processes of this reading."""
-        board, own = self._context.published, self._context.published.gpu_positions
+    def usage(self, reading: GpuReading, own: Mapping[int, str], workers: WorkerProcesses) -> NodeGpuUsage:
+        """Attribute the GPU processes of this reading. ``own``: UUIDs of the job's GPUs by position in the plan."""
         gpus = [
             VisibleGpu(
                 state.gpu.uuid,
@@ -45,11 +45,11 @@ class GpuProcessOwners:
         ]
         positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
         reported_pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
-        owners = {pid: rank for rank, pids in board.pids.items() for pid in pids}
+        owners = {pid: rank for rank, pids in workers.pids.items() for pid in pids}
         here = self._local_pids(reported_pids - owners.keys(), owners)
         unowned_pids = {here.get(pid, pid) for pid in reported_pids} - owners.keys()
         self._read_outside_processes(unowned_pids)
-        pids = {task.rank: frozenset(board.pids.get(task.rank, ())) for task in self._tasks}
+        pids = {task.rank: frozenset(workers.pids.get(task.rank, ())) for task in self._tasks}
         ignored = {os.getpid(), *self._former_job_pids(unowned_pids)}
         for pid, holder in self.outside_processes.items():
             if holder.name.startswith(MPS):
@@ -69,7 +69,7 @@ class GpuProcessOwners:
                     rank=task.rank,
                     positions=task.gpus,
                     pids=pids[task.rank],
-                    visible_devices=self._visible_devices(task.rank),
+                    visible_devices=self._visible_devices(task.rank, workers.pids.get(task.rank, ())),
                     is_running=bool(pids[task.rank]),
                 )
                 for task in self._tasks
@@ -108,9 +108,8 @@ class GpuProcessOwners:
             for pid in outside_pids
         }
 
-    def _visible_devices(self, rank: int) -> str | None:
+    def _visible_devices(self, rank: int, pids: Collection[int]) -> str | None:
         """Devices in the environment of a worker's process."""
-        pids = self._context.published.pids.get(rank)
         if not pids:
             return None
         first = min(pids)

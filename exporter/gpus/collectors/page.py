@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from exporter.collecting.families import Family, SeriesGroup
+from exporter.contract.status import GpuDevice, GpuXid
 from exporter.gpus.analysis.xid import xid_class, xid_meaning
 from exporter.gpus.collectors.faults_reader import XidCount
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
@@ -179,37 +179,36 @@ def _add_condition(row: SeriesGroup, condition: GpuCondition, job_memory_errors:
     row.add(FAN, condition.fan_ratio)
 
 
-def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
-    """Status entry of a GPU; None for unknown values. Another collector adds its users."""
+def gpu_device(entry: GpuEntry, lost_since: float | None) -> GpuDevice:
+    """Status of a GPU. Another collector adds its users."""
     gpu, activity = entry.state.gpu, entry.state.activity or GpuActivity()
     power = activity.power_instant_w if activity.power_average_w is None else activity.power_average_w
     memory = gpu.memory_total_bytes if activity.memory_total_bytes is None else activity.memory_total_bytes
-    return {
-        "gpu": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "pci_bus_id": gpu.pci_bus_id,
-        "state": entry.state.state,
-        "words": entry.state.message,
-        "utilization_ratio": activity.busy_ratio,
-        "memory_used_bytes": activity.memory_used_bytes,
-        "memory_total_bytes": memory,
-        "power_w": power,
-        "power_limit_w": activity.power_limit_w,
-        "energy_j": activity.energy_j,
-        "energy_job_j": entry.energy_job_j,
-        "temperature_c": activity.temperature_c,
-        "sm_activity_ratio": activity.sm_activity_ratio,
-        "tensor_activity_ratio": activity.tensor_activity_ratio,
-        "utilization_mean_ratio": entry.utilization_mean_ratio,
-        "memory_peak_bytes": entry.memory_peak_bytes,
-        "workers": [],
-        "foreign": [],
-        "xids": [
-            {"xid": code, "class": xid_class(code), "count": xid.count, "time": xid.last, "words": xid_meaning(code)}
+    return GpuDevice(
+        gpu=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        pci_bus_id=gpu.pci_bus_id,
+        state=entry.state.state,
+        words=entry.state.message,
+        utilization_ratio=activity.busy_ratio,
+        memory_used_bytes=activity.memory_used_bytes,
+        memory_total_bytes=memory,
+        power_w=power,
+        power_limit_w=activity.power_limit_w,
+        energy_j=activity.energy_j,
+        energy_job_j=entry.energy_job_j,
+        temperature_c=activity.temperature_c,
+        sm_activity_ratio=activity.sm_activity_ratio,
+        tensor_activity_ratio=activity.tensor_activity_ratio,
+        utilization_mean_ratio=entry.utilization_mean_ratio,
+        memory_peak_bytes=entry.memory_peak_bytes,
+        xids=tuple(
+            GpuXid(xid=code, class_=xid_class(code), count=xid.count, time=xid.last, words=xid_meaning(code))
             for code, xid in entry.xids.items()
-        ],
-    }
+        ),
+        lost_since=lost_since,
+    )
 
 
 def _flag(value: bool | None) -> int | None:

@@ -1,18 +1,26 @@
 """Users of the job's GPUs on this node: workers, compared with the plan, and foreign processes."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, WorkerProgress, worker_labels
+from exporter.collecting.collector import (
+    WORKER_LABELS,
+    CollectorContext,
+    StatusParts,
+    worker_labels,
+)
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher, WorkerProcesses, WorkerProgress
+from exporter.contract import status
+from exporter.contract.events import Event
 from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
 from exporter.gpus.process_info_reader import GpuProcessInfo
-from exporter.gpus.records import GIB, GpuActivity, GpuState
+from exporter.gpus.records import GIB, GpuActivity, GpuState, JobGpus
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
 
@@ -69,7 +77,7 @@ class GpuWorkersSnapshot:
     outside_processes: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
     starting: frozenset[int] = frozenset()  # ranks that have just started: not using a GPU yet means nothing
-    events: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class GpuWorkersCollector:
@@ -78,9 +86,18 @@ class GpuWorkersCollector:
     name = "gpu_workers"
     families = (USE, MEMORY, SM, MISPLACED, CONDITION, FULL, FOREIGN, WORKERS)
 
-    def __init__(self, context: CollectorContext) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        published: Publisher[NodeGpuUse],
+        gpus: Published[JobGpus],
+        workers: Published[WorkerProcesses],
+        progress: Published[JobProgress],
+        job_phase: Published[str],
+    ) -> None:
         manifest = context.manifest
-        self._context = context
+        self._clock, self._published = context.clock, published
+        self._gpus, self._workers, self._progress, self._job_phase = gpus, workers, progress, job_phase
         self._tasks = {task.rank: task for task in context.tasks}
         self._detector = ConditionDetector(
             stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s
@@ -90,17 +107,17 @@ class GpuWorkersCollector:
         self._last_uses: dict[int, LastGpuUse] = {}  # by rank
         # By UUID and pid: time of the list that first showed a foreign process.
         self._foreign_since: dict[tuple[str, int], float | None] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._reported: set[tuple[str, ...]] = set()
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
 
     def read(self) -> GpuWorkersSnapshot:
-        published, now = self._context.published, self._context.clock.time()
-        reading, own = published.gpu_reading, published.gpu_positions
+        now, gpus, workers = self._clock.time(), self._gpus.value, self._workers.value
+        reading, own = gpus.reading, gpus.positions
         if reading is None or not own or now - reading.time > STALE_S:
-            published.gpus_busy = {}
+            self._published.publish(replace(self._published.value, busy={}))
             return GpuWorkersSnapshot(events=tuple(self._events))
-        usage = self._owners.usage(reading)
+        usage = self._owners.usage(reading, own, workers)
         states = {state.gpu.uuid: state for state in reading.gpus}
         held = {(use.rank, use.uuid): use for use in usage.uses}
         uses: dict[int, list[GpuUse]] = {}
@@ -109,7 +126,10 @@ class GpuWorkersCollector:
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
         standings = {standing.rank: standing for standing in usage.workers}
         for task in self._tasks.values():
-            gpus = [states[uuid] for uuid in self._worker_gpus(task, uses.get(task.rank, ())) if uuid in states]
+            planned_or_used = [
+                *(use.uuid for use in uses.get(task.rank, ())),
+                *(own[at] for at in task.gpus if at in own),
+            ]
             samples = tuple(
                 _gpu_sample(
                     state,
@@ -117,26 +137,28 @@ class GpuWorkersCollector:
                     is_exclusive=state.gpu.uuid not in shared,
                     use=held.get((task.rank, state.gpu.uuid)),
                 )
-                for state in gpus
+                for state in (states[uuid] for uuid in dict.fromkeys(planned_or_used) if uuid in states)
             )
-            self._detector.update(now, self._worker_sample(task, samples))
+            self._detector.update(now, self._worker_sample(task, samples, workers))
         conditions = self._detector.conditions(now)
-        published.gpu_users = self._recent_users_by_gpu(
-            now, usage, {uuid: state.gpu.parent for uuid, state in states.items()}
+        parents = {uuid: state.gpu.parent for uuid, state in states.items()}
+        busy = {rank: self._detector.is_busy(rank, now) for rank in self._tasks}
+        self._published.publish(
+            NodeGpuUse(
+                workers=self._recent_users_by_gpu(now, usage, parents),
+                shared=frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign),
+                busy={rank: value for rank, value in busy.items() if value is not None},
+            )
         )
-        published.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
-        published.gpus_busy = {
-            rank: busy for rank in self._tasks if (busy := self._detector.is_busy(rank, now)) is not None
-        }
         self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
-        young = frozenset(rank for rank, start in published.start_times.items() if now - start < SETTLED_S)
+        young = frozenset(rank for rank, start in workers.starts.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if rank in uses:
                 self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
-        ended = {rank: last for rank, last in self._last_uses.items() if not published.pids.get(rank)}
+        ended = {rank: last for rank, last in self._last_uses.items() if not workers.pids.get(rank)}
         return GpuWorkersSnapshot(
             usage, conditions, planned, self._owners.outside_processes, ended, young, tuple(self._events)
         )
@@ -156,11 +178,6 @@ class GpuWorkersCollector:
 
     # -- conditions --------------------------------------------------------------------------------
 
-    def _worker_gpus(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
-        """UUIDs of the GPUs that a worker uses or that the plan gives to it."""
-        own = self._context.published.gpu_positions
-        return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
-
     @staticmethod
     def _uses_gpu(
         task: Task, state: GpuState, uses: Collection[tuple[int, str]], placements: Mapping[int, WorkerPlacement]
@@ -171,16 +188,17 @@ class GpuWorkersCollector:
         standing = placements.get(task.rank)
         return False if standing and standing.unused and state.gpu.index in standing.unused else None
 
-    def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...]) -> WorkerSample:
-        board = self._context.published
-        progress = board.progress.get(task.rank, WorkerProgress())
+    def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...], workers: WorkerProcesses) -> WorkerSample:
+        progress = self._progress.value.workers.get(task.rank, WorkerProgress())
+        # Logs that cannot be read do not show whether a worker is stalled.
+        is_known = task.rank in self._progress.recent.workers
         return WorkerSample(
             rank=task.rank,
             role=task.role,
-            start=board.start_times.get(task.rank) if board.pids.get(task.rank) else None,
-            phase=board.job_phase,
+            start=workers.starts.get(task.rank) if workers.pids.get(task.rank) else None,
+            phase=self._job_phase.value,
             last_rise=progress.last_rise,
-            stalled=progress.stalled,
+            stalled=progress.stalled if is_known else None,
             done=progress.done,
             waits_for_requests=progress.waits_for_requests,
             gpus=gpus,
@@ -211,10 +229,8 @@ class GpuWorkersCollector:
         for key, (kind, detail, whose) in present.items():
             if key in self._reported:
                 continue
-            event: dict[str, Any] = {"time": now, "level": "warning", "event": kind, "detail": detail}
-            if whose is not None:
-                event.update(worker=whose.worker, rank=whose.rank)
-            self._events.append(event)
+            event = Event(time=now, level="warning", event=kind, detail=detail)
+            self._events.append(event if whose is None else event.replace(worker=whose.worker, rank=whose.rank))
         self._reported = set(present)
 
     def _confirmed_foreign(
@@ -253,32 +269,39 @@ class GpuWorkersCollector:
             row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
             row.add(WORKERS, None if gpu.foreign is None and not gpu.workers else len(gpu.workers))
 
-    def describe(self, snapshot: GpuWorkersSnapshot, status: NodeStatus) -> None:
-        status.events.extend(snapshot.events)
+    def describe(self, snapshot: GpuWorkersSnapshot, parts: StatusParts) -> None:
+        parts.events += snapshot.events
         if snapshot.planned is None:
             return
         for rank in self._tasks:
-            status.worker(rank).update(_describe_worker(rank, snapshot))
-        names = {rank: task.worker for rank, task in self._tasks.items()}
-        users = {gpu.uuid: gpu for gpu in snapshot.usage.gpus}
-        for entry in status.gpus.get("gpus", ()):
-            found = users.get(entry["uuid"])
-            if found is not None:
-                entry["workers"] = [names[rank] for rank in found.workers]
-                entry["foreign"] = [self._describe_foreign(process, snapshot) for process in found.foreign or ()]
+            parts.add_worker(rank, _worker_status(rank, snapshot))
+        if parts.gpus is not None:
+            users = {gpu.uuid: gpu for gpu in snapshot.usage.gpus}
+            gpus = (self._with_users(gpu, users.get(gpu.uuid), snapshot) for gpu in parts.gpus.gpus)
+            parts.gpus = parts.gpus.replace(gpus=tuple(gpus))
 
-    @staticmethod
-    def _describe_foreign(process: ProcessOnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
-        holder = (snapshot.outside_processes or {}).get(process.pid)
-        return {
-            "pid": process.pid,
-            "memory_bytes": process.memory_bytes,
-            "name": None if holder is None else holder.name,
-            "uid": None if holder is None else holder.uid,
-        }
+    def _with_users(
+        self, gpu: status.GpuDevice, users: GpuUsers | None, snapshot: GpuWorkersSnapshot
+    ) -> status.GpuDevice:
+        if users is None:
+            return gpu
+        holders = snapshot.outside_processes or {}
+        return gpu.replace(
+            workers=tuple(self._tasks[rank].worker for rank in users.workers),
+            foreign=tuple(_foreign_process(process, holders.get(process.pid)) for process in users.foreign or ()),
+        )
 
 
-def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+def _foreign_process(process: ProcessOnGpu, holder: GpuProcessInfo | None) -> status.ForeignProcess:
+    return status.ForeignProcess(
+        pid=process.pid,
+        memory_bytes=process.memory_bytes,
+        name=None if holder is None else holder.name,
+        uid=None if holder is None else holder.uid,
+    )
+
+
+def _worker_status(rank: int, snapshot: GpuWorkersSnapshot) -> status.GpuUseStatus:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
@@ -287,23 +310,23 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     misplaced = standing.text if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
-    return {
-        "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
-        "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
-        "gpu_misplaced": misplaced,
-        "gpu_conditions": {condition.name: condition.text for condition in conditions if condition.state},
-        "gpu_memory_full": next((c.full_time for c in conditions if c.full_time is not None), None),
-    }
+    return status.GpuUseStatus(
+        gpu_misplaced=misplaced,
+        gpu_conditions={condition.name: condition.text for condition in conditions if condition.state},
+        gpu_memory_full=next((c.full_time for c in conditions if c.full_time is not None), None),
+        gpu_plan=(snapshot.planned or {}).get(rank, ()),
+        gpu_use=None if uses is None else tuple(map(_gpu_use, uses)),
+    )
 
 
-def _describe_use(use: GpuUse) -> dict[str, Any]:
-    return {
-        "gpu": use.index,
-        "uuid": use.uuid,
-        "memory_bytes": use.memory_bytes,
-        "sm_ratio": use.sm_ratio,
-        "attribution": use.attribution,
-    }
+def _gpu_use(use: GpuUse) -> status.GpuUse:
+    return status.GpuUse(
+        gpu=use.index,
+        uuid=use.uuid,
+        memory_bytes=use.memory_bytes,
+        sm_ratio=use.sm_ratio,
+        attribution=use.attribution,
+    )
 
 
 def _gpu_sample(state: GpuState, used: bool | None, *, is_exclusive: bool, use: GpuUse | None) -> GpuSample:

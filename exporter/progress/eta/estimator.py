@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,
     FIRST_WEIGHTS,
@@ -21,7 +22,6 @@ from exporter.progress.eta.blocks import SAME_TIME_S, RecentThroughput, WorkBloc
 from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
 from exporter.progress.eta.interval import (
-    EtaEstimate,
     confidence,
     half_width,
     log_deviation,

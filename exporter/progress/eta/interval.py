@@ -3,19 +3,12 @@
 import math
 import statistics
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from exporter.contract.status import EtaEstimate
 
 INTERVAL_DEVIATIONS = 0.85  # standard deviations on each side that contain the true value four times in five
 FUTURE_ERROR_FACTOR = 1.2  # future errors exceed past ones by this factor
 LEAST_DEVIATION = 0.02
-
-
-class EtaEstimate(NamedTuple):
-    """Seconds left: the middle estimate and an interval that should contain the true value 4 times in 5."""
-
-    seconds: float
-    low: float
-    high: float
 
 
 def start_doubt(blocks: int) -> float:

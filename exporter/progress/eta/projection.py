@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from exporter.progress.eta.interval import EtaEstimate, with_interval
+from exporter.contract.status import EtaEstimate
+from exporter.progress.eta.interval import with_interval
 
 RATE_S = 60.0
 RATE_SILENCES = 8.0

@@ -11,6 +11,8 @@ import pytest
 from exporter.attach.finder import RESTART_S, SETTLE_S, WorkerFinder
 from exporter.attach.workers_reader import WorkerCandidate, WorkerSearchResult
 from exporter.contract import run_files
+from exporter.contract.events import Event
+from exporter.contract.status import NodeName, NodeStatus, WorkerEnd, WorkerStatus
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task
 
 
@@ -28,10 +30,10 @@ class Job:
             SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.request_worker_read)
         ]
         self.candidates: list[WorkerCandidate] = []
-        self.worker_events: list[dict[str, Any]] = []
+        self.worker_events: list[Event] = []
         self.gone: dict[int, str] = {}
         self.problems: tuple[str, ...] = ()
-        self.ends: dict[int, list[dict[str, Any]]] = {task.rank: [] for task in self.context.tasks}
+        self.ends: dict[int, list[WorkerEnd]] = {task.rank: [] for task in self.context.tasks}
         self.known: set[int] = set()
         self.by_name = True
         self.searches = 0
@@ -55,12 +57,12 @@ class Job:
         found = tuple(candidate for candidate in visible if candidate.pid not in known)
         return WorkerSearchResult(found, self.gone, self.problems)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         workers = [
-            {"worker": f"worker_w{rank}", "rank": rank, "pid": None, "up": not ends, "exits": ends}
+            WorkerStatus(worker=f"worker_w{rank}", rank=rank, up=not ends, exits=tuple(ends))
             for rank, ends in self.ends.items()
         ]
-        return {"workers": workers, "events": self.worker_events}
+        return NodeStatus(workers=tuple(workers), events=tuple(self.worker_events))
 
     def start_worker(
         self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, directory: str | None = "/a"
@@ -71,8 +73,8 @@ class Job:
 
     def end_worker(self, rank: int, code: int = 0) -> None:
         self.candidates = [s for s in self.candidates if s.pid != self.record(rank)["pid"]]
-        end = {"restart": len(self.ends[rank]), "time": self.clock.now, "code": code, "signal": None}
-        self.ends[rank].append({**end, "reason": "app_error" if code else "completed", "evidence": []})
+        reason = "app_error" if code else "completed"
+        self.ends[rank].append(WorkerEnd(reason=reason, code=code, time=self.clock.now, restart=len(self.ends[rank])))
 
     def step(self, seconds: float = 1.0) -> str:
         """Advance the clock, read once, and return the published phase."""
@@ -126,8 +128,9 @@ def test_each_event_is_written_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.start_worker(100, 0)
     job.start_worker(101, 1)
-    ended = {"time": 5.0, "level": "critical", "event": "worker ended", "worker": "worker_w1", "rank": 1, "detail": "x"}
-    job.worker_events = [ended]
+    job.worker_events = [
+        Event(time=5.0, level="critical", event="worker ended", worker="worker_w1", rank=1, detail="x")
+    ]
     job.finder.read()
     job.finder.read()
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -194,12 +197,12 @@ def test_a_restart_is_recognized_by_how_the_worker_was_found(
 def test_worker_ends_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gpujob.finder")
     job = Job(tmp_path)
-    common = {"time": 5.0, "level": "info", "rank": 1, "worker": "worker_w1"}
+    common = Event(time=5.0, level="info", event="", rank=1, worker="worker_w1")
     detail = "killed_unknown: killed by SIGKILL; nobody knows by whom"
     job.worker_events = [
-        {**common, "event": "worker ended", "detail": detail},
-        {**common, "event": "worker daemonised", "detail": "pid 7 has ended, pid 8 goes on"},
-        {**common, "event": "worker started", "detail": "pid 7"},
+        common.replace(event="worker ended", detail=detail),
+        common.replace(event="worker daemonised", detail="pid 7 has ended, pid 8 goes on"),
+        common.replace(event="worker started", detail="pid 7"),
     ]
     job.step()
     job.step()
@@ -240,7 +243,7 @@ def test_surplus_processes_are_reported_once(tmp_path: Path) -> None:
     for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
         job.start_worker(pid, number)
     job.step()
-    assert [event["detail"] for event in job.events] == [
+    assert [event.detail for event in job.events] == [
         "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
     ]
     job.end_worker(0)
@@ -279,7 +282,7 @@ def test_missing_workers_are_named_with_their_details(tmp_path: Path) -> None:
         "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
         f"; worker_pids.txt: 'x' is not a process id{SUGGESTION}"
     )
-    assert [event["detail"] for event in job.events] == [job.problems[0], message]
+    assert [event.detail for event in job.events] == [job.problems[0], message]
 
 
 def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
@@ -304,7 +307,7 @@ def test_a_job_without_workers_fails_after_the_launch_timeout(tmp_path: Path) ->
     job.final = True
     assert job.step() == "finished, ended"
     message = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{SUGGESTION}"
-    assert [event["detail"] for event in job.events] == [message]
+    assert [event.detail for event in job.events] == [message]
 
 
 def test_process_names_are_not_suggested_if_there_is_a_pid_file(tmp_path: Path) -> None:
@@ -312,15 +315,14 @@ def test_process_names_are_not_suggested_if_there_is_a_pid_file(tmp_path: Path) 
     job.start_worker(100, 0, "pid_file")
     job.step()
     job.step(10)
-    assert str(job.events[-1]["detail"]).endswith(
+    assert job.events[-1].detail.endswith(
         "; write their pids to worker_pids.txt in the log directory, or to --pid-file"
     )
 
 
 def test_a_status_from_before_the_first_worker_read_is_accepted(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    before = {**job.status(), "workers": [{"items": None}]}
-    job.status = lambda: before  # type: ignore[method-assign]
+    job.status = NodeStatus  # type: ignore[method-assign]
     assert job.step() == "launching"
 
 
@@ -358,7 +360,7 @@ def test_numbers_of_workers_count_within_the_job_or_within_the_node(tmp_path: Pa
 
 def test_only_the_first_node_publishes_phase_and_events(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=4, nodes=2, node_index=1)
-    job.worker_events = [{"time": 5.0, "event": "worker ended", "worker": "worker_w2", "detail": "x"}]
+    job.worker_events = [Event(time=5.0, level="info", event="worker ended")]
     job.finder.read()
     assert not (tmp_path / run_files.STATE_FILE).exists()
     assert not (tmp_path / run_files.EVENTS_FILE).exists()
@@ -367,12 +369,17 @@ def test_only_the_first_node_publishes_phase_and_events(tmp_path: Path) -> None:
 def write_status(job: Job, *ends: float | None, attempt: int = 0) -> None:
     """The status of the second of two nodes, with the ends of its workers."""
     workers = [
-        {"rank": 2 + n, "start": 1.0, "up": end is None, "exit": None if end is None else {"time": end}}
+        WorkerStatus(
+            rank=2 + n,
+            start=1.0,
+            up=end is None,
+            exit=None if end is None else WorkerEnd(reason="completed", time=end),
+        )
         for n, end in enumerate(ends)
     ]
-    events = [{"time": 5.0, "event": "pid file", "worker": "", "detail": "x"}]
-    body = {"attempt": attempt, "node": {"name": "node02"}, "workers": workers, "events": events}
-    run_files.write_json(job.run_dir / run_files.STATUS_DIR / "node02.json", body)
+    events = (Event(time=5.0, level="warning", event="pid file", detail="x"),)
+    status = NodeStatus(attempt=attempt, node=NodeName(name="node02", index=1), workers=tuple(workers), events=events)
+    run_files.write_json(job.run_dir / run_files.STATUS_DIR / "node02.json", status.to_json())
 
 
 def test_the_job_is_over_when_the_workers_of_all_nodes_have_ended(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Metric, exposition, parser
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE, Family, Samples
+from exporter.collecting.families import Family, Samples
 from tests.support.strategies import TEXT
 
 parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
@@ -116,10 +116,7 @@ def test_pages_are_equivalent_to_those_of_the_library(samples: list[AddedSample]
     registry.register(LibraryCollector(samples))
     for ours, theirs in (
         (parse_text(page(samples)), parse_text(library_text(registry).decode())),
-        (
-            parse_openmetrics(page(samples, openmetrics=True)),
-            parse_openmetrics(library_openmetrics(registry).decode()),
-        ),
+        (parse_openmetrics(page(samples, openmetrics=True)), parse_openmetrics(library_openmetrics(registry).decode())),
     ):
         ours_found, theirs_found = list(ours), list(theirs)
         assert sorted(parsed_samples(ours_found)) == sorted(parsed_samples(theirs_found))
@@ -255,8 +252,3 @@ def test_a_name_that_does_not_fit_its_kind_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         Family(name, "Help.", kind=kind)
-
-
-def test_the_content_types_name_format_and_version() -> None:
-    assert TEXT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
-    assert OPENMETRICS_TYPE == "application/openmetrics-text; version=1.0.0; charset=utf-8"

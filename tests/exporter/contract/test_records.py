@@ -67,7 +67,7 @@ def test_a_field_that_an_older_version_did_not_write_has_its_default() -> None:
         (page(schema=3), "status of n1 has schema 3, and this gpujob reads up to 2"),
         (page(workers=[{"rank": "a"}]), "status of n1.workers[0].rank: expected a whole number, not 'a'"),
         (page(workers=[{"rank": 1, "last": {"seconds": "x"}}]), "workers[0].last.seconds: expected a number, not 'x'"),
-        (page(workers=[{"rank": 1, "rate": "x"}]), "workers[0].rate: expected a number or null, not 'x'"),
+        (page(workers=[{"rank": 1, "rate": "x"}]), "workers[0].rate: expected a number, not 'x'"),
         (page(workers=[{"rank": True}]), "workers[0].rank: expected a whole number, not True"),
         (page(by_rank={"x": {}}), "status of n1.by_rank: invalid literal for int()"),
         ({}, "status of n1: job is missing"),

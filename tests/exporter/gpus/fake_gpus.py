@@ -1,12 +1,14 @@
 """Fake GPUs whose values a test sets, and a node with collectors that read them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
+from exporter.collecting.published import JobProgress, NodeGpuUse, WorkerProcesses, WorkerProgress
 from exporter.contract.manifest import Task
+from exporter.contract.status import NodeGpus
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
 from exporter.gpus.collectors.workers_collector import GpuWorkersCollector
 from exporter.gpus.host_reader import GpuHost
@@ -20,9 +22,11 @@ from exporter.gpus.records import (
     GpuProcess,
     GpuReading,
     GpuState,
+    JobGpus,
 )
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid
-from tests.support.exporter import FakeClock, make_identity, make_manifest, make_task, page_of
+from exporter.workers.exit_facts_reader import NodeFacts
+from tests.support.exporter import FakeClock, make_identity, make_manifest, make_task, page_of, publisher
 
 GIB = 1 << 30
 NVIDIA = GpuDriver("nvidia", "570.86.15", "12.8")
@@ -142,10 +146,15 @@ class Node:
             kernel=self.kernel,
             gpus=cast(GpuHost, self.host) if host is None else host,
         )
-        self.published = self.context.published
-        self.published.job_phase = "running"
-        self.gpus = GpusCollector(self.context)
-        self.workers = GpuWorkersCollector(self.context)
+        self.phase = publisher("running", self.clock)
+        self.job_gpus, self.gpu_use = publisher(JobGpus(), self.clock), publisher(NodeGpuUse(), self.clock)
+        self.processes = publisher(WorkerProcesses(), self.clock)
+        self.progress = publisher(JobProgress(), self.clock)
+        self.gpus = GpusCollector(self.context, self.job_gpus, self.phase)
+        self.workers = GpuWorkersCollector(
+            self.context, self.gpu_use, self.job_gpus, self.processes, self.progress, self.phase
+        )
+        self.node_facts = NodeFacts(self.context, self.processes, self.job_gpus, self.gpu_use)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -171,8 +180,21 @@ class Node:
 
     def run(self, rank: int, *pids: int, since: float = 3600.0) -> None:
         """Give a worker these processes. The first is its own."""
-        self.published.pids = {**self.published.pids, rank: frozenset(pids)}
-        self.published.start_times = {**self.published.start_times, rank: self.clock.time() - since}
+        starts = {**self.processes.value.starts, rank: self.clock.time() - since}
+        self.processes.publish(WorkerProcesses(pids={**self.pids, rank: frozenset(pids)}, starts=starts))
+
+    @property
+    def pids(self) -> Mapping[int, frozenset[int]]:
+        """Processes of the workers as last published."""
+        return self.processes.value.pids
+
+    def run_only(self, pids: Mapping[int, frozenset[int]]) -> None:
+        """Let the workers have these processes alone; start times stay."""
+        self.processes.publish(dataclasses.replace(self.processes.value, pids=pids))
+
+    def report(self, rank: int, progress: WorkerProgress) -> None:
+        """Let the log of a worker show this progress, and of no other any."""
+        self.progress.publish(JobProgress(workers={rank: progress}))
 
     def xid(self, number: int, code: int) -> None:
         """Let the driver report an Xid of the GPU at this position of the reading."""
@@ -188,16 +210,23 @@ class Node:
         return self.gpus.read()
 
     def page(self, seconds: float = 0.0) -> str:
-        """Metrics of both collectors."""
+        """Metrics of both collectors. The logs are read as well."""
+        self.progress.publish(self.progress.value)
         return page_of(self.gpus, self.read_gpus(seconds)) + page_of(self.workers, self.workers.read())
 
-    def status(self, seconds: float = 0.0) -> NodeStatus:
+    def status(self, seconds: float = 0.0) -> StatusParts:
         """The status of both collectors."""
-        status = NodeStatus()
+        status = StatusParts()
         self.gpus.describe(self.read_gpus(seconds), status)
         self.workers.describe(self.workers.read(), status)
         return status
 
     def events(self, seconds: float = 0.0) -> list[tuple[str, str, str]]:
         """Level, kind and detail of all events so far."""
-        return [(event["level"], event["event"], event["detail"]) for event in self.status(seconds).events]
+        return [(event.level, event.event, event.detail) for event in self.status(seconds).events]
+
+    def node_gpus(self, seconds: float = 0.0) -> NodeGpus:
+        """GPUs of the status."""
+        found = self.status(seconds).gpus
+        assert found is not None
+        return found

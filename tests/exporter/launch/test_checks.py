@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
-from exporter.contract import run_files
+from exporter.contract import run_files, status
 from exporter.contract.manifest import LogPattern, PathGroup
+from exporter.contract.status import LaunchCheck
 from exporter.launch.checks import (
     LEVELS,
     SETTLE_S,
-    NodeLaunchCheck,
     NodeLaunchFacts,
     WorkerLaunchFacts,
     check_launch,
     is_launch_verified,
 )
-from exporter.launch.collector import DEVICES_VARIABLE, FINAL_INTERVAL_S, POLL_S, LaunchCollector, LaunchSnapshot
+from exporter.launch.collector import DEVICES_VARIABLE, FINAL_INTERVAL_S, POLL_S, LaunchCollector
 from exporter.launch.facts_reader import read_open_gpus, why_not_writable
 from exporter.machine.procfs import read_environment
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
+from tests.support.statuses import worker_status
 
 TIMEOUT_S = 60.0
 NODE_IN_ORDER = NodeLaunchFacts(output_dir="/out", output_files=2, expects_progress=True, has_gpus=True)
@@ -58,7 +58,7 @@ def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunchFacts:
 
 def checks_of(
     *workers: WorkerLaunchFacts, node: NodeLaunchFacts = NODE_IN_ORDER, elapsed_s: float = 10.0, over: bool = False
-) -> dict[str, NodeLaunchCheck]:
+) -> dict[str, LaunchCheck]:
     checks = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over)
     return {check.name: check for check in checks}
 
@@ -66,7 +66,7 @@ def checks_of(
 def test_a_complete_launch_passes_every_check_in_order() -> None:
     checks = checks_of(worker(0), worker(1))
     assert tuple(checks) == ALL_CHECKS
-    assert all(check.passed is True and not check.problems for check in checks.values())
+    assert all(check.passed is True and not check.lacking for check in checks.values())
     assert is_launch_verified(checks.values())
     assert checks["processes"].detail == "2 of 2 workers started"
 
@@ -116,7 +116,7 @@ def test_a_problem_of_a_worker_is_awaited_and_then_reported(name: str, second: W
     assert pending.passed is None
     failed = checks_of(worker(0), second, elapsed_s=TIMEOUT_S)[name]
     assert failed.passed is False
-    assert (failed.problems[-1].worker, failed.problems[-1].rank, failed.problems[-1].found) == ("worker_w1", 1, found)
+    assert (failed.lacking[-1].worker, failed.lacking[-1].rank, failed.lacking[-1].found) == ("worker_w1", 1, found)
     assert "worker_w1 (rank 1)" in failed.detail
     assert is_launch_verified(checks_of(worker(0), second, elapsed_s=TIMEOUT_S).values()) is (LEVELS[name] == "warning")
     assert checks_of(worker(0), second, over=True)[name].passed is (found == "its process no longer exists")
@@ -132,7 +132,7 @@ def test_a_problem_of_a_worker_is_awaited_and_then_reported(name: str, second: W
 def test_a_problem_of_the_node_is_awaited_and_then_reported(name: str, node: NodeLaunchFacts) -> None:
     assert checks_of(worker(), node=node)[name].passed is None
     failed = checks_of(worker(), node=node, elapsed_s=TIMEOUT_S)[name]
-    assert (failed.passed, failed.problems[0].worker) == (False, None)
+    assert (failed.passed, failed.lacking[0].worker) == (False, None)
 
 
 def test_checks_that_do_not_apply_are_left_out() -> None:
@@ -219,7 +219,7 @@ def test_every_check_has_a_result_at_the_end(
 ) -> None:
     elapsed_s = 0.0 if over else TIMEOUT_S
     for check in check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, is_over=over):
-        assert check.passed is (not check.problems)
+        assert check.passed is (not check.lacking)
     for check in check_launch(workers, node, elapsed_s=0.0, launch_timeout_s=TIMEOUT_S):
         assert check.passed is not False
 
@@ -256,27 +256,31 @@ class OtherCollectors:
 
     def __init__(self) -> None:
         self.phase = "running"
-        self.workers: dict[int, dict[str, Any]] = {}
+        self.workers: dict[int, status.WorkerStatus] = {}
         self.files = 1
         self.read = True
         self.calls = 0
-        self.gpus: dict[str, Any] = {}
+        self.gpus: status.NodeGpus | None = None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> status.NodeStatus:
         self.calls += 1
-        reading = {"duration_s": 0.01 if self.read else None, "last_success": 2e9, "overdue": False}
-        return {
-            "job": {"phase": self.phase},
-            "workers": list(self.workers.values()),
-            "gpus": self.gpus,
-            "outputs": [{"group": "output", "files": self.files, "mtime": 2e9}],
-            "collectors": dict.fromkeys(("workers", "logs", "outputs"), reading),
-        }
+        read = status.CollectorReads(success=True, duration_s=0.01 if self.read else None, last_success=2e9)
+        return status.NodeStatus(
+            job=status.JobStatus(phase=self.phase),
+            workers=tuple(self.workers.values()),
+            gpus=self.gpus,
+            outputs=(status.OutputGroup(group="output", files=self.files, mtime=2e9),),
+            collectors=dict.fromkeys(("workers", "logs", "outputs"), read),
+        )
 
     def set_worker(self, rank: int, **changes: Any) -> None:
         """Set the entry of a running worker with progress, and these changes."""
-        entry = {"rank": rank, "pid": os.getpid(), "up": True, "start": 1_699_999_990.0, "restarts": 0}
-        self.workers[rank] = {**entry, "rss_bytes": None, "exit": None, "items": 3, **changes}
+        facts = {"pid": os.getpid(), "start": 1_699_999_990.0, "rss_bytes": None, "items": 3, **changes}
+        self.workers[rank] = worker_status(rank, **facts)
+
+
+def failed(code: int) -> status.WorkerEnd:
+    return status.WorkerEnd(reason="app_error", evidence=(f"exit status {code}",))
 
 
 class Launch:
@@ -295,12 +299,16 @@ class Launch:
         """Create the collector, as a starting sidecar does."""
         self.collector = LaunchCollector(make_context(self.manifest, self.clock), self.status)
 
-    def read_after(self, after_s: float = 1.0) -> LaunchSnapshot:
+    def read_after(self, after_s: float = 1.0) -> status.Launch:
         self.clock.advance(after_s)
         return self.collector.read()
 
-    def passed(self, snapshot: LaunchSnapshot) -> dict[str, bool | None]:
-        return {name: check["passed"] for name, check in snapshot.checks.items()}
+    def passed(self, snapshot: status.Launch) -> dict[str, bool | None]:
+        return {check.name: check.passed for check in snapshot.checks}
+
+    def fault(self, snapshot: status.Launch, name: str) -> str:
+        """First problem of a failed check."""
+        return next(check for check in snapshot.checks if check.name == name).lacking[0].found
 
 
 @pytest.fixture
@@ -320,24 +328,24 @@ def test_a_complete_launch_is_verified_and_not_read_again(launch: Launch) -> Non
     assert (launch.status.calls, launch.collector.interval_s) == (reads, FINAL_INTERVAL_S)
 
 
-@pytest.mark.parametrize(("uses", "passed"), [([{"gpu": "0"}], True), ([], None)])
+@pytest.mark.parametrize(("uses", "passed"), [((status.GpuUse(gpu="0", uuid="GPU-0"),), True), ((), None)])
 def test_the_gpu_use_of_the_driver_takes_precedence_over_open_devices(
-    uses: list[dict[str, str]], passed: bool | None, tmp_path: Path
+    uses: tuple[status.GpuUse, ...], passed: bool | None, tmp_path: Path
 ) -> None:
     launch = Launch(tmp_path)
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(make_task(0),))
-    launch.status.gpus = {"driver_state": "ok"}
+    launch.status.gpus = status.NodeGpus(driver_state="ok")
     launch.status.set_worker(0, rss_bytes=1, gpu_use=uses)
     launch.create_collector()
     assert launch.passed(launch.read_after())["gpu_use"] is passed
     launch.status.set_worker(0, rss_bytes=1, gpu_use=uses, gpu_misplaced="uses GPU 1, the plan gives it GPU 0")
-    assert "uses GPU 1" in launch.read_after(TIMEOUT_S).checks["gpus"]["lacking"][0]["found"]
+    assert "uses GPU 1" in launch.fault(launch.read_after(TIMEOUT_S), "gpus")
 
 
 def test_there_are_no_checks_before_the_other_collectors_have_read(launch: Launch) -> None:
     launch.status.read = False
     snapshot = launch.read_after(1000)
-    assert (snapshot.verified, snapshot.final, snapshot.checks) == (False, False, {})
+    assert (snapshot.verified, snapshot.final, snapshot.checks) == (False, False, ())
     launch.status.read = True
     assert launch.read_after().final
 
@@ -346,7 +354,7 @@ def test_warnings_are_awaited_after_the_launch_is_verified(launch: Launch) -> No
     launch.status.files = 0
     snapshot = launch.read_after()
     assert (snapshot.verified, snapshot.final, launch.passed(snapshot)["output"]) == (True, False, None)
-    launch.status.set_worker(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 1"]})
+    launch.status.set_worker(0, up=False, exit=failed(1))
     snapshot = launch.read_after(TIMEOUT_S)
     assert (snapshot.verified, snapshot.final) == (True, True)
     assert (launch.passed(snapshot)["count"], launch.passed(snapshot)["output"]) == (True, False)
@@ -365,12 +373,12 @@ def test_a_launch_with_a_missing_worker_is_final_after_its_timeout(tmp_path: Pat
 
 @pytest.mark.parametrize("phase", ["completing", "finished"])
 def test_a_launch_is_final_when_the_job_ends_early(phase: str, launch: Launch) -> None:
-    launch.status.set_worker(0, up=False, exit={"reason": "app_error", "evidence": ["exit status 3"]})
+    launch.status.set_worker(0, up=False, exit=failed(3))
     assert not launch.read_after().final
     launch.status.phase = phase
     snapshot = launch.read_after()
     assert (snapshot.verified, snapshot.final) == (False, True)
-    assert snapshot.checks["count"]["lacking"][0]["found"] == "it has ended: app_error (exit status 3)"
+    assert launch.fault(snapshot, "count") == "it has ended: app_error (exit status 3)"
 
 
 def test_old_output_does_not_count(launch: Launch) -> None:
@@ -384,7 +392,7 @@ def test_output_is_not_expected_before_its_writer_starts(tmp_path: Path) -> None
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, dataclasses.replace(benchmark, later=True)))
     launch.status.files = 0
     launch.create_collector()
-    assert "output" not in launch.read_after().checks
+    assert "output" not in launch.passed(launch.read_after())
     launch.status.files = 1
     assert launch.passed(launch.read_after())["output"] is True
     launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, benchmark))
@@ -395,13 +403,13 @@ def test_output_is_not_expected_before_its_writer_starts(tmp_path: Path) -> None
 
 def test_only_the_first_node_checks_the_output(launch: Launch) -> None:
     launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, node_index=1), launch.status)
-    assert "output" not in launch.read_after().checks
+    assert "output" not in launch.passed(launch.read_after())
 
 
 def test_progress_is_checked_only_if_it_can_be_known(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     launch.status.set_worker(0, items=None)
-    assert "progress" not in launch.read_after().checks
+    assert "progress" not in launch.passed(launch.read_after())
     for settings in ({"total_items": 10}, {"progress": (LogPattern("items", "at (\\d+)"),)}):
         launch.manifest = dataclasses.replace(launch.manifest, **settings)
         launch.create_collector()
@@ -417,10 +425,10 @@ def test_progress_of_a_benchmark_is_not_expected_from_its_services(tmp_path: Pat
         launch.create_collector()
         launch.status.set_worker(0, items=None)
         launch.status.set_worker(1, items=5)
-        assert "progress" not in launch.read_after().checks
+        assert "progress" not in launch.passed(launch.read_after())
     launch.manifest = dataclasses.replace(launch.manifest, total_items=10)
     launch.create_collector()
-    assert "progress" not in launch.read_after().checks, "it serves"
+    assert "progress" not in launch.passed(launch.read_after()), "it serves"
 
 
 def test_logs_of_the_current_run_and_of_the_log_pattern_count(tmp_path: Path) -> None:
@@ -436,15 +444,13 @@ def test_logs_of_the_current_run_and_of_the_log_pattern_count(tmp_path: Path) ->
 
 def test_a_restarted_sidecar_keeps_the_result_of_this_attempt(launch: Launch) -> None:
     snapshot = launch.read_after()
-    status = NodeStatus()
-    launch.collector.describe(snapshot, status)
     (launch.run_dir / run_files.STATUS_DIR).mkdir()
     path = launch.run_dir / run_files.STATUS_DIR / f"{NODE}.json"
     launch.status.workers.clear()
     for document, is_kept in (
-        ({"attempt": 0, "launch": status.launch}, True),
-        ({"attempt": 1, "launch": status.launch}, False),
-        ({"attempt": 0, "launch": {"verified": True}}, False),
+        ({"attempt": 0, "launch": snapshot.to_json()}, True),
+        ({"attempt": 1, "launch": snapshot.to_json()}, False),
+        ({"attempt": 0, "launch": {"verified": 1}}, False),
         ({"attempt": 0}, False),
     ):
         run_files.write_json(path, document)

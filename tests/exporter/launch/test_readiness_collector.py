@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.launch.readiness_collector import EXPECTED, READY, TIMEOUT, WORKERS, ReadinessCollector
 from tests.support.exporter import make_context, make_manifest, page_of, samples_of
+from tests.support.statuses import described
 
 BODY: dict[str, Any] = {
     "schema": 1,
@@ -34,13 +34,13 @@ def test_ready_and_expected_workers_are_published(tmp_path: Path) -> None:
     collector = make_collector(tmp_path, BODY)
     snapshot = collector.read()
     assert snapshot is not None
-    page, status = page_of(collector, snapshot), NodeStatus()
-    collector.describe(snapshot, status)
+    page, readiness = page_of(collector, snapshot), described(collector, snapshot).readiness
     assert samples_of(page, READY) == {"": 0.0}
     assert samples_of(page, TIMEOUT) == {"": 1800.0}
     assert samples_of(page, WORKERS) == {'role="prefill"': 3.0, 'role="decode"': 2.0}
     assert samples_of(page, EXPECTED) == {'role="prefill"': 4.0, 'role="decode"': 1.0}
-    assert status.job["readiness"] == {
+    assert readiness is not None
+    assert readiness.to_json() == {
         "ready": False,
         "since": None,
         "waiting": "1 prefills and 0 decodes",
@@ -54,7 +54,7 @@ def test_a_ready_job_has_the_time_since_when(tmp_path: Path) -> None:
     )
     snapshot = collector.read()
     assert snapshot is not None
-    assert (snapshot.ready, snapshot.since, snapshot.roles) == (True, 1_700_000_090.5, ())
+    assert (snapshot.ready, snapshot.since, snapshot.roles) == (True, 1_700_000_090.5, {})
     assert samples_of(page_of(collector, snapshot), READY) == {"": 1.0}
 
 

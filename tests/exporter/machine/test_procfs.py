@@ -21,13 +21,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.status import ProcessDetails
 from exporter.machine import process_tree
 from exporter.machine.process_tree import (
     MOST_LINKS,
     MOST_PATHS,
     MOST_PROCESSES,
     ProcessTree,
-    ProcessTreeDetails,
     ProcessTreeSample,
 )
 from exporter.machine.procfs import (
@@ -597,7 +597,7 @@ def test_a_recycled_pid_is_not_mistaken_for_the_worker(start: Start, descriptors
         with pytest.raises(ProcessLookupError, match=f"^pid {child} now belongs to another process$"):
             ProcessTree(child, own.start_ticks)
         assert read_start_ticks(child) != own.start_ticks
-        assert own.read_details() == ProcessTreeDetails(None, None, None, None, (), ())
+        assert own.read_details() == ProcessDetails()
     finally:
         other.kill()
         other.wait()

@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext
+from exporter.collecting.published import RECENT_S as RECENT_VALUE_S
+from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
+from exporter.contract.status import WorkerStatus
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
 from exporter.progress import collector, worker_logs_reader
@@ -51,8 +54,10 @@ from tests.support.exporter import (
     make_manifest,
     make_task,
     page_of,
+    publisher,
     samples_of,
 )
+from tests.support.statuses import described, worker_of
 from tests.support.strategies import PLACES, cut
 
 TASK = make_task(0)
@@ -72,8 +77,13 @@ class Logs:
 
     def fresh(self) -> LogsCollector:
         """A collector that has read nothing yet, as after a restart of the sidecar."""
-        self.context = make_context(self.manifest, self.clock)
-        return LogsCollector(self.context)
+        return self.collector_of(make_context(self.manifest, self.clock))
+
+    def collector_of(self, context: CollectorContext) -> LogsCollector:
+        """A collector whose published values the test sees and sets."""
+        self.context, self.published = context, publisher(JobProgress(), self.clock)
+        self.gpu_use = publisher(NodeGpuUse(), self.clock)
+        return LogsCollector(context, self.published, self.gpu_use, publisher(()))
 
     def append(self, text: str | bytes, name: str = f"{NODE}_worker_w0.out") -> None:
         with (self.run_dir / name).open("ab") as out:
@@ -87,6 +97,10 @@ class Logs:
     def facts(self) -> WorkerLogFacts:
         """The facts about the first worker after one read."""
         return self.collector.read().workers[0]
+
+    def status(self) -> WorkerStatus:
+        """The first worker as the status shows it."""
+        return worker_of(described(self.collector, self.collector.read()))
 
     def page(self) -> str:
         return page_of(self.collector, self.collector.read())
@@ -362,20 +376,17 @@ def test_a_log_beyond_the_byte_limit_of_a_poll_is_read_in_several(logs: Logs, mo
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
 def test_the_status_is_valid_json_despite_a_value_that_is_not_finite(tmp_path: Path, value: str) -> None:
-    logs, status = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),)), NodeStatus()
+    logs = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),))
     logs.append(f"loss {value}\n")
-    logs.collector.describe(logs.collector.read(), status)
-    json.dumps(status.workers, allow_nan=False)
+    json.dumps(logs.status().to_json(), allow_nan=False)
 
 
 def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
     logs.append(items(5) + "loss: 2\nConnection refused\n")
-    status = NodeStatus()
-    logs.collector.describe(logs.collector.read(), status)
-    entry = status.worker(0)
-    assert (entry["items"], entry["items_expected"], entry["items_processed"]) == (5, 100, 5)
-    assert (entry["values"], entry["log_errors"]) == ({"loss": 2.0}, {"connection": 1})
-    assert (entry["eta"], entry["rate"], entry["stalled"]) == (None, None, False)
+    entry = logs.status()
+    assert (entry.items, entry.items_expected, entry.items_processed) == (5, 100, 5)
+    assert (entry.values, entry.log_errors) == ({"loss": 2.0}, {"connection": 1})
+    assert (entry.eta, entry.rate, entry.stalled) == (None, None, False)
 
 
 def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
@@ -489,10 +500,8 @@ def test_the_token_rate_of_an_engine_is_the_current_one(logs: Logs) -> None:
     assert logs.facts().output_tokens_rate == 170.5
     logs.clock.advance(20)
     assert logs.facts().output_tokens_rate == 70.0, "rank 0 is idle"
-    status = NodeStatus()
-    logs.collector.describe(logs.collector.read(), status)
-    source = status.worker(0)
-    assert (source["output_tokens_per_second"], source["input_tokens_per_second"]) == (70.0, None)
+    source = logs.status()
+    assert (source.output_tokens_per_second, source.input_tokens_per_second) == (70.0, None)
     logs.clock.advance(20)
     facts = logs.facts()
     assert facts.output_tokens_rate is None
@@ -585,12 +594,12 @@ def test_saving_a_checkpoint_is_the_phase_of_the_job(logs: Logs) -> None:
     steady_work(logs, 20)
     logs.append("Saving checkpoint\n")
     logs.facts()
-    assert logs.context.published.log_phase == "checkpointing"
+    assert logs.published.value.phase == "checkpointing"
     logs.clock.advance(400)
     assert not logs.facts().stalled, "the log explains the silence"
     logs.append(items(101, total=1000))
     logs.facts()
-    assert logs.context.published.log_phase is None
+    assert logs.published.value.phase is None
 
 
 def test_a_pattern_that_backtracks_forever_times_out_and_is_counted(tmp_path: Path) -> None:
@@ -720,14 +729,12 @@ def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
     logs.append("hello\n" * 3)
     logs.facts()
     logs.clock.advance(200)
-    status = NodeStatus()
-    logs.collector.describe(logs.collector.read(), status)
-    (event,) = status.events
-    assert (event["event"], event["worker"], event["time"]) == (
+    (event,) = described(logs.collector, logs.collector.read()).events
+    assert (event.event, event.worker, event.time) == (
         *("progress unknown", "worker_w0"),
         logs.clock.now - 200 + worker_logs_reader.UNMATCHED_AFTER_S,
     )
-    assert "gpujob scan" in event["detail"]
+    assert "gpujob scan" in event.detail
 
 
 def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
@@ -806,13 +813,10 @@ def test_a_silent_resume_after_a_restart_is_not_counted_as_work(logs: Logs) -> N
 def test_the_next_attempt_counts_only_items_after_the_position_of_the_last(tmp_path: Path, source: str) -> None:
     logs = Logs(tmp_path)
     log_each_second(logs, range(1, 142), LOG)
-    status = NodeStatus()
-    logs.collector.describe(logs.collector.read(), status)
-    page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
+    page = {"attempt": 0, "workers": [logs.status().to_json()]}
     (tmp_path / "status_a0").mkdir()
     run_files.write_json(tmp_path / ("report_a0.json" if source == "report" else f"status_a0/{NODE}.json"), page)
-    logs.context = make_context(logs.manifest, logs.clock, attempt=1)
-    logs.collector = LogsCollector(logs.context)
+    logs.collector = logs.collector_of(make_context(logs.manifest, logs.clock, attempt=1))
     record_start(logs, attempt=1)
     logs.clock.advance(60)
     name = f"{NODE}_worker_w0_a1.out"
@@ -881,3 +885,12 @@ def test_items_skipped_in_the_backlog_of_a_fast_writer_count(logs: Logs) -> None
     logs.clock.advance(5)
     facts = logs.facts()
     assert (facts.position, facts.processed) == (29_999, 141 + 29_999)
+
+
+def test_gpus_that_were_busy_long_ago_do_not_hide_a_stall(logs: Logs) -> None:
+    log_each_second(logs, range(1, 60), LOG)
+    logs.clock.advance(1.5 * logs.manifest.stall_timeout_s)
+    logs.gpu_use.publish(NodeGpuUse(busy={0: True}))
+    assert logs.facts().stalled is False
+    logs.clock.advance(RECENT_VALUE_S + 1)
+    assert logs.facts().stalled is True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.interval import EtaEstimate
+from exporter.contract.status import EtaEstimate
 from exporter.progress.outlook import checkpoint_meets_deadline, next_checkpoint, time_limit_met_probability
 
 ESTIMATES = st.tuples(st.floats(0, 1e7), st.floats(0, 1), st.floats(1, 100)).map(

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.contract.status import WorkerStatus
 from exporter.logs.search.findings import UNITS
 from exporter.progress.work import JobWork, job_rate, job_work, unit_word
 
 
-def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> dict[str, Any]:
-    return {"unit": unit, "items": done, "items_expected": expected, "items_processed": done, **over}
+def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> WorkerStatus:
+    known: dict[str, Any] = {"unit": unit, "items": done, "items_expected": expected, "items_processed": done, **over}
+    return WorkerStatus(worker="worker_w0", rank=0, **known)
 
 
 @pytest.mark.parametrize("unit", ["items", "requests", "tokens"])
@@ -47,8 +49,7 @@ def test_workers_with_different_units_have_no_sum() -> None:
 
 def test_the_default_unit_is_items() -> None:
     assert job_work([worker(None, 5), worker("items", 7)]).unit == "items"
-    assert job_work([{"items": 5}, {"items": 7}]).done == 12
-    assert unit_word({}) == unit_word({"unit": None}) == "items"
+    assert unit_word(None) == "items"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +62,12 @@ def test_the_default_unit_is_items() -> None:
 def test_progress_bars_over_batches_do_not_count_items(
     pattern: str, total: int | None, items: bool, expected: int
 ) -> None:
-    work = job_work([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
+    work = job_work([worker("items", 5, 10, pattern=pattern) for _ in range(2)])
     assert (work.counts_total_items(total), work.expected_total(total)) == (items, expected)
 
 
 def test_there_is_no_progress_or_unit_before_the_first_position() -> None:
-    work = job_work([worker(None, None, 10), worker(None, None, 10), {}])
+    work = job_work([worker(None, None, 10), worker(None, None, 10), worker(None, None)])
     assert (work.unit, work.done, work.expected, work.counts_items) == (None, None, 20, True)
 
 
@@ -93,8 +94,8 @@ COUNT = st.none() | st.integers(0, 1000)
 
 
 @given(st.lists(st.builds(worker, st.sampled_from([None, *UNITS]), COUNT, COUNT), max_size=5))
-def test_the_progress_of_a_job_is_at_most_the_sum_of_its_workers(workers: list[dict[str, Any]]) -> None:
-    work, known = job_work(workers), [entry["items"] for entry in workers if entry["items"] is not None]
+def test_the_progress_of_a_job_is_at_most_the_sum_of_its_workers(workers: list[WorkerStatus]) -> None:
+    work, known = job_work(workers), [entry.items for entry in workers if entry.items is not None]
     assert work.done is None or min(known) <= work.done <= sum(known)
     assert (work.done is None) == (len(work.units) != 1)
     assert work.has_all_positions == (len(known) == len(workers))

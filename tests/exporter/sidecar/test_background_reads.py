@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import SystemClock
+from exporter.contract.events import Event
 from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, CollectorSlot
-from exporter.sidecar.sidecar import Sidecar
-from tests.support.exporter import FakeClock, make_context, make_manifest, samples_of, until
+from tests.support.exporter import FakeClock, make_context, make_manifest, make_sidecar, samples_of, until
 
 DEADLINE_S = 10.0
 VALUE = Family("test_value", "Reads so far.", labels=("which",))
@@ -53,8 +53,8 @@ class ScriptedCollector:
             raise KeyError("lunch")
         out.add(VALUE, snapshot, which=self.name)
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None:
-        status.job[self.name] = snapshot
+    def describe(self, snapshot: int, parts: StatusParts) -> None:
+        parts.events.append(Event(time=snapshot, level="info", event=self.name))
 
 
 class SlotSet:
@@ -154,6 +154,7 @@ def test_a_failure_is_logged_when_it_begins_and_when_it_ends(
     for _ in range(3):
         slot_set.read_once(slot_set.slots[0])
     assert logged(caplog) == ["collector a fails: ValueError: no such thing"]
+    assert [record.levelno for record in caplog.records if record.name == "gpujob.refresh"] == [logging.WARNING]
     slot_set.collectors[0].mode = "reads"
     for _ in range(3):
         slot_set.read_once(slot_set.slots[0])
@@ -170,7 +171,11 @@ def test_an_overdue_read_removes_only_its_own_series(slot_set: SlotSet) -> None:
     assert slot_set.values() == {'which="b"': 2}
     assert slot_set.success() == {'collector="a"': 0, 'collector="b"': 1}
     assert hanging.overdue
-    assert hanging.describe()["overdue"]
+    assert hanging.reads.overdue
+    parts = StatusParts()
+    for slot in slot_set.slots:
+        slot.describe(parts)
+    assert [event.event for event in parts.events] == ["b"]
 
 
 def test_no_second_read_starts_while_one_hangs(slot_set: SlotSet) -> None:
@@ -268,7 +273,7 @@ def test_the_read_deadline_is_three_intervals_and_at_least_ten_seconds(interval_
 
 def test_a_snapshot_that_cannot_be_rendered_loses_only_its_own_series(tmp_path: Path) -> None:
     bad, good = ScriptedCollector("bad"), ScriptedCollector("good")
-    sidecar = Sidecar(make_context(make_manifest(tmp_path)), built=[bad, good])
+    sidecar = make_sidecar(make_context(make_manifest(tmp_path)), bad, good)
     sidecar.start()
     until(lambda: sidecar.ready, "the first reads")
     bad.mode = "cannot be shown"
@@ -296,10 +301,3 @@ def test_a_hanging_read_does_not_delay_the_end_of_the_process() -> None:
         "collector.started.wait()\n"
     )
     subprocess.run([sys.executable, "-I", "-c", program], timeout=20, check=True)
-
-
-def test_failures_are_logged_as_warnings(slot_set: SlotSet, caplog: pytest.LogCaptureFixture) -> None:
-    slot_set.start()
-    slot_set.collectors[0].mode = "fails"
-    slot_set.read_once(slot_set.slots[0])
-    assert [record.levelno for record in caplog.records if record.name == "gpujob.refresh"] == [logging.WARNING]

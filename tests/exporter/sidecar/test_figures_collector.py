@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
+from exporter.contract.status import FigureOfMerit
 from exporter.sidecar.figures_collector import (
     FIGURE,
     FIGURE_TIME,
     MOST_FIGURES,
-    FigureOfMerit,
     FigureOfMeritError,
     FomCollector,
     parse_figure_of_merit,
 )
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, page_of, samples_of
+from tests.support.statuses import described
 
 
 @pytest.fixture
@@ -123,12 +123,10 @@ def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, cloc
     page = page_of(collector, collector.read())
     assert samples_of(page, FIGURE) == {'name="gflops"': 2.0, 'name="loss"': 3.0}
     assert samples_of(page, FIGURE_TIME) == {'name="gflops"': start + 60, 'name="loss"': start}
-    status = NodeStatus()
-    collector.describe(collector.read(), status)
-    assert status.figures_of_merit == [
-        {"name": "gflops", "value": 2.0, "time": start + 60},
-        {"name": "loss", "value": 3.0, "time": start},
-    ]
+    assert described(collector, collector.read()).figures_of_merit == (
+        FigureOfMerit("gflops", 2.0, start + 60),
+        FigureOfMerit("loss", 3.0, start),
+    )
 
 
 def test_a_figure_is_kept_without_updates(tmp_path: Path, clock: FakeClock) -> None:

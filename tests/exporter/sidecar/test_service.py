@@ -18,12 +18,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
+from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.gpus.records import GpuReading
+from exporter.gpus.records import GpuReading, JobGpus
 from exporter.sidecar import service
 from exporter.sidecar.background_reads import SUCCESS
 from exporter.sidecar.figures_collector import FIGURE, FomCollector
@@ -47,7 +48,17 @@ from exporter.sidecar.sidecar import (
     open_socket,
     parse_listen_address,
 )
-from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
+from tests.support.exporter import (
+    NODE,
+    SOON_S,
+    FakeClock,
+    ShiftedClock,
+    make_context,
+    make_manifest,
+    make_sidecar,
+    publisher,
+    samples_of,
+)
 
 TIMEOUT_S = SOON_S  # for events that must happen
 
@@ -69,15 +80,18 @@ class BlockedCollector:
     def render(self, snapshot: int, out: Samples) -> None:
         """Add nothing."""
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None:
+    def describe(self, snapshot: int, parts: StatusParts) -> None:
         """Add nothing."""
 
 
 class Served:
     """A service that runs in this event loop, with a client."""
 
+    scrape_check_begun = threading.Event()  # set when a service first checks who scraped its final values
+
     def __init__(self, sidecar: Sidecar, http: aiohttp.ClientSession, task: "asyncio.Task[None]", url: str) -> None:
         self.sidecar = sidecar
+        self.run_dir = sidecar.context.manifest.run_dir
         self.task = task
         self._http = http
         self._url = url
@@ -101,9 +115,19 @@ class Served:
             assert time.monotonic() < end, f"waited for {what}"
             await asyncio.sleep(0.005)
 
+    def advance(self, seconds: float) -> None:
+        """Let this many seconds pass."""
+        assert isinstance(self.sidecar.context.clock, ShiftedClock)
+        self.sidecar.context.clock.shift += seconds
+
     async def ended(self) -> None:
         """Wait for the service to end."""
         await asyncio.wait_for(asyncio.shield(self.task), TIMEOUT_S)
+
+    async def read_final_values(self) -> None:
+        """End the job and wait until the sidecar has read its final values."""
+        finish(self.run_dir)
+        await self.until(self.scrape_check_begun.is_set, "the last values")
 
     async def keeps_running(self, seconds: float = 0.2) -> None:
         """Check that the service keeps running for a while."""
@@ -142,8 +166,8 @@ def scenario(sidecar: Sidecar, play: Callable[[Served], Awaitable[None]]) -> Non
 
 
 @pytest.fixture(autouse=True)
-def scrape_check_begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Event that is set when a service first checks who scraped its final values. Services read the phase often."""
+def scrape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the first check of who scraped the final values, and let services read the phase often."""
     first_check, is_satisfied = threading.Event(), ScrapeLog.is_satisfied
 
     def record_check(log: ScrapeLog, since: float, now: float) -> bool:
@@ -151,8 +175,8 @@ def scrape_check_begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return is_satisfied(log, since, now)
 
     monkeypatch.setattr(ScrapeLog, "is_satisfied", record_check)
+    monkeypatch.setattr(Served, "scrape_check_begun", first_check)
     monkeypatch.setattr(service, "WATCH_S", 0.005)
-    return first_check
 
 
 @pytest.fixture
@@ -160,15 +184,24 @@ def clock() -> ShiftedClock:
     return ShiftedClock()
 
 
-def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
+def phase_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
     """A sidecar that reads the phase all the time and publishes on request."""
     context = make_context(make_manifest(run_dir, **changes), clock)
-    job = JobCollector(context)
+    job = JobCollector(context, publisher(""), publisher(JobProgress()))
     job.interval_s = 0.005
-    sidecar = Sidecar(context, built=[job, *others])
+    sidecar = make_sidecar(context, job, *others)
     for slot in (sidecar.diagnostics, sidecar.publisher):
         slot.collector.interval_s = 1e6  # type: ignore[misc]  # they read only on request
     return sidecar
+
+
+def in_sidecar(**changes: Any) -> Callable[[Callable[[Served], Awaitable[None]]], Callable[[Path], None]]:
+    """Run a test with a service, and these changes of the manifest."""
+
+    def decorate(test: Callable[[Served], Awaitable[None]]) -> Callable[[Path], None]:
+        return lambda tmp_path: scenario(phase_sidecar(tmp_path, ShiftedClock(), **changes), test)
+
+    return decorate
 
 
 def finish(run_dir: Path) -> None:
@@ -188,7 +221,7 @@ def test_a_sidecar_is_ready_when_every_collector_has_read(tmp_path: Path, clock:
         await served.until(lambda: served.sidecar.ready, "the first read")
         assert await served.get("/-/ready") == (200, "The exporter is ready.\n")
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -201,14 +234,7 @@ def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedCloc
         assert "<script>" not in text
         assert 'href="metrics"' in text
 
-    scenario(Sidecar(context, built=[]), play)
-
-
-def test_an_unknown_path_gives_404(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        assert (await served.get("/etc/passwd"))[0] == 404
-
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(make_sidecar(context), play)
 
 
 def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -222,11 +248,11 @@ def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: Shifted
         assert [value for key, value in success.items() if 'collector="job"' in key] == [1]
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock: ShiftedClock) -> None:
-    sidecar = make_sidecar(tmp_path, clock)
+    sidecar = phase_sidecar(tmp_path, clock)
     sidecar.host = "127.0.0.1"
     path = tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json"
 
@@ -252,18 +278,12 @@ def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock
 
 @pytest.mark.parametrize(
     ("host", "address"),
-    [
-        ("", f"{NODE}:7"),
-        ("0.0.0.0", f"{NODE}:7"),
-        ("::", f"{NODE}:7"),
-        ("10.0.0.1", "10.0.0.1:7"),
-        ("::1", "[::1]:7"),
-    ],
+    [("", f"{NODE}:7"), ("0.0.0.0", f"{NODE}:7"), ("::", f"{NODE}:7"), ("10.0.0.1", "10.0.0.1:7"), ("::1", "[::1]:7")],
 )
 def test_clients_can_connect_to_the_published_address(
     tmp_path: Path, clock: ShiftedClock, host: str, address: str
 ) -> None:
-    sidecar = make_sidecar(tmp_path, clock)
+    sidecar = phase_sidecar(tmp_path, clock)
     sidecar.host, sidecar.port = host, 7
     sidecar.publisher.collector.read()
     assert (run_files.read_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json") or {})["address"] == address
@@ -276,7 +296,7 @@ def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
     if record is not None:
         run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", record)
-    assert find_earlier_port(make_sidecar(tmp_path, clock)) is None
+    assert find_earlier_port(phase_sidecar(tmp_path, clock)) is None
 
 
 def test_a_full_run_directory_only_prevents_publishing(
@@ -293,7 +313,7 @@ def test_a_full_run_directory_only_prevents_publishing(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", full)
-        scenario(make_sidecar(tmp_path, clock), play)
+        scenario(phase_sidecar(tmp_path, clock), play)
 
 
 # -- figures of merit ----------------------------------------------------------------------------
@@ -303,7 +323,7 @@ def with_figures(run_dir: Path, clock: ShiftedClock) -> Sidecar:
     """A sidecar that accepts figures of merit and reads them on request."""
     fom = FomCollector(make_context(make_manifest(run_dir), clock))
     fom.interval_s = 1e6
-    return make_sidecar(run_dir, clock, fom)
+    return phase_sidecar(run_dir, clock, fom)
 
 
 def test_a_posted_figure_of_merit_is_immediately_on_both_pages(tmp_path: Path, clock: ShiftedClock) -> None:
@@ -313,7 +333,7 @@ def test_a_posted_figure_of_merit_is_immediately_on_both_pages(tmp_path: Path, c
         await served.until(lambda: served.sidecar.ready, "the first reads")
         body = b'{"name": "step gflops", "value": 134.45}'
         assert await served.post("/fom", body, Content_Type="application/json") == (200, {"status": "ok"})
-        await served.until(lambda: served.sidecar.status()["figures_of_merit"], "the figure")
+        await served.until(lambda: served.sidecar.status().figures_of_merit, "the figure")
         page = (await served.get("/metrics"))[1]
         assert [value for key, value in samples_of(page, FIGURE).items() if 'name="step_gflops"' in key] == [134.45]
         (figure,) = json.loads((await served.get("/status"))[1])["figures_of_merit"]
@@ -331,8 +351,8 @@ def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedC
         await served.ended()
         status = run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {}
         assert status["final"]
-        assert [figure["name"] for figure in served.sidecar.status()["figures_of_merit"]] == ["score"]
-        assert status["figures_of_merit"] == served.sidecar.status()["figures_of_merit"]
+        (figure,) = served.sidecar.status().figures_of_merit
+        assert status["figures_of_merit"] == [figure._asdict()]
 
     scenario(with_figures(tmp_path, clock), play)
 
@@ -413,81 +433,60 @@ def test_a_sidecar_that_was_never_scraped_ends_immediately(tmp_path: Path, clock
         status = json.loads((tmp_path / run_files.STATUS_DIR / f"{NODE}.json").read_text(encoding="utf-8"))
         assert status["final"]
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
 
 
-async def finished(served: Served, run_dir: Path, scrape_check_begun: threading.Event) -> None:
-    """End the job and wait until the sidecar has read its final values."""
-    finish(run_dir)
-    await served.until(scrape_check_begun.is_set, "the last values")
+@in_sidecar()
+async def test_a_scraper_gets_the_final_values_before_the_end(served: Served) -> None:
+    await served.get("/metrics")
+    await served.read_final_values()
+    await served.keeps_running()
+    page = (await served.get("/metrics"))[1]
+    await served.ended()
+    assert 'phase="finished"} 1\n' in page
 
 
-def test_a_scraper_gets_the_final_values_before_the_end(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        await served.get("/metrics")
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        page = (await served.get("/metrics"))[1]
-        await served.ended()
-        assert 'phase="finished"} 1\n' in page
-
-    scenario(make_sidecar(tmp_path, clock), play)
-
-
-def test_the_status_is_final_before_the_job_is_finished(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
+@in_sidecar()
+async def test_the_status_is_final_before_the_job_is_finished(served: Served) -> None:
     """The launcher waits for the final status, writes its report, and only then sets the phase `finished`."""
-    path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
-
-    async def play(served: Served) -> None:
-        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
-        await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
-        await served.keeps_running()
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock), play)
+    path = served.run_dir / run_files.STATUS_DIR / f"{NODE}.json"
+    run_files.write_job_state(str(served.run_dir), "completing", workers_ended=True)
+    await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
+    await served.keeps_running()
+    await served.read_final_values()
+    await served.ended()
 
 
-def test_the_status_is_not_final_while_a_worker_still_runs(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        run_files.write_job_state(str(tmp_path), "completing")
-        await served.until(lambda: served.sidecar.phase == "completing", "the phase")
-        await served.keeps_running()
-        assert not served.sidecar.final
-
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
+@in_sidecar(kill_wait_s=0.0)
+async def test_the_status_is_not_final_while_a_worker_still_runs(served: Served) -> None:
+    run_files.write_job_state(str(served.run_dir), "completing")
+    await served.until(lambda: served.sidecar.phase == "completing", "the phase")
+    await served.keeps_running()
+    assert not served.sidecar.final
 
 
-async def terminate_while_workers_save(served: Served, run_dir: Path) -> None:
+async def terminate_while_workers_save(served: Served) -> None:
     """Send SIGTERM while the workers still save their work, as Slurm does."""
-    run_files.write_job_state(str(run_dir), "completing")
+    run_files.write_job_state(str(served.run_dir), "completing")
     await served.until(lambda: served.sidecar.phase == "completing", "the phase")
     os.kill(os.getpid(), signal.SIGTERM)
     await served.keeps_running()
 
 
-def test_a_sidecar_keeps_running_while_workers_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
-        await served.ended()
-        assert served.sidecar.final
-
-    scenario(make_sidecar(tmp_path, clock), play)
+@in_sidecar()
+async def test_a_sidecar_keeps_running_while_workers_save_their_work(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    run_files.write_job_state(str(served.run_dir), "completing", workers_ended=True)
+    await served.ended()
+    assert served.sidecar.final
 
 
-def test_a_sidecar_ends_before_slurm_kills_it(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        clock.shift += 60.0
-        await served.ended()
-        assert served.sidecar.final
-
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
+@in_sidecar(kill_wait_s=60.0)
+async def test_a_sidecar_ends_before_slurm_kills_it(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    served.advance(60.0)
+    await served.ended()
+    assert served.sidecar.final
 
 
 def test_the_final_values_are_written_even_if_writing_is_slow(
@@ -508,18 +507,16 @@ def test_the_final_values_are_written_even_if_writing_is_slow(
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock), play)
+    scenario(phase_sidecar(tmp_path, clock), play)
     assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
 
 
-def test_a_second_signal_ends_a_sidecar_immediately(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await terminate_while_workers_save(served, tmp_path)
-        clock.shift += BURST_S
-        os.kill(os.getpid(), signal.SIGTERM)
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+@in_sidecar(kill_wait_s=1e6)
+async def test_a_second_signal_ends_a_sidecar_immediately(served: Served) -> None:
+    await terminate_while_workers_save(served)
+    served.advance(BURST_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await served.ended()
 
 
 def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
@@ -544,41 +541,23 @@ def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
         run_files.write_job_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
-    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
 
 
-def test_a_sidecar_waits_for_every_scraper(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        for agent in ("Prometheus/1", "Prometheus/2"):
-            await served.get("/metrics", User_Agent=agent)
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        await served.get("/metrics", User_Agent="Prometheus/1")
-        await served.keeps_running()
-        await served.get("/metrics", User_Agent="Prometheus/2")
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock), play)
-
-
-def test_only_requests_for_metrics_count_as_scrapes(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        for path in ("/status", "/", "/-/healthy", "/-/ready"):
-            await served.get(path)
-        finish(tmp_path)
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock), play)
+@in_sidecar()
+async def test_only_requests_for_metrics_count_as_scrapes(served: Served) -> None:
+    for path in ("/status", "/", "/-/healthy", "/-/ready"):
+        await served.get(path)
+    finish(served.run_dir)
+    await served.ended()
 
 
 def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, clock: ShiftedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(served: Served) -> None:
         await served.get("/metrics")
-        await finished(served, tmp_path, scrape_check_begun)
+        await served.read_final_values()
         await served.keeps_running()
         clock.shift += 100.0
         await served.keeps_running()
@@ -586,29 +565,15 @@ def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
         await served.ended()
         assert "the linger time is over and the final values were not scraped" in caplog.messages
 
-    scenario(make_sidecar(tmp_path, clock, linger_s=120.0), play)
+    scenario(phase_sidecar(tmp_path, clock, linger_s=120.0), play)
 
 
-def test_a_scraper_that_stopped_long_ago_is_not_awaited(tmp_path: Path, clock: ShiftedClock) -> None:
-    async def play(served: Served) -> None:
-        await served.get("/metrics")
-        clock.shift += ScrapeLog.RECENT_S + 1
-        finish(tmp_path)
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock), play)
-
-
-def test_an_announced_job_leaves_time_for_discovery(
-    tmp_path: Path, clock: ShiftedClock, scrape_check_begun: threading.Event
-) -> None:
-    async def play(served: Served) -> None:
-        await finished(served, tmp_path, scrape_check_begun)
-        await served.keeps_running()
-        clock.shift += ScrapeLog.DISCOVERY_S
-        await served.ended()
-
-    scenario(make_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
+@in_sidecar(announced=True, linger_s=1e6)
+async def test_an_announced_job_leaves_time_for_discovery(served: Served) -> None:
+    await served.read_final_values()
+    await served.keeps_running()
+    served.advance(ScrapeLog.DISCOVERY_S)
+    await served.ended()
 
 
 def test_a_hanging_collector_does_not_block_the_end(
@@ -622,7 +587,7 @@ def test_a_hanging_collector_does_not_block_the_end(
         await served.ended()
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -639,7 +604,7 @@ def test_a_signal_ends_a_sidecar_promptly_while_a_collector_hangs(
         await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
         blocked.release.set()
 
-    scenario(make_sidecar(tmp_path, clock, blocked), play)
+    scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
@@ -658,7 +623,7 @@ def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", hang)
-        scenario(make_sidecar(tmp_path, clock, blocked), play)
+        scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
 # -- scrapes, headers, addresses -----------------------------------------------------------------
@@ -732,20 +697,7 @@ def test_a_listen_address_has_host_and_port(text: str, host: str, port: int) -> 
     assert parse_listen_address(text) == (host, port)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "9410",
-        "node01",
-        "node01:",
-        "node01:http",
-        ":65536",
-        ":-1",
-        "[::1]",
-        ":²",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "9410", "node01", "node01:", "node01:http", ":65536", ":-1", "[::1]", ":²"])
 def test_an_invalid_listen_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ExporterError) as info:
         parse_listen_address(text)
@@ -773,7 +725,7 @@ def test_an_empty_host_means_every_interface() -> None:
 
 # -- restart after the driver was replaced -------------------------------------------------------
 
-REPLACED = GpuReading(0.0, "version_mismatch", is_driver_replaced=True)
+REPLACED = JobGpus(GpuReading(0.0, "version_mismatch", is_driver_replaced=True))
 
 
 def test_driver_restarts_become_rarer(tmp_path: Path) -> None:
@@ -810,32 +762,34 @@ def test_an_invalid_record_of_restarts_is_ignored(saved: dict[str, Any], tmp_pat
     assert not DriverRestarts(context).acquire()
 
 
-def make_supervised_sidecar(run_dir: Path, clock: ShiftedClock, *, supervised: bool = True) -> Sidecar:
+def make_supervised_sidecar(
+    run_dir: Path, clock: ShiftedClock, gpus: Published[JobGpus], *, supervised: bool = True
+) -> Sidecar:
     """A sidecar with a supervisor that would restart it."""
-    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=supervised), built=[])
+    sidecar = make_sidecar(make_context(make_manifest(run_dir), clock, supervised=supervised), gpus=gpus)
     sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
     return sidecar
 
 
 def test_a_service_restarts_once_for_a_replaced_driver(tmp_path: Path, clock: ShiftedClock) -> None:
+    gpus = publisher(REPLACED)
+
     async def ends(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.ended()
 
     async def stays(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.keeps_running()
-        served.sidecar.context.published.gpu_reading = None  # its publisher outlives the test
+        gpus.publish(JobGpus())  # its publisher outlives the test
 
-    scenario(make_supervised_sidecar(tmp_path, clock), ends)
-    scenario(make_supervised_sidecar(tmp_path, clock), stays)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), stays)
+    gpus.publish(REPLACED)
     clock.shift += 1.1 * RESTART_PAUSE_S
-    scenario(make_supervised_sidecar(tmp_path, clock), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
 
 
 def test_a_service_without_a_supervisor_does_not_end_for_a_driver(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        served.sidecar.context.published.gpu_reading = REPLACED
         await served.keeps_running()
 
-    scenario(make_supervised_sidecar(tmp_path, clock, supervised=False), play)
+    scenario(make_supervised_sidecar(tmp_path, clock, publisher(REPLACED), supervised=False), play)

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext
+from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.status import WorkerEnd, WorkerStatus
+from exporter.gpus.records import JobGpus
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
 from exporter.workers.collector import (
@@ -45,12 +48,18 @@ from tests.support.exporter import (
     make_manifest,
     make_task,
     page_of,
+    publisher,
     samples_of,
     until,
 )
+from tests.support.statuses import described, worker_of
 
 TASK = make_task(0)
 LABELS = 'worker="worker_w0",role="worker",rank="0"'
+
+
+def make_collector(context: CollectorContext) -> WorkersCollector:
+    return WorkersCollector(context, publisher(WorkerProcesses()), publisher(JobGpus()), publisher(NodeGpuUse()))
 
 
 class CollectedWorker:
@@ -58,7 +67,7 @@ class CollectedWorker:
 
     def __init__(self, run_dir: Path, *tasks: Task) -> None:
         self.clock = FakeClock(time.time())
-        self.collector = WorkersCollector(make_context(make_manifest(run_dir, *tasks), self.clock, end=None))
+        self.collector = make_collector(make_context(make_manifest(run_dir, *tasks), self.clock, end=None))
 
     def facts(self) -> WorkerReading:
         """The first worker from one read."""
@@ -67,14 +76,12 @@ class CollectedWorker:
     def page(self) -> str:
         return page_of(self.collector, self.collector.read())
 
-    def status(self) -> dict[str, Any]:
-        """The first worker as the status page shows it."""
-        status = NodeStatus()
-        self.collector.describe(self.collector.read(), status)
-        return status.worker(0)
+    def status(self) -> WorkerStatus:
+        """The first worker as the status shows it."""
+        return worker_of(described(self.collector, self.collector.read()))
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event["event"], event["detail"]) for event in self.collector.read().events]
+        return [(event.event, event.detail) for event in self.collector.read().events]
 
 
 @pytest.fixture
@@ -133,21 +140,18 @@ def test_a_worker_that_exits_with_0_has_completed(wrappers: Wrappers, collected:
 def test_exit_3_is_an_app_error(wrappers: Wrappers, collected: CollectedWorker) -> None:
     assert wrappers.start(TASK, "sh", "-c", "exit 3").wait() == 3
     assert last_end(collected.facts()) == (False, "dead", "app_error", 3, None)
-    assert collected.status()["exit"] == {
-        "reason": "app_error",
-        "code": 3,
-        "signal": None,
-        "time": wrappers.record(TASK, "exit")["end"],
-        "restart": 0,
-        "evidence": ["exit status 3"],
-    }
+    end = wrappers.record(TASK, "exit")["end"]
+    assert collected.status().exits == (
+        WorkerEnd(reason="app_error", code=3, time=end, restart=0, evidence=("exit status 3",)),
+    )
+    assert collected.status().exit == collected.status().exits[0]
 
 
 def test_sigkill_without_evidence_is_unknown(wrappers: Wrappers, collected: CollectedWorker) -> None:
     assert wrappers.start(TASK, "sh", "-c", "kill -KILL $$").wait() == -signal.SIGKILL
     assert last_end(collected.facts()) == (False, "dead", "killed_unknown", None, signal.SIGKILL)
     assert samples_of(collected.page(), LAST_SIGNAL) == {LABELS: signal.SIGKILL}
-    assert collected.status()["exit"]["signal"] == "SIGKILL"
+    assert [end.signal for end in collected.status().exits] == ["SIGKILL"]
 
 
 def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: CollectedWorker) -> None:
@@ -193,7 +197,7 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     assert samples_of(page, RESTARTS) == {LABELS: 1}
     assert samples_of(page, EXITS)[f'{LABELS},reason="killed_unknown"'] == 1
     assert samples_of(page, LAST_TIME) == {f'{LABELS},reason="killed_unknown"': first_end}
-    assert collected.status()["exit"] is None, "the current run has not ended"
+    assert collected.status().exit is None, "the current run has not ended"
     assert [kind for kind, _ in collected.events()] == ["worker started", "worker ended", "worker restarted"]
 
 
@@ -216,15 +220,15 @@ def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers, collected
 def test_records_of_another_attempt_do_not_count(wrappers: Wrappers) -> None:
     wrappers.start(TASK, "true").wait()
     context = make_context(make_manifest(wrappers.run_dir, TASK), FakeClock(), attempt=1)
-    assert WorkersCollector(context).read().workers[0].state == "not_found"
+    assert make_collector(context).read().workers[0].state == "not_found"
 
 
 def test_a_node_reads_only_its_own_workers(wrappers: Wrappers) -> None:
     other = make_task(1, node_index=1)
     wrappers.start(other, "true").wait()
     manifest = make_manifest(wrappers.run_dir, TASK, other)
-    (first,) = WorkersCollector(make_context(manifest)).read().workers
-    (second,) = WorkersCollector(make_context(manifest, node_index=1)).read().workers
+    (first,) = make_collector(make_context(manifest)).read().workers
+    (second,) = make_collector(make_context(manifest, node_index=1)).read().workers
     assert (first.task.rank, first.state) == (0, "not_found")
     assert (second.task.rank, second.state) == (1, "dead")
 
@@ -354,13 +358,8 @@ def test_the_worker_that_caused_the_stop_is_not_its_consequence(wrappers: Wrappe
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     now, cause = collected.clock.now, "worker_w0 rank 0 on node01 ended by killed_unknown"
-    notice: dict[str, object] = {
-        "reason": "terminated_peer",
-        "cause": cause,
-        "time": now + 0.2,
-        "rank": 0,
-        "restart": 0,
-    }
+    about = {"cause": cause, "time": now + 0.2, "rank": 0, "restart": 0}
+    notice: dict[str, object] = {"reason": "terminated_peer", **about}
     run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
     collected.clock.advance(1)
     collected.facts()
@@ -379,56 +378,23 @@ def test_a_forwarded_sigterm_after_the_notice_is_a_consequence(wrappers: Wrapper
     assert collected.facts().exits[-1].evidence[-1] == "the job was being stopped: worker_w1 rank 1 ended"
 
 
-def end_by_sigterm(wrappers: Wrappers) -> None:
-    """End a worker by SIGTERM from outside, without a stop notice."""
+def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -> None:
     wrapper = wrappers.start(TASK, "sleep", "60")
     wrappers.record(TASK, "start")
     wrapper.terminate()
     wrapper.wait()
-
-
-def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -> None:
-    end_by_sigterm(wrappers)
     collected = CollectedWorker(wrappers.run_dir, TASK)
-    assert collected.facts().exits == ()
+    facts = collected.facts()
+    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "a notice may still arrive"
     collected.clock.advance(NOTICE_GRACE_S + 1)
     assert last_end(collected.facts()) == (False, "dead", "cancelled", None, signal.SIGTERM)
 
 
-def test_a_worker_is_not_up_while_its_exit_reason_is_pending(wrappers: Wrappers) -> None:
-    end_by_sigterm(wrappers)
-    facts = CollectedWorker(wrappers.run_dir, TASK).facts()
-    assert (facts.up, facts.state, facts.exits) == (False, "dead", ())
-
-
-def test_an_unknown_stop_reason_does_not_break_the_page(wrappers: Wrappers, collected: CollectedWorker) -> None:
-    wrapper = wrappers.start(TASK, "sleep", "60")
-    wrappers.record(TASK, "start")
-    notice: dict[str, object] = {"reason": "lunch", "cause": "hunger", "time": time.time()}
-    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
-    wrapper.terminate()
-    wrapper.wait()
-    collected.clock.advance(NOTICE_GRACE_S + 1)
-    assert samples_of(collected.page(), UP) == {LABELS: 0}
-
-
-def test_the_status_has_identity_and_state_of_the_worker(wrappers: Wrappers, collected: CollectedWorker) -> None:
+def test_the_status_has_the_state_of_the_worker(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
-    status = until(lambda: (found := collected.status())["state"] == "sleeping" and found, "sleep to sleep")
-    assert {
-        key: status[key] for key in ("worker", "role", "rank", "node", "gpus", "up", "pid", "restarts", "exit")
-    } == {
-        "worker": "worker_w0",
-        "role": "worker",
-        "rank": 0,
-        "node": make_identity().node,
-        "gpus": [0],
-        "up": True,
-        "pid": record["pid"],
-        "restarts": 0,
-        "exit": None,
-    }
+    status = until(lambda: (found := collected.status()).state == "sleeping" and found, "sleep to sleep")
+    assert (status.up, status.pid, status.restarts, status.exit) == (True, record["pid"], 0, None)
 
 
 DAEMON = """
@@ -469,7 +435,7 @@ def attach(run_dir: Path, pid: int) -> CollectedWorker:
     """A collector for an attached job whose worker has been found."""
     collected = CollectedWorker(run_dir, TASK)
     manifest = make_manifest(run_dir, TASK, attached=True)
-    collected.collector = WorkersCollector(make_context(manifest, collected.clock, end=None))
+    collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
     record = {"pid": pid, "start_ticks": read_start_ticks(pid), "start": time.time(), "found_by": "pid_file"}
     run_files.write_json(run_dir / run_files.WORKERS_DIR / "worker_w0_rank0_a0_r0.start.json", record)
     return collected
@@ -536,7 +502,7 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
     kernel = KernelLog(FakeClock(), None, path="/nowhere")
     collected = CollectedWorker(wrappers.run_dir, TASK)
     context = make_context(make_manifest(wrappers.run_dir, TASK), collected.clock, end=None)
-    collected.collector = WorkersCollector(dataclasses.replace(context, kernel=kernel))
+    collected.collector = make_collector(dataclasses.replace(context, kernel=kernel))
     wrapper = wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
     until(lambda: collected.facts().up, "the worker")

@@ -16,10 +16,22 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
+from exporter.contract.records import to_json
+from exporter.contract.status import (
+    FileSystem,
+    GpuUseStatus,
+    JobStatus,
+    Memory,
+    NodeGpus,
+    NodeStatus,
+    ProcessDetails,
+    WorkerEnd,
+    WorkerStatus,
+)
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine import python_stacks
 from exporter.sidecar.background_reads import CollectorSlot
@@ -29,12 +41,12 @@ from exporter.workers.diagnosis import (
     LINE_LENGTH,
     LOG_LINES,
     MOST_JSON_BYTES,
-    MOST_TEXT_BYTES,
+    Diagnosis,
     NodeSituation,
+    ReceivedSignal,
     RecentSamples,
     build_failure_diagnosis,
     build_stall_diagnosis,
-    render_diagnosis,
 )
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 from exporter.workers.diagnosis_reader import (
@@ -46,14 +58,23 @@ from exporter.workers.diagnosis_reader import (
     read_run_files,
     write_diagnosis,
 )
+from exporter.workers.diagnosis_text import MOST_TEXT_BYTES, render_diagnosis
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
-from tests.support import builders
-from tests.support.builders import NOW, worker_end
-from tests.support.exporter import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
+from tests.support.exporter import (
+    NODE,
+    Wrappers,
+    make_context,
+    make_manifest,
+    make_sidecar,
+    make_task,
+    until,
+    write_manifest,
+)
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
+from tests.support.statuses import ENDED, NOW, node_status, worker_status
 
 ERRORS = read_error_patterns()
-ENDED = worker_end("app_error", 1, time=NOW)
+EMPTY = NodeSituation(NOW, NodeStatus())
 TRACEBACK = b"""\
 Traceback (most recent call last):
   File "/home/ada/train.py", line 12, in <module>
@@ -94,75 +115,50 @@ def make_files(*logs: LogEnd, **changes: Any) -> RunFiles:
     return RunFiles(**{**facts, **changes})
 
 
-def worker_entry(rank: int = 0, **changes: Any) -> dict[str, Any]:
-    """A worker's entry in the status, as the collectors write it."""
-    entry: dict[str, Any] = {
-        "node": NODE,
-        "state": "sleeping",
-        "pid": 4711 + rank,
-        "start": NOW - 60,
-        "cpu_s": 10.0,
-        "children": 3,
-        "threads": 40,
-        "items": 12,
-        "values": {"loss": 0.25},
-        "log_errors": {},
-        "details": {"pss_bytes": 1 << 30, "open_files": 12, "paths": ["/data/shard-3"], "devices": ["/dev/nvidia0"]},
-    }
-    return builders.worker_entry(rank, **{**entry, **changes})
-
-
-def make_status(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    status: dict[str, Any] = {
-        "time": NOW,
-        "job": {"job_id": "4459", "job_name": "embed", "phase": "running", "user": "ada"},
-        "workers": list(workers),
-        "filesystems": [{"group": "output", "available_bytes": 5 << 30, "size_bytes": 10 << 30}],
-        "memory": {"used_bytes": 6 << 30, "limit_bytes": 8 << 30, "oom_kills": 1, "oom_victims": {4711: NOW}},
-    }
-    return {**status, **changes}
-
-
 # -- contents of a diagnosis ---------------------------------------------------------------------
 
 
 def test_a_diagnosis_contains_exit_error_logs_peers_and_node() -> None:
     files = make_files(log_of(b"Processed 3/50 items\n", "node01_worker_w0.out"), log_of(b"start\n" + TRACEBACK))
-    status = make_status(worker_entry(), worker_entry(1, state="disk_sleep"))
-    situation = NodeSituation(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
+    status = node_status(worker_status(), worker_status(1, state="disk_sleep"))
+    situation = NodeSituation(
+        NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], ProcessDetails(open_files=12), {"x": "stack"}
+    )
     body = build_failure_diagnosis(files, situation, ENDED, ERRORS)
-    assert (body["worker"], body["rank"], body["node"], body["kind"]) == ("worker_w0", 0, NODE, "failure")
-    ended = body["exit"]
-    assert (ended["reason"], ended["code"], ended["signal"], ended["pid"]) == ("app_error", 1, None, 4711)
-    assert (ended["duration_s"], ended["max_rss_bytes"], ended["core"]) == (60.0, 3 << 30, False)
-    assert ended["signals_received"] == [{"time": NOW - 1, "signal": "SIGTERM", "from_pid": 99}]
-    error = body["error"]
-    assert (error["line"], error["source"]) == ("RuntimeError: CUDA error: device-side assert triggered", "train.py:12")
-    assert (error["file"], error["line_number"], error["offset"]) == (
+    assert (body.worker, body.rank, body.node, body.kind) == ("worker_w0", 0, NODE, "failure")
+    ended = body.exit
+    assert ended is not None
+    assert (ended.reason, ended.code, ended.signal, ended.pid) == ("app_error", 1, None, 4711)
+    assert (ended.duration_s, ended.max_rss_bytes, ended.core) == (60.0, 3 << 30, False)
+    assert ended.signals_received == (ReceivedSignal(NOW - 1, "SIGTERM", 99),)
+    error = body.error
+    assert error is not None
+    assert (error.line, error.source) == ("RuntimeError: CUDA error: device-side assert triggered", "train.py:12")
+    assert (error.file, error.line_number, error.offset) == (
         "node01_worker_w0.err",
         5,
         6 + TRACEBACK.index(b"RuntimeError"),
     )
-    assert error["traceback"] == TRACEBACK.decode().splitlines()
-    assert [log["lines"] for log in body["logs"]] == [
-        ["Processed 3/50 items"],
-        ["start", *TRACEBACK.decode().splitlines()],
+    assert error.traceback == tuple(TRACEBACK.decode().splitlines())
+    assert [log.lines for log in body.logs] == [
+        ("Processed 3/50 items",),
+        ("start", *TRACEBACK.decode().splitlines()),
     ]
-    assert [(peer["worker"], peer["state"]) for peer in body["peers"]] == [("worker_w1", "disk_sleep")]
-    assert (body["memory"]["oom_kills"], body["filesystems"][0]["group"]) == (1, "output")
-    assert (body["course"], body["stacks"], body["process"]["open_files"]) == (
-        situation.recent_samples,
+    assert [(peer.worker, peer.state) for peer in body.peers] == [("worker_w1", "disk_sleep")]
+    assert (body.memory.oom_kills, body.filesystems[0].group) == (1, "output")
+    assert (body.course, body.stacks, body.process["open_files"]) == (
+        tuple(situation.recent_samples),
         {"x": "stack"},
         12,
     )
-    json.dumps(body)
+    json.dumps(body.to_json())
 
 
 def test_a_diagnosis_shows_positions_in_their_unit() -> None:
-    workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
-    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(*workers)), ENDED, ERRORS)
-    assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
-    text = render_diagnosis({**body, "job": {"end": NOW}})
+    workers = [worker_status(unit="steps"), worker_status(rank=1, unit="steps"), worker_status(rank=2)]
+    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, node_status(*workers)), ENDED, ERRORS)
+    assert (body.progress["unit"], body.progress["items"]) == ("steps", 12)
+    text = render_diagnosis(body.replace(job={"end": NOW}))
     assert "worker_w1 (rank 1): sleeping, 12 steps, last at" in text
     assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
     assert "  time_limit_at          20" in text, "the end of the allocation, not of the job"
@@ -170,40 +166,40 @@ def test_a_diagnosis_shows_positions_in_their_unit() -> None:
 
 def test_a_diagnosis_is_built_from_empty_records() -> None:
     files = make_files(start={}, ended={}, state={})
-    body = build_failure_diagnosis(
-        files, NodeSituation(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS
-    )
-    assert (body["error"], body["logs"], body["peers"], body["exit"]["end"]) == (None, [], [], None)
+    body = build_failure_diagnosis(files, EMPTY, WorkerEnd(reason="killed_unknown"), ERRORS)
+    assert (body.error, body.logs, body.peers, body.end) == (None, (), (), NOW)
     assert "killed_unknown at an unknown time" in render_diagnosis(body)
 
 
 def test_a_log_with_a_traceback_is_preferred() -> None:
     logs = [log_of(TRACEBACK, "a.out"), log_of(b"ValueError: only a line\n", "b.err")]
-    body = build_failure_diagnosis(make_files(*logs), NodeSituation(NOW, {}), ENDED, ERRORS)
-    assert body["error"]["file"] == "a.out"
+    body = build_failure_diagnosis(make_files(*logs), EMPTY, ENDED, ERRORS)
+    assert body.error is not None
+    assert body.error.file == "a.out"
 
 
 def test_the_line_number_of_an_error_counts_from_the_start_of_the_file() -> None:
     log = LogEnd("a.err", 10_000, TRACEBACK, 9_000, 120)
-    error = build_failure_diagnosis(make_files(log), NodeSituation(NOW, {}), ENDED, ERRORS)["error"]
-    assert (error["line_number"], error["offset"]) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
+    error = build_failure_diagnosis(make_files(log), EMPTY, ENDED, ERRORS).error
+    assert error is not None
+    assert (error.line_number, error.offset) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
 
 
 def test_the_last_log_lines_are_kept_and_long_lines_cut() -> None:
     text = b"".join(b"line %d\n" % number for number in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
-    (log,) = build_failure_diagnosis(make_files(log_of(text)), NodeSituation(NOW, {}), ENDED, ERRORS)["logs"]
-    assert len(log["lines"]) == LOG_LINES
-    assert log["cut"] is True
-    assert log["lines"][0] == "line 202"
-    assert log["lines"][-2] == "x" * LINE_LENGTH + " ..."
-    assert log["lines"][-1] == " 2%"
+    (log,) = build_failure_diagnosis(make_files(log_of(text)), EMPTY, ENDED, ERRORS).logs
+    assert len(log.lines) == LOG_LINES
+    assert log.cut is True
+    assert log.lines[0] == "line 202"
+    assert log.lines[-2] == "x" * LINE_LENGTH + " ..."
+    assert log.lines[-1] == " 2%"
 
 
 def test_a_stall_diagnosis_names_its_start() -> None:
     body = build_stall_diagnosis(
-        make_files(), NodeSituation(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS
+        make_files(), NodeSituation(NOW, node_status(worker_status(stalled=True))), NOW - 300, ERRORS
     )
-    assert (body["kind"], body["since"]) == ("stall", NOW - 300)
+    assert (body.kind, body.since) == ("stall", NOW - 300)
     assert render_diagnosis(body).startswith(
         "worker_w0 (rank 0) on node01 makes no progress since 2025-11-22 04:08:41 UTC\n"
     )
@@ -225,13 +221,17 @@ def test_a_diagnosis_contains_no_secret() -> None:
     )
     block = f"-----BEGIN PRIVATE KEY-----\n{SECRETS['key']}\n-----END PRIVATE KEY-----\n"
     text = f"{leak}\n{block}".encode() + TRACEBACK.replace(b"device-side", leak.encode())
-    status = make_status(worker_entry(1, state=leak), job={"job_name": leak}, memory={"cgroup": leak})
-    status["filesystems"][0]["group"] = leak
+    status = node_status(
+        worker_status(1, state=leak),
+        job=JobStatus(job_name=leak),
+        memory=Memory(cgroup=leak),
+        filesystems=(FileSystem(group=leak),),
+    )
     files = make_files(log_of(text), ended={"error": leak}, state={"stop": {"cause": leak}})
-    situation = NodeSituation(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
-    body = build_failure_diagnosis(files, situation, {**ENDED, "evidence": [leak]}, ERRORS)
+    situation = NodeSituation(NOW, status, (), ProcessDetails(paths=(leak,)), {leak: leak})
+    body = build_failure_diagnosis(files, situation, ENDED.replace(evidence=(leak,)), ERRORS)
     for secret in SECRETS.values():
-        assert secret not in json.dumps(body)
+        assert secret not in json.dumps(body.to_json())
         assert secret not in render_diagnosis(body)
     assert "Traceback (most recent call last):" in render_diagnosis(body)
 
@@ -247,9 +247,9 @@ def test_the_size_of_a_diagnosis_is_bounded(piece: str, logs: int, stack_count: 
     stacks = {f"process {number}": piece * 40_000 for number in range(stack_count)}
     files = make_files(*(LogEnd(f"log{number}", len(text), text, 0, 0) for number in range(logs)))
     body = build_failure_diagnosis(
-        files, NodeSituation(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, stacks), ENDED, ERRORS
+        files, NodeSituation(NOW, node_status(), (), ProcessDetails(paths=(piece * 100,) * 5000), stacks), ENDED, ERRORS
     )
-    assert len(json.dumps(body, ensure_ascii=False).encode()) <= MOST_JSON_BYTES
+    assert len(json.dumps(body.to_json(), ensure_ascii=False).encode()) <= MOST_JSON_BYTES
     text_of_diagnosis = render_diagnosis(body)
     assert len(text_of_diagnosis.encode()) <= MOST_TEXT_BYTES
     assert "== Exit" in text_of_diagnosis
@@ -261,11 +261,8 @@ def test_the_size_of_a_diagnosis_is_bounded(piece: str, logs: int, stack_count: 
 def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
     recent = RecentSamples()
     for second in range(1000):
-        recent.add(
-            NOW + second,
-            {"rss_bytes": second, "cpu_s": second * 2.0, "pid": 7},
-            {"used_bytes": second, "limit_bytes": None},
-        )
+        worker = WorkerStatus(worker="w", rank=0, rss_bytes=second, cpu_s=second * 2.0, pid=7)
+        recent.add(NOW + second, worker, NodeStatus(memory=Memory(used_bytes=second)))
     samples = recent.samples()
     times = [sample["time"] - NOW for sample in samples]
     assert times[-30:] == list(range(970, 1000))
@@ -283,7 +280,8 @@ def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
 
 def test_recent_samples_leave_out_unknown_values() -> None:
     recent = RecentSamples()
-    recent.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
+    worker = WorkerStatus(worker="w", rank=0, items=5, gpus=(0,), state="running", gpu_memory_full=NOW + 9)
+    recent.add(NOW, worker, NodeStatus())
     assert recent.samples() == [{"time": NOW, "items": 5}]
 
 
@@ -292,17 +290,20 @@ def test_recent_samples_leave_out_unknown_values() -> None:
 
 def test_recent_samples_contain_the_gpu_use_of_the_worker() -> None:
     recent = RecentSamples()
-    recent.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
+    worker = WorkerStatus.from_json({"worker": "w", "rank": 0, **of_worker(0)})
+    node = NodeGpus.from_json(gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
+    recent.add(NOW, worker, NodeStatus(gpus=node))
     shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
     assert recent.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
 
 
-def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
+def body_with_gpus(restarts: int = 0, kind: str = "failure") -> Diagnosis:
     """Diagnosis of a worker whose GPU was lost two seconds before its end."""
     node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[{**XID_79, "time": NOW - 2}]), gpu(1))
-    entry = worker_entry(restarts=restarts, **of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
+    used = GpuUseStatus.from_json(of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
+    entry = WorkerStatus.join(worker_status(restarts=restarts), used)
     samples = [{"time": NOW - 9 + second, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for second in range(9)]
-    situation = NodeSituation(NOW, make_status(entry, gpus=node), samples)
+    situation = NodeSituation(NOW, node_status(entry, gpus=NodeGpus.from_json(node)), samples)
     if kind == "stall":
         return build_stall_diagnosis(make_files(), situation, NOW - 300, ERRORS)
     return build_failure_diagnosis(make_files(), situation, ENDED, ERRORS)
@@ -310,8 +311,9 @@ def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
 
 def test_a_diagnosis_shows_gpu_problems() -> None:
     body = body_with_gpus()
-    assert body["gpus"]["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
-    (device,) = body["gpus"]["devices"]
+    evidence: Any = to_json(body.gpus)
+    assert evidence["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
+    (device,) = evidence["devices"]
     assert (device["uuid"], device["state"], device["xids"][0]["xid"]) == ("GPU-00", "lost", 79)
     text = render_diagnosis(body)
     assert text.index("== GPUs of the worker") < text.index("== Last minutes")
@@ -321,7 +323,7 @@ def test_a_diagnosis_shows_gpu_problems() -> None:
     assert "  last minute            50 % by its own kernels, 15.0 GiB of GPU memory at the end, at most 15.0" in text
     assert "  GPU 0                  NVIDIA H200, 141 GiB, GPU-00, 61 °C\n" in text
     assert "own kernels   GPU memory\n" in text
-    json.dumps(body)
+    json.dumps(body.to_json())
 
 
 def test_a_stall_diagnosis_shows_gpu_errors_without_a_time_to_the_end() -> None:
@@ -329,13 +331,15 @@ def test_a_stall_diagnosis_shows_gpu_errors_without_a_time_to_the_end() -> None:
 
 
 def test_gpus_of_the_next_run_are_not_in_the_diagnosis() -> None:
-    assert [device["uuid"] for device in body_with_gpus(restarts=1)["gpus"]["devices"]] == ["GPU-00"]
+    evidence = body_with_gpus(restarts=1).gpus
+    assert evidence is not None
+    assert [device.uuid for device in evidence.devices] == ["GPU-00"]
 
 
 def test_the_diagnosis_of_a_worker_without_gpus_mentions_none() -> None:
-    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(worker_entry())), ENDED, ERRORS)
-    assert body["gpus"] == {}
-    assert "GPU" not in render_diagnosis({**body, "process": {}})
+    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, node_status(worker_status())), ENDED, ERRORS)
+    assert body.gpus is None
+    assert "GPU" not in render_diagnosis(body.replace(process={}))
 
 
 # -- the end of a log ----------------------------------------------------------------------------
@@ -373,14 +377,11 @@ def test_an_unreadable_log_gives_none(tmp_path: Path) -> None:
 # -- where it is written -------------------------------------------------------------------------
 
 
-def body_of(**changes: Any) -> dict[str, Any]:
-    end = changes.pop("end", NOW)
-    files = make_files(
-        **{name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
-    )
-    body = build_failure_diagnosis(files, NodeSituation(NOW, {}), ENDED, ERRORS)
-    body["exit"]["end"] = end
-    return {**body, **changes}
+def body_of(end: float = NOW, **changes: Any) -> Diagnosis:
+    files = {name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
+    body = build_failure_diagnosis(make_files(**files), EMPTY, ENDED, ERRORS)
+    assert body.exit is not None
+    return body.replace(exit=body.exit.replace(end=end), **changes)
 
 
 def read_diagnoses(run_dir: Path) -> dict[str, tuple[int, int, int]]:
@@ -423,7 +424,7 @@ def test_every_rank_of_a_worker_has_its_own_diagnosis(tmp_path: Path) -> None:
 
 
 def test_a_diagnosis_is_not_replaced_by_one_with_less_information(tmp_path: Path) -> None:
-    rich, poor = body_of(course=[{"time": NOW}]), body_of()
+    rich, poor = body_of(course=({"time": NOW},)), body_of()
     assert write_diagnosis(tmp_path, poor, "poor")
     assert write_diagnosis(tmp_path, rich, "rich")
     assert not write_diagnosis(tmp_path, poor, "poor")
@@ -435,7 +436,7 @@ def test_a_diagnosis_is_not_replaced_by_one_with_less_information(tmp_path: Path
 def test_a_stall_has_its_own_file_next_to_the_failure(tmp_path: Path) -> None:
     write_diagnosis(tmp_path, body_of(), "text")
     for since in (1.0, 2.0):
-        write_diagnosis(tmp_path, build_stall_diagnosis(make_files(), NodeSituation(NOW, {}), since, ERRORS), "text")
+        write_diagnosis(tmp_path, build_stall_diagnosis(make_files(), EMPTY, since, ERRORS), "text")
     assert read_diagnoses(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
     assert (run_files.read_json(tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json") or {})["since"] == 2.0
 
@@ -450,16 +451,21 @@ class DiagnosedNode:
         (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
         self.run_dir = run_dir
         self.context = make_context(make_manifest(run_dir, *(make_task(rank) for rank in range(ranks))))
-        self.status = make_status(*(worker_entry(rank) for rank in range(ranks)))
+        self.status = node_status(*(worker_status(rank) for rank in range(ranks)))
         self.collector = DiagnosticsCollector(self.context, lambda: self.status)
 
-    def read(self, *workers: dict[str, Any], seconds: float = 1.0) -> None:
+    def read(self, *workers: WorkerStatus, seconds: float = 1.0) -> None:
         """Read once, some seconds later, with these workers in the status."""
-        self.status = {**self.status, "time": self.status["time"] + seconds, "workers": list(workers)}
+        self.status = self.status.replace(time=self.status.time + seconds, workers=workers)
         self.collector.read()
 
-    def body(self, stem: str = "worker_w0") -> dict[str, Any] | None:
-        return run_files.read_json(self.run_dir / run_files.DIAGNOSTICS_DIR / f"{stem}.json")
+    def written(self, stem: str = "worker_w0") -> Diagnosis | None:
+        return Diagnosis.read(self.run_dir / run_files.DIAGNOSTICS_DIR / f"{stem}.json")
+
+    def body(self, stem: str = "worker_w0") -> Diagnosis:
+        body = self.written(stem)
+        assert body is not None
+        return body
 
 
 @pytest.fixture
@@ -469,19 +475,18 @@ def diagnosed_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diagnosed
     return DiagnosedNode(tmp_path)
 
 
-FAILED = worker_entry(up=False, state="dead", rss_bytes=None, exit=ENDED, exits=[ENDED])
+FAILED = worker_status(up=False, state="dead", rss_bytes=None, exit=ENDED, exits=(ENDED,))
 
 
 def test_a_failure_is_written_once_with_its_recent_samples(diagnosed_node: DiagnosedNode) -> None:
     for number in range(5):
-        diagnosed_node.read(worker_entry(cpu_s=10.0 + 2 * number))
-    assert diagnosed_node.body() is None
+        diagnosed_node.read(worker_status(cpu_s=10.0 + 2 * number))
+    assert diagnosed_node.written() is None
     diagnosed_node.read(FAILED)
     body = diagnosed_node.body()
-    assert body is not None
-    assert [sample.get("cpu_cores") for sample in body["course"]] == [None, 2.0, 2.0, 2.0, 2.0]
-    assert body["process"]["paths"] == ["/data/shard-3"]
-    assert body["stacks"] == {"workers of this node": "no stack: py-spy is not installed"}
+    assert [sample.get("cpu_cores") for sample in body.course] == [None, 2.0, 2.0, 2.0, 2.0]
+    assert body.process["paths"] == ["/data/shard-3"]
+    assert body.stacks == {"workers of this node": "no stack: py-spy is not installed"}
     path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
     before = path.stat().st_mtime_ns
     diagnosed_node.read(FAILED)
@@ -490,19 +495,28 @@ def test_a_failure_is_written_once_with_its_recent_samples(diagnosed_node: Diagn
 
 @pytest.mark.parametrize("reason", ["completed", "terminated_peer", "cancelled", "time_limit", "preempted"])
 def test_an_end_that_is_not_a_failure_has_no_diagnosis(diagnosed_node: DiagnosedNode, reason: str) -> None:
-    diagnosed_node.read(worker_entry(up=False, exits=[{**ENDED, "reason": reason}]))
+    diagnosed_node.read(worker_status(up=False, exits=(ENDED.replace(reason=reason),)))
     assert not (diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR).exists()
 
 
 def test_each_run_of_a_worker_has_its_own_recent_samples(diagnosed_node: DiagnosedNode) -> None:
-    diagnosed_node.read(worker_entry())
-    second_end = {**ENDED, "restart": 1, "time": NOW + 5}
-    diagnosed_node.read(worker_entry(restarts=1, exits=[ENDED]))
-    diagnosed_node.read(worker_entry(restarts=1, exits=[ENDED]))
-    diagnosed_node.read(worker_entry(up=False, restarts=1, exits=[ENDED, second_end]))
-    assert len((diagnosed_node.body("worker_w0_rank0_r0") or {})["course"]) == 1
-    assert len((diagnosed_node.body("worker_w0_rank0_r1") or {})["course"]) == 2
-    assert (diagnosed_node.body() or {})["restart"] == 1
+    diagnosed_node.read(worker_status())
+    second_end = ENDED.replace(restart=1, time=NOW + 5)
+    diagnosed_node.read(worker_status(restarts=1, exits=(ENDED,)))
+    diagnosed_node.read(worker_status(restarts=1, exits=(ENDED,)))
+    diagnosed_node.read(
+        worker_status(
+            up=False,
+            restarts=1,
+            exits=(
+                ENDED,
+                second_end,
+            ),
+        )
+    )
+    assert len(diagnosed_node.body("worker_w0_rank0_r0").course) == 1
+    assert len(diagnosed_node.body("worker_w0_rank0_r1").course) == 2
+    assert diagnosed_node.body().restart == 1
 
 
 def test_a_restarted_sidecar_keeps_the_earlier_diagnosis(diagnosed_node: DiagnosedNode) -> None:
@@ -516,15 +530,15 @@ def test_a_restarted_sidecar_keeps_the_earlier_diagnosis(diagnosed_node: Diagnos
 
 def test_each_stall_is_written_once(diagnosed_node: DiagnosedNode) -> None:
     for _ in range(3):
-        diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 400))
+        diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
     path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
     before = path.stat().st_mtime_ns
-    assert (diagnosed_node.body("worker_w0_stall") or {})["since"] == NOW - 400
-    diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 400))
+    assert diagnosed_node.body("worker_w0_stall").since == NOW - 400
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
     assert path.stat().st_mtime_ns == before
-    diagnosed_node.read(worker_entry())
-    diagnosed_node.read(worker_entry(stalled=True, last_progress=NOW - 100))
-    assert (diagnosed_node.body("worker_w0_stall") or {})["since"] == NOW - 100
+    diagnosed_node.read(worker_status())
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 100))
+    assert diagnosed_node.body("worker_w0_stall").since == NOW - 100
 
 
 def test_stacks_are_read_from_leftover_processes_and_running_peers(
@@ -542,8 +556,8 @@ def test_stacks_are_read_from_leftover_processes_and_running_peers(
     for process in (peer, leftover):
         assert process.stdout.readline() == "there\n"
     diagnosed_node = DiagnosedNode(tmp_path, ranks=2)
-    diagnosed_node.read(FAILED, worker_entry(1, pid=peer.pid))
-    stacks = (diagnosed_node.body() or {})["stacks"]
+    diagnosed_node.read(FAILED, worker_status(1, pid=peer.pid))
+    stacks = diagnosed_node.body().stacks
     assert stacks == {
         f"worker_w0 (rank 0, left over), pid {leftover.pid}": f"stack of {leftover.pid}, token=<redacted>",
         f"worker_w1 (rank 1), pid {peer.pid}": f"stack of {peer.pid}, token=<redacted>",
@@ -559,9 +573,9 @@ def test_the_stack_of_a_stalled_worker_comes_first(tmp_path: Path, monkeypatch: 
     running = [start(sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()") for _ in range(8)]
     assert [process.stdout.readline() for process in running] == ["1\n"] * 8
     diagnosed_node = DiagnosedNode(tmp_path, ranks=8)
-    entries = [worker_entry(rank, pid=process.pid) for rank, process in enumerate(running)]
-    diagnosed_node.read(*entries[:7], {**entries[7], "stalled": True})
-    stacks = (diagnosed_node.body("worker_w7_stall") or {})["stacks"]
+    entries = [worker_status(rank, pid=process.pid) for rank, process in enumerate(running)]
+    diagnosed_node.read(*entries[:7], entries[7].replace(stalled=True))
+    stacks = diagnosed_node.body("worker_w7_stall").stacks
     assert list(stacks) == [f"worker_w{rank} (rank {rank}), pid {running[rank].pid}" for rank in (7, 0, 1, 2, 3)]
 
 
@@ -571,8 +585,8 @@ def test_no_stack_is_read_from_a_reused_pid(tmp_path: Path, monkeypatch: pytest.
     diagnosed_node = DiagnosedNode(tmp_path, ranks=2)
     name = run_files.record_name("worker_w1", 1, 0, 0)
     run_files.write_json(tmp_path / run_files.WORKERS_DIR / f"{name}.start.json", {"pid": other.pid, "start_ticks": 1})
-    diagnosed_node.read(FAILED, worker_entry(1, pid=other.pid))
-    assert (diagnosed_node.body() or {})["stacks"] == {}
+    diagnosed_node.read(FAILED, worker_status(1, pid=other.pid))
+    assert diagnosed_node.body().stacks == {}
 
 
 # -- a full disk, and everything together ----------------------------------------------------------
@@ -611,8 +625,8 @@ def test_a_full_disk_is_logged_once(
     diagnosed_node = DiagnosedNode(small_disk, ranks=2)
     fill(small_disk)
     caplog.set_level(logging.WARNING)
-    diagnosed_node.read(FAILED, worker_entry(1))
-    diagnosed_node.read(FAILED, worker_entry(1, up=False, exits=[ENDED]))
+    diagnosed_node.read(FAILED, worker_status(1))
+    diagnosed_node.read(FAILED, worker_status(1, up=False, exits=(ENDED,)))
     assert [record.getMessage() for record in caplog.records] == [
         "the diagnosis of worker_w0 cannot be written: No space left on device"
     ]
@@ -660,23 +674,25 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         ended = wrappers.record(task, "exit")
         path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
-        body: dict[str, Any] = until(lambda: run_files.read_json(path), "the diagnosis")
+        body = Diagnosis.from_json(until(lambda: run_files.read_json(path), "the diagnosis"))
         assert path.stat().st_mtime - ended["end"] < 5
         text = path.with_suffix(".txt").read_text("utf-8")
     finally:
         if sidecar is not None:
             sidecar.close()
         wrappers.close()
-    assert (body["exit"]["reason"], body["exit"]["code"], body["exit"]["pid"]) == ("app_error", 1, ended["pid"])
-    assert body["error"]["line"] == "KeyError: 'shard-3'"
-    assert body["error"]["led_to"] == "RuntimeError: no shard for token=<redacted>"
-    assert body["error"]["file"] == f"{NODE}_worker_w0.err"
-    lines = (tmp_path / body["error"]["file"]).read_bytes().decode().split("\n")
-    assert lines[body["error"]["line_number"] - 1] == "KeyError: 'shard-3'"
-    assert [peer["worker"] for peer in body["peers"]] == ["worker_w1"]
-    assert body["course"]
-    assert body["course"][-1]["rss_bytes"] > 1 << 20
-    assert {entry["group"] for entry in body["filesystems"]} == {"output", "checkpoint", "run"}
+    assert body.exit is not None
+    assert body.error is not None
+    assert (body.exit.reason, body.exit.code, body.exit.pid) == ("app_error", 1, ended["pid"])
+    assert body.error.line == "KeyError: 'shard-3'"
+    assert body.error.led_to == "RuntimeError: no shard for token=<redacted>"
+    assert body.error.file == f"{NODE}_worker_w0.err"
+    lines = (tmp_path / body.error.file).read_bytes().decode().split("\n")
+    assert lines[(body.error.line_number or 0) - 1] == "KeyError: 'shard-3'"
+    assert [peer.worker for peer in body.peers] == ["worker_w1"]
+    assert body.course
+    assert body.course[-1]["rss_bytes"] > 1 << 20
+    assert {entry.group for entry in body.filesystems} == {"output", "checkpoint", "run"}
     for shown in (text, path.read_text("utf-8")):
         assert "HF_TOKEN=<redacted>" in shown
         assert " 20%|##  |" in shown
@@ -700,13 +716,13 @@ class RecordingCollector:
 
     def render(self, snapshot: int, out: Samples) -> None: ...
 
-    def describe(self, snapshot: int, status: NodeStatus) -> None: ...
+    def describe(self, snapshot: int, parts: StatusParts) -> None: ...
 
 
 def test_diagnoses_are_written_before_the_final_status(tmp_path: Path) -> None:
     reads: list[tuple[str, bool]] = []
     context = make_context(make_manifest(tmp_path), SystemClock())
-    sidecar = Sidecar(context, [])
+    sidecar = make_sidecar(context)
     sidecar.slots = [CollectorSlot(RecordingCollector("workers", sidecar, reads), context.clock)]
     sidecar.diagnostics = CollectorSlot(RecordingCollector("diagnostics", sidecar, reads), context.clock)
     sidecar.publisher = CollectorSlot(RecordingCollector("publish", sidecar, reads), context.clock)

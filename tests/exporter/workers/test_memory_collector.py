@@ -1,7 +1,5 @@
 """Memory of the job on this node: its cgroup, the published values, and OOM kills that stay counted."""
 
-import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -9,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.status import Memory
 from exporter.workers.memory_collector import (
     LIMIT,
     OOM_KILLS,
@@ -20,7 +19,6 @@ from exporter.workers.memory_collector import (
     USED,
     WORKING_SET,
     MemoryCollector,
-    MemorySnapshot,
 )
 from tests.exporter.machine.cgroup_trees import MIB, UNIFIED_MOUNT, V1_MOUNT, V2_MOUNT, Machine, real_cgroup
 from tests.support.exporter import (
@@ -88,13 +86,12 @@ class Node:
         stem = run_files.record_name(task.worker, task.rank, 0, restart)
         run_files.write_json(self.folder / f"{stem}.{kind}.json", record)
 
-    def read(self) -> MemorySnapshot:
+    def read(self) -> Memory:
         return self.collector.read()
 
     def path(self) -> str | None:
         """Path of the cgroup of the job, from a new read."""
-        cgroup = self.read().cgroup
-        return None if cgroup is None else cgroup.path
+        return self.read().cgroup
 
 
 def test_the_cgroup_of_the_sidecar_is_used_before_a_worker_is_known(tmp_path: Path) -> None:
@@ -119,10 +116,7 @@ def test_the_cgroup_of_a_slurm_job_contains_its_steps(tmp_path: Path, version: i
     node.start(TASKS[0], 11, job + step.format(1))
     node.start(TASKS[1], 12, job + step.format(2))
     snapshot = node.read()
-    assert snapshot.cgroup is not None
-    assert snapshot.cgroup.path == job
-    assert snapshot.facts is not None
-    assert (snapshot.facts.used_bytes, snapshot.facts.limit_bytes) == (300 * MIB, 800 * MIB)
+    assert (snapshot.cgroup, snapshot.used_bytes, snapshot.limit_bytes) == (job, 300 * MIB, 800 * MIB)
     node.end(TASKS[0], 11)
     node.end(TASKS[1], 12)
     assert node.path() == job  # also after all workers have ended
@@ -145,24 +139,19 @@ def test_the_root_cgroup_gives_no_values(tmp_path: Path, version: int) -> None:
         node.machine.write("sys/fs/cgroup/memory/release_agent", "")
     else:
         node.machine.v2_without_memory("")
-    assert node.read().facts is not None
+    assert node.read().used_bytes is not None
     node.start(TASKS[0], 11, "/b")
     snapshot = node.read()
-    assert (snapshot.facts, snapshot.oom_kills) == (None, None)
+    assert (snapshot.cgroup, snapshot.used_bytes, snapshot.oom_kills) == ("/", None, None)
     assert page_of(node.collector, snapshot) == ""
-    status = NodeStatus()
-    node.collector.describe(snapshot, status)
-    assert status.memory["cgroup"] == "/"
-    assert status.memory["used_bytes"] is None
 
 
 def test_a_machine_without_cgroups_gives_no_values_and_no_error(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/a")
     shutil.rmtree(tmp_path / "proc")
     snapshot = node.read()
-    assert (snapshot.cgroup, snapshot.facts, snapshot.oom_kills) == (None, None, None)
+    assert (snapshot.cgroup, snapshot.used_bytes, snapshot.oom_kills) == (None, None, None)
     assert page_of(node.collector, snapshot) == ""
-    node.collector.describe(snapshot, NodeStatus())
 
 
 def test_workers_in_another_pid_namespace_are_skipped(tmp_path: Path) -> None:
@@ -199,13 +188,11 @@ def test_only_the_workers_give_the_cgroup_of_an_attached_job(tmp_path: Path) -> 
     node = Node(tmp_path, 1, "/session", attached=True)
     node.cgroups("/session", oom_kills=9)
     node.cgroups("/job", "/job/step_1", "/job/step_2", oom_kills=1)
-    assert node.read().facts is None
+    assert node.read().used_bytes is None
     node.start(TASKS[0], 11, "/job/step_1")
     node.start(TASKS[1], 12, "/job/step_2")
     snapshot = node.read()
-    assert snapshot.cgroup is not None
-    assert snapshot.cgroup.path == "/job"
-    assert snapshot.oom_kills == 2
+    assert (snapshot.cgroup, snapshot.oom_kills) == ("/job", 2)
 
 
 def test_v2_counts_the_kills_of_all_child_cgroups(tmp_path: Path) -> None:
@@ -301,9 +288,7 @@ def test_a_cgroup_without_a_limit_has_no_limit_sample(tmp_path: Path) -> None:
 def test_the_status_has_the_memory_of_the_cgroup_as_json(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job")
     node.cgroups("/job", limit=128 * MIB, oom_kills=2)
-    status = NodeStatus()
-    node.collector.describe(node.read(), status)
-    assert json.loads(json.dumps(status.memory)) == {
+    assert node.read().to_json() == {
         "cgroup": "/job",
         "version": 2,
         "used_bytes": 100 * MIB,
@@ -339,13 +324,13 @@ def test_a_real_oom_kill_stays_counted(tmp_path: Path, wrappers: Wrappers) -> No
         script = f'echo $$ > {real.procs} && exec "$0" -I -c "$1"'
         collector = MemoryCollector(real_context(tmp_path, task))
         before = collector.read()
-        if before.facts is None:
+        if before.used_bytes is None:
             pytest.skip("this process is in the root of its hierarchy")
         wrapper = wrappers.start(task, "sh", "-c", script, sys.executable, program)
         pid = wrappers.record(task, "start")["pid"]
         until(lambda: str(pid) in real.procs.read_text(encoding="ascii").split(), "the worker in its cgroup")
         running = collector.read()
-        assert running.facts is not None
+        assert running.used_bytes is not None
         assert before.oom_kills == running.oom_kills
         go.touch()
         wrapper.wait(timeout=60)
@@ -356,15 +341,10 @@ def test_a_real_oom_kill_stays_counted(tmp_path: Path, wrappers: Wrappers) -> No
         assert open_files(str(real.directory)) == []
         if after.kmsg == "available":
             assert pid in after.oom_victims
-            status = NodeStatus()
-            collector.describe(after, status)
-            assert status.memory["oom_victims"][pid] == after.oom_victims[pid]
 
 
 def test_this_process_has_a_cgroup_or_is_in_the_root() -> None:
     snapshot = MemoryCollector(real_context(Path("/nonexistent"))).read()
-    if snapshot.facts is not None:
-        assert snapshot.facts.used_bytes > MIB
-        assert snapshot.facts.working_set_bytes is None or snapshot.facts.working_set_bytes <= snapshot.facts.used_bytes
-    else:
-        assert snapshot.cgroup is None or os.path.isdir(snapshot.cgroup.directory)
+    if snapshot.used_bytes is not None:
+        assert snapshot.used_bytes > MIB
+        assert snapshot.working_set_bytes is None or snapshot.working_set_bytes <= snapshot.used_bytes

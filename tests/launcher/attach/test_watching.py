@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from launcher.report.text import render_report
 from launcher.watch.view import JobClient
 from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment, refused, run
@@ -119,8 +120,10 @@ class Launched:
         self.errors.seek(0)
         return self.errors.read()
 
-    def report(self) -> dict[str, Any]:
-        return run_files.read_json(self.state / run_files.REPORT_FILE) or {}
+    def report(self) -> Report:
+        report = Report.read(self.state / run_files.REPORT_FILE)
+        assert report is not None
+        return report
 
     def start_other(self, *words: str) -> None:
         """Start a process with these words that does not belong to the job."""
@@ -173,7 +176,7 @@ def test_a_script_with_flags_reports_a_killed_worker(tmp_path: Path, launch: Cal
         line.endswith(" 1") and labels in line for line in page.splitlines() if line.startswith("gpujob_worker_up{")
     )
     assert [worker["pid"] for worker in job.workers()] == job.pids
-    assert JobClient(job.state).read_view()["state"] == "RUNNING"
+    assert JobClient(job.state).read_view().state == "RUNNING"
     os.kill(job.pids[2], signal.SIGKILL)
     killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
     job.start_other("embedding_generation", "--worker-id", "2")
@@ -192,7 +195,9 @@ def test_a_script_with_flags_reports_a_killed_worker(tmp_path: Path, launch: Cal
     assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
     assert (job.state / "report.md").read_text() == render_report(job.report())
     assert "Traceback" not in job.error_output()
-    assert JobClient(job.state).read_view()["report"]["exit_status"] == 1
+    view = JobClient(job.state).read_view()
+    assert view.report is not None
+    assert view.report.exit_status == 1
 
 
 def _answers(job: Launched) -> bool:
@@ -247,7 +252,7 @@ def test_short_or_damaged_output_is_incomplete(
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in job.pids), "the end of the workers", 20)
     harm(tmp_path / "out")
     code, text = job.end()
-    assert (code, job.report()["exit_status"]) == (8, 8)
+    assert (code, job.report().exit_status) == (8, 8)
     assert check in text
 
 
@@ -275,7 +280,7 @@ def test_a_sidecar_that_is_stopped_with_the_workers_waits_for_them(
     for pid in job.pids:
         os.kill(pid, signal.SIGTERM)
     assert job.end()[0] == 1
-    assert [worker["exit"]["signal"] for worker in job.report()["workers"]] == ["SIGTERM"] * 4
+    assert [worker.exit and worker.exit.signal for worker in job.report().workers] == ["SIGTERM"] * 4
 
 
 def test_the_state_is_the_same_from_another_machine(tmp_path: Path, launch: Callable[..., Launched]) -> None:
@@ -284,11 +289,11 @@ def test_the_state_is_the_same_from_another_machine(tmp_path: Path, launch: Call
     path = job.state / run_files.ORCHESTRATOR_FILE
     record = run_files.read_json(path) or {}
     run_files.write_json(path, {**record, "host": "elsewhere"})
-    assert JobClient(job.state).read_view()["state"] == "RUNNING"
-    assert JobClient(job.state).report()["exit_status"] == 10
+    assert JobClient(job.state).read_view().state == "RUNNING"
+    assert JobClient(job.state).report().exit_status == 10
     for status in (job.state / run_files.STATUS_DIR).glob("*.json"):
         status.unlink()
-    assert JobClient(job.state).read_view()["state"] == "UNKNOWN"
+    assert JobClient(job.state).read_view().state == "UNKNOWN"
 
 
 def test_workers_found_by_name_continue_without_the_sidecar(tmp_path: Path, launch: Callable[..., Launched]) -> None:
@@ -301,9 +306,10 @@ def test_workers_found_by_name_continue_without_the_sidecar(tmp_path: Path, laun
     left = until(lambda: "the job itself was not touched" in job.error_output(), "the end of the sidecar")
     assert left
     report = JobClient(job.state).report()
-    assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
-    assert [worker["up"] for worker in report["workers"]] == [True] * 4
-    assert report["stopped"]["cause"].endswith(", while 4 workers were running")
+    assert (report.state, report.exit_status, report.cause) == ("UNKNOWN", 9, None)
+    assert [worker.up for worker in report.workers] == [True] * 4
+    assert report.stopped is not None
+    assert report.stopped.cause.endswith(", while 4 workers were running")
     assert "- stopped: the sidecar was stopped at" in render_report(report)
     assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
     argv = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]

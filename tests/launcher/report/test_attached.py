@@ -6,27 +6,31 @@ from typing import Any
 
 import pytest
 
-from launcher.report.attached import has_unknown_end, judge_ends, launch_entry, missing_text
+from exporter.contract.events import Event
+from exporter.contract.report import WorkerReport
+from exporter.contract.status import NodeStatus, WorkerEnd
+from launcher.report.attached import has_unknown_end, judge_ends, launch_report, missing_text
 from tests.support.exporter import make_manifest
 
 
-def ended(reason: str = "completed", code: int | None = 0, number: str | None = None) -> dict[str, Any]:
-    return {"reason": reason, "code": code, "signal": number, "time": 5.0, "evidence": []}
+def ended(reason: str = "completed", code: int | None = 0, signal: str | None = None) -> WorkerEnd:
+    return WorkerEnd(reason=reason, code=code, signal=signal, time=5.0)
 
 
 UNKNOWN = ended("killed_unknown", None)
 
 
-def workers(*ends: tuple[dict[str, Any] | None, int | None], **over: Any) -> list[dict[str, Any]]:
+def workers(*ends: tuple[WorkerEnd | None, int | None], **over: Any) -> list[WorkerReport]:
     """Workers with their ends and positions; one without an end was never found."""
     return [
-        {"worker": f"worker_w{n}", "exit": end, "start": None if end is None else 1.0, "items": items, "unit": None}
-        | {"items_expected": None, "critical": True, "log_errors": {}, **over}
+        WorkerReport(worker=f"worker_w{n}", rank=n, exit=end, start=None if end is None else 1.0, items=items, **over)
         for n, (end, items) in enumerate(ends)
     ]
 
 
-def steps(*ends: tuple[dict[str, Any] | None, int | None], expected: int | None = 50, unit: str = "steps") -> Any:
+def steps(
+    *ends: tuple[WorkerEnd | None, int | None], expected: int | None = 50, unit: str = "steps"
+) -> list[WorkerReport]:
     return workers(*ends, items_expected=expected, unit=unit)
 
 
@@ -61,7 +65,7 @@ ERRORS = {"log_errors": {"cuda_oom": 2}}
     ],
 )
 def test_the_work_decides_where_ends_are_unknown(
-    tmp_path: Path, entries: list[dict[str, Any]], total: int | None, state: str, detail: str
+    tmp_path: Path, entries: list[WorkerReport], total: int | None, state: str, detail: str
 ) -> None:
     judgement = judge_ends(make_manifest(tmp_path, total_items=total), entries, {"cuda_oom"}, None)
     assert judgement.state == state
@@ -84,16 +88,22 @@ def test_the_share_that_is_enough_is_the_users(tmp_path: Path) -> None:
 
 
 def test_the_sidecar_says_which_workers_are_missing() -> None:
-    events = [{"event": "pid file", "detail": "x"}, {"event": "launch incomplete", "detail": "found 0 of 2 workers"}]
-    assert missing_text({"n1": {"events": events}, "n2": {}}) == "found 0 of 2 workers"
-    assert missing_text({"n1": {"events": []}}) is None
+    events = tuple(
+        Event(time=1.0, level="critical", event=event, detail=detail)
+        for event, detail in (("pid file", "x"), ("launch incomplete", "found 0 of 2 workers"))
+    )
+    assert missing_text({"n1": NodeStatus(events=events), "n2": NodeStatus()}) == "found 0 of 2 workers"
+    assert missing_text({"n1": NodeStatus()}) is None
 
 
 def test_the_launch_checks_of_all_nodes_are_one() -> None:
-    def status(verified: bool, final: bool, *checks: str) -> dict[str, Any]:
-        return {"launch": {"verified": verified, "final": final, "checks": list(checks)}}
+    def status(*, verified: bool, final: bool = True) -> NodeStatus:
+        check = {"name": "workers", "level": "issue", "passed": verified, "detail": "", "faults": []}
+        return NodeStatus.from_json({"launch": {"verified": verified, "final": final, "checks": [check]}})
 
-    both = {"n1": status(True, True, "a"), "n2": status(False, True, "b")}
-    assert launch_entry(both) == {"verified": False, "final": True, "checks": ["a", "b"]}
-    assert launch_entry({**both, "n3": status(True, False)}) is None
-    assert launch_entry({}) is None
+    both = {"n1": status(verified=True), "n2": status(verified=False)}
+    found = launch_report(both)
+    assert found is not None
+    assert (found.verified, [check.passed for check in found.checks]) == (False, [True, False])
+    assert launch_report({**both, "n3": status(verified=True, final=False)}) is None
+    assert launch_report({}) is None

@@ -6,22 +6,25 @@ from typing import Any
 
 import pytest
 
-from launcher.report.text import render_report
 from tests.launcher.conftest import Golden
-from tests.support.builders import START, RunDir
+from tests.support.builders import START, RunDir, rendered
 from tests.support.gpu_status import GIB, XID_79, XID_NOISE, gpu, gpus, of_worker, use
 
 
 def with_status(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
     """Write a final status with these GPUs."""
-    return run_dir.status(*({"rank": rank, **entry} for rank, entry in enumerate(entries)), final=True, gpus=node)
+    return run_dir.status(
+        *({"rank": rank, **entry} for rank, entry in enumerate(entries)),
+        final=True,
+        gpus=node,
+    )
 
 
 def with_events(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> RunDir:
     """Write these events, `after` seconds after the start."""
     with (run_dir.path / "events.jsonl").open("a") as out:
         for event in events:
-            out.write(json.dumps({"time": START + after, "node": "cn01", **event}) + "\n")
+            out.write(json.dumps({"time": START + after, "job_id": "1", "node": "cn01", **event}) + "\n")
     return run_dir
 
 
@@ -59,7 +62,7 @@ def test_gpu_events_are_those_of_this_attempt(tmp_path: Path) -> None:
     with (run_dir.path / "events.jsonl").open("a") as out:
         out.write('{"event": "GPU lost", "ti\n["GPU lost"]\n{"event": "GPU lost"}\n')
     assert run_dir.report()["gpus"]["events"] == []
-    assert "GPU events" not in render_report(run_dir.report())
+    assert "GPU events" not in rendered(run_dir.report())
     report = with_events(run_dir, {**LOST, "happened": START + 3.0}).report()
     assert [(event["time"], event["event"], event["detail"]) for event in report["gpus"]["events"]] == [
         (START + 3.0, "GPU lost", "GPU 1")
@@ -68,7 +71,7 @@ def test_gpu_events_are_those_of_this_attempt(tmp_path: Path) -> None:
 
 def test_only_some_of_many_gpu_events_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
     run_dir = with_events(completed_job(tmp_path, gpus(gpu(0))), *({**LOST, "detail": f"the {n}th"} for n in range(23)))
-    text = render_report(run_dir.report())
+    text = rendered(run_dir.report())
     assert text.count("GPU lost: the ") == 20
     assert text.count("\n- and 3 more, in events.jsonl\n") == 1
 
@@ -82,7 +85,7 @@ def test_a_gpu_is_ok_only_without_health_reasons(tmp_path: Path) -> None:
         {"gpu": "5", "severity": "failure", "words": "not shown"},
     ]
     node = gpus(gpu(0), gpu(1), gpu(2, state="lost"), health="failure", reasons=reasons)
-    text = render_report(completed_job(tmp_path, node).report())
+    text = rendered(completed_job(tmp_path, node).report())
     rows = [line.rpartition("kWh | ")[2] for line in text.splitlines() if line.startswith("| cn01 |")]
     assert rows == ["failure |", "ok |", "failure: Xid 79; warning: hot |", "lost; failure: it is gone |"]
     assert "\n- cn01: warning: the driver was replaced\n- cn01: failure: GPU 5: not shown\n" in text
@@ -91,7 +94,7 @@ def test_a_gpu_is_ok_only_without_health_reasons(tmp_path: Path) -> None:
 
 def test_mig_instances_are_counted_and_energy_is_that_of_the_whole_gpu(tmp_path: Path) -> None:
     part = {"energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
-    text = render_report(completed_job(tmp_path, gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))).report())
+    text = rendered(completed_job(tmp_path, gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))).report())
     assert "\n- GPUs: 2 x NVIDIA H200 MIG 1g.18gb, 90 % busy, 1.0 kWh (whole GPU)\n" in text
     assert "\n| cn01 | all 2 | 90 % | 30.0 GiB | 1.0 kWh (whole GPU) | healthy |\n" in text
     assert "\n| cn01 | 0 | 90 % | 30.0 of 141 GiB | 1.0 kWh (whole GPU) | ok |\n" in text
@@ -99,14 +102,14 @@ def test_mig_instances_are_counted_and_energy_is_that_of_the_whole_gpu(tmp_path:
 
 
 def test_missing_gpus_of_the_plan_are_reported(tmp_path: Path) -> None:
-    text = render_report(completed_job(tmp_path, gpus(gpu(0), allocated=2), of_worker(0, gpu_missing=["7"])).report())
+    text = rendered(completed_job(tmp_path, gpus(gpu(0), allocated=2), of_worker(0, gpu_missing=["7"])).report())
     assert "\n- cn01: the plan needs 2 GPUs and the driver shows 1\n" in text
     assert "\n| worker_w0 | cn01 | 7 | - | yes | missing |\n" in text
 
 
 @pytest.mark.usefixtures("utc")
 def test_the_report_of_a_job_with_gpus_matches_the_golden_page(tmp_path: Path, golden: Golden) -> None:
-    golden("launcher/report-gpus.md", render_report(a_job(tmp_path).report()))
+    golden("launcher/report-gpus.md", rendered(a_job(tmp_path).report()))
 
 
 def test_the_json_report_has_totals_and_each_gpu(tmp_path: Path) -> None:
@@ -134,22 +137,22 @@ def test_each_worker_has_its_planned_and_its_used_gpus(tmp_path: Path) -> None:
 def test_a_job_without_gpus_has_none_in_its_report(tmp_path: Path) -> None:
     report = completed_job(tmp_path, {}, {}, {}).report()
     assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
-    assert "GPU" not in render_report(report)
+    assert "GPU" not in rendered(report)
 
 
 def test_an_old_report_without_gpus_is_rendered(tmp_path: Path) -> None:
     report = a_job(tmp_path).report()
     del report["gpus"]["events"], report["gpus"]["events_total"]
-    assert "GPU events" not in render_report(report)
+    assert "GPU events" not in rendered(report)
     del report["gpus"]
     for worker in report["workers"]:
         del worker["gpu_devices"], worker["gpu_misplaced"]
-    assert "GPU" not in render_report(report)
+    assert "GPU" not in rendered(report)
 
 
 def test_unreadable_gpus_are_reported(tmp_path: Path) -> None:
     blind = gpus(driver_state="no_driver", words="Driver Not Loaded", allocated=2, health=None)
-    text = render_report(completed_job(tmp_path, blind, of_worker(gpu_use=None)).report())
+    text = rendered(completed_job(tmp_path, blind, of_worker(gpu_use=None)).report())
     assert "\n- GPUs: could not be read on cn01 (no_driver)\n" in text
     assert "\n| cn01 | none seen | - | - | - | no_driver |\n" in text
     assert "\n- cn01: GPUs could not be read (no_driver): Driver Not Loaded\n" in text
@@ -157,6 +160,6 @@ def test_unreadable_gpus_are_reported(tmp_path: Path) -> None:
 
 
 def test_use_of_an_invisible_gpu_is_unknown(tmp_path: Path) -> None:
-    text = render_report(completed_job(tmp_path, gpus(gpu(0)), of_worker(1, gpu_use=[])).report())
+    text = rendered(completed_job(tmp_path, gpus(gpu(0)), of_worker(1, gpu_use=[])).report())
     assert "\n| worker_w0 | cn01 | - | GPU-01 | yes | - |\n" in text
     assert "all 1" not in text

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from exporter.contract.manifest import read_manifest
+from exporter.contract.report import Report
+from exporter.contract.status import WorkerStatus
 from exporter.logs.log_files_reader import progress_path
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
-from launcher.report.text import render_report
-from launcher.report.workers import read_runs
-from launcher.rundir.statuses import merge_workers
+from launcher.report.workers import TaskRun, read_runs
 from launcher.verify.verify import VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
-from tests.support.builders import KILLED, START, TERM_SENT, RunDir, restartable
+from tests.support.builders import KILLED, START, TERM_SENT, RunDir, as_json, rendered, restartable
 from tests.support.launcher import read_json, settled_run_dir
 
 
@@ -27,7 +27,7 @@ def test_a_stop_during_the_read_explains_the_workers_that_it_ended(
 ) -> None:
     run_dir = RunDir(tmp_path).ended(0, code=3, end=90)
 
-    def stopped_meanwhile(*given: Any) -> list[dict[str, Any]]:
+    def stopped_meanwhile(*given: Any) -> list[TaskRun]:
         if not (run_dir.path / "cn01_worker_w1.out").exists():
             run_dir.ended(1, end=96, **TERM_SENT).stop("terminated_peer", "worker_w0 rank 0 ended by app_error")
         return read_runs(*given)
@@ -66,8 +66,8 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1).report(quick=True)
-    assert (report["state"], report["verification"]) == ("COMPLETED", {"verified": False, "checks": []})
-    assert render_report(report).startswith("# Job 4459 job: COMPLETED, output not checked\n")
+    assert (report["state"], report["verification"]["checks"]) == ("COMPLETED", [])
+    assert rendered(report).startswith("# Job 4459 job: COMPLETED, output not checked\n")
 
 
 def test_a_job_with_completed_workers_is_completed(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_exit_status_0_on_cancellation_does_not_complete_the_job(tmp_path: Path)
     run_dir = RunDir(tmp_path).stop("cancelled", "SIGTERM").ended(0, end=60).ended(1, signals=[[START + 95, 15, 1]])
     report = run_dir.report()
     assert (report["state"], report["workers"][1]["exit"]["reason"]) == ("CANCELLED", "completed")
-    text = render_report(report)
+    text = rendered(report)
     assert "| worker_w0 | 0 | cn01 | completed (exit status 0) |" in text
     assert "| worker_w1 | 1 | cn01 | completed when asked to end (exit status 0) |" in text
 
@@ -215,7 +215,7 @@ def test_used_up_restarts_are_in_the_evidence(tmp_path: Path) -> None:
     used_up = ["exit status 3", "restarted 2 of 2 times"]
     assert (report["cause"]["worker"], report["cause"]["evidence"]) == ("worker_w0", used_up)
     assert [worker.get("restarts_max") for worker in report["workers"]] == [2, None]
-    text = render_report(report)
+    text = rendered(report)
     assert "\n- cause: worker_w0 (rank 0) on cn01 ended by app_error at " in text
     assert ": exit status 3; restarted 2 of 2 times\n" in text
     assert "| app_error (exit status 3; restarted 2 of 2 times) | - | 2 of 2 |\n" in text
@@ -224,11 +224,11 @@ def test_used_up_restarts_are_in_the_evidence(tmp_path: Path) -> None:
 def test_remaining_restarts_and_completed_workers_are_not_in_the_evidence(tmp_path: Path) -> None:
     report = restartable(tmp_path).ended(0, code=3).ended(0, 1, code=3).ended(1).report()
     assert report["cause"]["evidence"] == ["exit status 3"]
-    assert "| app_error (exit status 3) | - | 1 of 2 |\n" in render_report(report)
+    assert "| app_error (exit status 3) | - | 1 of 2 |\n" in rendered(report)
     run_dir = restartable(tmp_path / "b").ended(0, code=3).ended(0, 1, code=3).ended(0, 2).ended(1)
     assert run_dir.report()["workers"][0]["exit"]["evidence"] == ["exit status 0"]
     (run_dir.path / "plan.json").unlink()
-    assert "restarts_max" not in run_dir.report()["workers"][0]
+    assert run_dir.report()["workers"][0]["restarts_max"] is None
 
 
 @pytest.mark.parametrize(
@@ -254,20 +254,20 @@ def test_a_worker_of_a_later_stage_is_not_started_when_the_job_stops(
     assert (never["exit"]["evidence"], never["exit"]["restart"], never["exits"]) == (evidence, None, [])
     assert (report["state"], report["cause"]) == (state, None)
     expected = "not started (the job ended in an earlier stage; the job was being stopped: why it ended)"
-    assert f"| benchmark_w0 | 1 | cn01 | {expected} | - | 0 |\n" in render_report(report)
+    assert f"| benchmark_w0 | 1 | cn01 | {expected} | - | 0 |\n" in rendered(report)
 
 
 def test_a_worker_of_the_first_stage_may_never_have_started(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, **TERM_SENT).stop("cancelled", "SIGTERM to the job").report()
     assert report["workers"][1]["exit"]["evidence"][0] == "never started: the job ended before its turn"
-    running = build_report(tmp_path / "logs" / report["run_dir"].rpartition("/")[2], now=START + 200, ended=False)
+    running = as_json(build_report(Path(report["run_dir"]), now=START + 200, ended=False))
     assert (running["workers"][1]["state"], running["workers"][1]["exit"]) == ("not_found", None)
 
 
 def test_a_worker_that_never_started_has_no_exit_without_a_known_stop(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).report()
     assert (report["workers"][1]["state"], report["workers"][1]["exit"]) == ("not_started", None)
-    assert "| worker_w1 | 1 | cn01 | not started | - | 0 |\n" in render_report(report)
+    assert "| worker_w1 | 1 | cn01 | not started | - | 0 |\n" in rendered(report)
     assert report["state"] == "FAILED"
 
 
@@ -285,7 +285,7 @@ def test_services_that_were_not_ready_in_time_are_reported_line_by_line(tmp_path
     failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
     why = "not ready after 60 s: missing worker_w0"
     run_dir.stop("launch_failed", why, failed={**failed, "evidence": [why, *log]})
-    text = render_report(run_dir.report())
+    text = rendered(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
     when = clock_text(START + 90)
@@ -382,7 +382,7 @@ def test_the_slowest_of_workers_in_step_counts(tmp_path: Path) -> None:
     assert [report[key] for key in ("unit", "items", "items_expected")] == ["steps", 298, 300]
     assert [worker["unit"] for worker in report["workers"]] == ["steps", "steps"]
     assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
-    text = render_report(report)
+    text = rendered(report)
     assert "\n- steps: 298 of 300\n" in text
     assert "\n| worker | rank | node | end | steps | restarts |\n" in text
     assert "\n- steps: ok: 298 of 300 steps done\n" in text
@@ -417,7 +417,7 @@ def test_different_units_are_not_added_up(tmp_path: Path) -> None:
     report = run_dir.ended(0, log="step 5/30\n").ended(1, log="Processed 50/50 items\n").report()
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == [None] * 4
     assert checks(report) == [("items", None, "steps and items are counted, which have no common total")]
-    text = render_report(report)
+    text = rendered(report)
     assert "| end | position | restarts |\n" in text
     assert " | 5/30 steps | 0 |\n" in text
     assert " | 50/50 items | 0 |\n" in text
@@ -429,7 +429,7 @@ def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
     workers = [{**entry, "rank": rank, "items_processed": 200 + rank} for rank in range(2)]
     report = run_dir.status(*workers).report()
     assert (report["items"], report["items_processed"], report["throughput_items_per_second"]) == (300, 200, 1.0)
-    assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in render_report(report)
+    assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in rendered(report)
 
 
 def test_a_log_that_counts_another_unit_does_not_change_the_position(tmp_path: Path) -> None:
@@ -459,8 +459,10 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         (path / name).write_text(text)
     done = given["processed"]
     workers = [
-        {"items": position, "items_expected": given["expected"], "items_processed": done, "unit": given["unit"]}
-        for position in given["positions"]
+        WorkerStatus(
+            rank=rank, items=position, items_expected=given["expected"], items_processed=done, unit=given["unit"]
+        )
+        for rank, position in enumerate(given["positions"])
     ]
     reasons = values.get("reasons", ["completed"] * 2)
     return {
@@ -546,21 +548,21 @@ def test_the_text_report_matches_the_golden_page(tmp_path: Path, golden: Golden)
     run_dir.ended(0, end=50, log="Processed 20/34 items\n", code=3).ended(1, 0, end=40, **KILLED)
     run_dir.ended(1, 1, end=70, log="Processed 33/33 items\n")
     run_dir.stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by app_error", at=51).ended(2, end=60, **TERM_SENT)
-    golden("launcher/report.md", render_report(run_dir.report()))
+    golden("launcher/report.md", rendered(run_dir.report()))
     ended = RunDir(tmp_path / "b", progress={"total_items": 10})
     for rank in range(2):
         ended.ended(rank, log="Processed 5/5 items\n")
         (ended.path / f"output_worker_{rank}.jsonl").write_text("1\n" * 5)
         os.utime(ended.path / f"output_worker_{rank}.jsonl", (START + 50, START + 50))
-    golden("launcher/report-completed.md", render_report(ended.report()))
+    golden("launcher/report-completed.md", rendered(ended.report()))
 
 
 def test_the_report_is_written_as_json_and_as_text(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1)
     report = run_dir.report()
-    write_report(run_dir.path, report)
+    write_report(run_dir.path, Report.from_json(report))
     assert read_json(run_dir.path / "report.json") == report
-    assert (run_dir.path / "report.md").read_text() == render_report(report)
+    assert (run_dir.path / "report.md").read_text() == rendered(report)
     assert not list(run_dir.path.glob(".*tmp"))
 
 
@@ -593,9 +595,3 @@ def test_a_duration_has_at_most_two_units(seconds: float | None, text: str) -> N
 )
 def test_only_the_first_of_many_names_are_listed(names: str, total: int | None, text: str) -> None:
     assert names_text(names, 2, total) == text
-
-
-def test_a_status_without_worker_ranks_is_ignored() -> None:
-    assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {
-        1: {"rank": 1}
-    }

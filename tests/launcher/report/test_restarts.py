@@ -1,22 +1,22 @@
 """Ends of earlier runs in the report: restarted workers, and failures shortly before the cause."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from exporter.contract.report import WorkerReport
+from exporter.contract.status import WorkerEnd
 from launcher.report.restarts import RESTARTS_SHOWN, restart_causes, restart_lines, restart_text
-from launcher.report.text import render_report
 from launcher.words import clock_text
-from tests.support.builders import KILLED, START, RunDir, restartable
+from tests.support.builders import KILLED, START, RunDir, rendered, restartable
 
 
-def end(reason: str, restart: int, time: float | None) -> dict[str, Any]:
-    return {"reason": reason, "restart": restart, "time": time, "code": 1, "signal": None, "evidence": ["status 1"]}
+def end(reason: str, restart: int, time: float | None) -> WorkerEnd:
+    return WorkerEnd(reason=reason, restart=restart, time=time, code=1, evidence=("status 1",))
 
 
-def entry(rank: int, *exits: dict[str, Any], worker: str = "w0", restarts: int = 1) -> dict[str, Any]:
-    return {"worker": worker, "rank": rank, "node": "n0", "restarts": restarts, "exits": list(exits)}
+def entry(rank: int, *exits: WorkerEnd, worker: str = "w0", restarts: int = 1) -> WorkerReport:
+    return WorkerReport(worker=worker, rank=rank, node="n0", restarts=restarts, exits=exits)
 
 
 def test_a_completed_job_reports_why_an_earlier_run_ended(tmp_path: Path) -> None:
@@ -33,9 +33,12 @@ def test_a_completed_job_reports_why_an_earlier_run_ended(tmp_path: Path) -> Non
         "restart": 0,
         "run": 1,
         "evidence": ["killed by SIGKILL", "sender unknown"],
+        "missing": [],
+        "missing_total": 0,
+        "diagnosis": None,
     }
     expected = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; sender unknown"
-    assert f"\n- restarted: worker_w0 (rank 0) on cn01, {expected}\n" in render_report(report)
+    assert f"\n- restarted: worker_w0 (rank 0) on cn01, {expected}\n" in rendered(report)
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
 
 
@@ -45,7 +48,7 @@ def test_a_restarted_worker_that_failed_shortly_before_is_in_the_evidence(tmp_pa
     before = "worker_w0 (run 1) had ended by killed_unknown 2.0 s before"
     assert (report["cause"]["worker"], report["cause"]["evidence"]) == ("worker_w1", ["exit status 3", before])
     assert report["workers"][1]["exit"]["evidence"] == ["exit status 3"]
-    assert f": exit status 3; {before}\n" in render_report(report)
+    assert f": exit status 3; {before}\n" in rendered(report)
 
 
 @pytest.mark.parametrize("earlier", [-20.0, 50.5])
@@ -59,9 +62,9 @@ def test_failures_long_before_or_after_the_cause_are_not_in_its_evidence(earlier
 def test_a_job_without_restarts_has_none(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1, code=3).report()
     assert report["restarted"] == []
-    assert "restarted" not in render_report(report)
+    assert "restarted" not in rendered(report)
     del report["restarted"]
-    assert render_report(report)  # a report of an older version
+    assert rendered(report)  # a report of an older version
 
 
 def test_the_end_of_the_last_run_is_not_a_restart() -> None:
@@ -71,16 +74,16 @@ def test_the_end_of_the_last_run_is_not_a_restart() -> None:
 def test_the_first_failed_task_of_a_worker_represents_its_run() -> None:
     others = [entry(1, end("terminated_peer", 0, 4.0)), entry(2, end("cuda_oom", 0, 5.0))]
     found = restart_causes([entry(0, end("app_error", 0, 6.0), end("completed", 1, 9.0)), *others])
-    assert [(cause["rank"], cause["reason"]) for cause in found] == [(2, "cuda_oom")]
+    assert [(cause.rank, cause.reason) for cause in found] == [(2, "cuda_oom")]
     (alone,) = restart_causes([entry(3, end("terminated_peer", 0, None))])
-    assert (alone["rank"], alone["reason"]) == (3, "terminated_peer")
+    assert (alone.rank, alone.reason) == (3, "terminated_peer")
 
 
 def test_restarts_are_in_order_of_time() -> None:
     first = entry(0, end("app_error", 0, 20.0), end("app_error", 1, 40.0), end("completed", 2, 50.0), restarts=2)
     other = entry(1, end("cuda_oom", 0, 30.0), worker="w1")
     found = restart_causes([first, other])
-    assert [(cause["worker"], cause["run"]) for cause in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
+    assert [(cause.worker, cause.run) for cause in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
     assert restart_text(found[2]) == "w0 on n0 restarted (run 3) after app_error (status 1)"
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from exporter.machine.mounts import MountPoint
 from launcher.report.report import write_report
-from launcher.report.text import FLAWS_SHOWN, render_report
+from launcher.report.text import FLAWS_SHOWN
 from launcher.watch.view import JobClient
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
-from tests.support.builders import START, RunDir
+from tests.support.builders import START, RunDir, as_json, rendered
 from tests.support.launcher import GPUJOB, clean_environment, gpujob, poll, read_json
 
 ITEMS = 20
@@ -42,7 +43,7 @@ class Finished(RunDir):
     def write_report(self) -> dict[str, Any]:
         """Write the report, as at the end of the job."""
         report = self.report()
-        write_report(self.path, report)
+        write_report(self.path, Report.from_json(report))
         return report
 
     def verify(self, *options: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +64,7 @@ def test_a_damaged_file_makes_a_job_incomplete(tmp_path: Path) -> None:
     report = job.report()
     assert (report["state"], report["exit_status"], report["verification"]["verified"]) == ("INCOMPLETE", 8, False)
     assert check_result(report, "valid") is False
-    text = render_report(report)
+    text = rendered(report)
     assert "\n- valid: FAILED: 1 of 2 files damaged: output_worker_1.jsonl\n" in text
     assert "\n    - output_worker_1.jsonl (jsonl): its last line is half-written\n" in text
 
@@ -75,7 +76,7 @@ def test_the_text_names_some_damaged_files_and_the_json_report_all(tmp_path: Pat
     report = job.report()
     (check,) = [check for check in report["verification"]["checks"] if check["name"] == "valid"]
     assert (len(check["files"]), check["files_total"]) == (38, 38)
-    lines = [line for line in render_report(report).splitlines() if line.startswith("    - ")]
+    lines = [line for line in rendered(report).splitlines() if line.startswith("    - ")]
     assert len(lines) == FLAWS_SHOWN + 1
     assert lines[-1] == "    - and 18 more"
 
@@ -89,7 +90,7 @@ def test_a_truncated_checkpoint_makes_a_job_incomplete(tmp_path: Path) -> None:
     report = job.report()
     assert report["exit_status"] == 8
     assert check_result(report, "checkpoint") is False
-    assert "; the newest undamaged one is checkpoint_30.pt\n" in render_report(report)
+    assert "; the newest undamaged one is checkpoint_30.pt\n" in rendered(report)
 
 
 def test_a_benchmark_that_prints_no_tokens_makes_a_job_incomplete(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_job_with_removed_output_is_incomplete(damaged: bool, tmp_path: Path) 
     assert job.write_report()["state"] == ("INCOMPLETE" if damaged else "COMPLETED")
     for path in job.path.glob("output_*"):
         path.unlink()
-    report = JobClient(job.path).report(verify=True)
+    report = as_json(JobClient(job.path).report(verify=True))
     assert (report["state"], check_result(report, "outputs")) == ("INCOMPLETE", False)
     (check,) = [check for check in report["verification"]["checks"] if check["name"] == "outputs"]
     assert check["detail"].startswith("2 files are gone from ")
@@ -161,10 +162,10 @@ def test_output_on_the_disk_of_another_node_is_not_missing(tmp_path: Path, monke
     for check in report["verification"]["checks"]:
         if check["name"] == "outputs":
             check.update(detail="2 files, 60 bytes", passed=True)
-    write_report(job.path, report)
+    write_report(job.path, Report.from_json(report))
     mounts = (MountPoint("/", "ext4", "disk"), MountPoint(str(tmp_path), "nfs4", "server:/home"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
-    report = JobClient(job.path).report(verify=True)
+    report = as_json(JobClient(job.path).report(verify=True))
     assert (report["state"], check_result(report, "outputs")) == ("COMPLETED", None)
 
 
@@ -185,7 +186,7 @@ def test_a_failed_job_stays_failed_with_valid_files(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     job.ended(1, code=3, log="Processed 10/10 items\n")
     assert job.write_report()["state"] == "FAILED"
-    assert JobClient(job.path).report(verify=True)["state"] == "FAILED"
+    assert as_json(JobClient(job.path).report(verify=True))["state"] == "FAILED"
     done = job.verify()
     assert done.returncode == 1
     assert "- valid: ok: 2 files valid (jsonl)" in done.stdout
@@ -203,7 +204,7 @@ def cancelled(folder: Path) -> Finished:
 
 def test_verifying_a_cancelled_job_agrees_with_its_report(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
-    report = JobClient(job.path).report(verify=True)
+    report = as_json(JobClient(job.path).report(verify=True))
     assert (report["state"], report["exit_status"], report["verification"]["differs"]) == ("CANCELLED", 5, [])
     names = [check["name"] for check in report["verification"]["checks"]]
     assert names == ["outputs", "valid", "records", "checkpoint"]
@@ -218,7 +219,7 @@ def test_verifying_a_cancelled_job_agrees_with_its_report(tmp_path: Path) -> Non
 def test_a_damaged_file_of_a_cancelled_job_is_reported(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
     job.output(0, end="{")
-    assert check_result(JobClient(job.path).report(verify=True), "valid") is False
+    assert check_result(as_json(JobClient(job.path).report(verify=True)), "valid") is False
     done = job.verify()
     assert done.returncode == 5
     assert "\n- valid: FAILED: 1 of 1 file damaged: output_worker_0.jsonl\n" in done.stdout
@@ -228,8 +229,8 @@ def test_a_cancelled_job_without_a_report_can_be_verified(tmp_path: Path) -> Non
     job = cancelled(tmp_path)
     (job.path / run_files.REPORT_FILE).unlink()
     job.edit(run_files.ORCHESTRATOR_FILE, local=True, host="elsewhere", start_ticks=1)
-    assert JobClient(job.path).report()["verification"]["checks"] == []
-    assert check_result(JobClient(job.path).report(verify=True), "valid") is True
+    assert as_json(JobClient(job.path).report())["verification"]["checks"] == []
+    assert check_result(as_json(JobClient(job.path).report(verify=True)), "valid") is True
 
 
 def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
@@ -251,13 +252,13 @@ def test_the_result_of_an_attached_job_comes_from_its_monitor(tmp_path: Path) ->
     job = Finished(tmp_path)
     report = job.write_report()
     job.edit(run_files.MANIFEST_FILE, attached=True)
-    unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it"}
+    unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it", "files": [], "files_total": 0}
     verification = {"verified": False, "checks": [unmet]}
     saved = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}
     for worker in saved["workers"]:
         worker["exit"] = None
     run_files.write_json(job.path / run_files.REPORT_FILE, saved)
-    again = JobClient(job.path).report(verify=True)
+    again = as_json(JobClient(job.path).report(verify=True))
     assert again["verification"]["checks"][0] == unmet
     assert (again["state"], check_result(again, "valid")) == ("INCOMPLETE", True)
 
@@ -266,7 +267,7 @@ def test_without_verify_no_file_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     job = Finished(tmp_path)
     report = job.write_report()
     monkeypatch.setattr("launcher.report.verification.verify_results", lambda *_, **__: pytest.fail("it was looked at"))
-    assert JobClient(job.path).report() == report
+    assert as_json(JobClient(job.path).report()) == report
 
 
 def test_ctrl_c_ends_a_verification_that_waits_for_a_lost_file_server(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ class Job:
             {
                 "launch": {
                     "final": final,
-                    "checks": [{**asdict(check), "lacking": asdict(check)["problems"]} for check in checks],
+                    "checks": [check.to_json() for check in checks],
                 }
             },
         )
@@ -164,14 +163,14 @@ def test_faults_are_printed_with_worker_node_and_fix(job: Job, golden: Golden) -
 
 def test_the_json_checklist_has_all_results(job: Job) -> None:
     checklist = three_faults(job)
-    body = json.loads(json.dumps(checklist.to_json()))
+    body = json.loads(json.dumps(checklist.report().to_json()))
     assert (body["schema"], body["verified"], body["elapsed_s"]) == (1, False, TIMEOUT_S + 5)
     by_name = {check["name"]: check for check in body["checks"]}
     assert list(by_name) == list(LEVELS)
     assert by_name["processes"]["passed"] is False
     (fault,) = by_name["processes"]["faults"]
     assert (fault["worker"], fault["rank"], fault["node"]) == ("worker_w6", 6, "cn02")
-    assert body["checks"] == [json.loads(json.dumps(asdict(result))) for result in checklist.results]
+    assert body["checks"] == [result.to_json() for result in checklist.results]
 
 
 def test_every_failed_check_has_a_suggestion(job: Job) -> None:
@@ -249,7 +248,8 @@ def test_a_job_that_ends_early_is_checked_by_its_last_status(job: Job) -> None:
     job.write_status(1, {"launch": status["launch"], "final": True})
     checklist = job.check.conclude(START + 5)
     (fault,) = checklist.faults("issue")
-    assert str(fault).startswith("worker_w5 (rank 5) on cn02: it has ended: app_error (exit status 3); ")
+    (line,) = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
+    assert line.startswith("  - worker_w5 (rank 5) on cn02: it has ended: app_error (exit status 3); ")
     assert fault.cure == "read the end of its log, cn02_worker_w5.err"
     assert job.poll_after(6.0) is checklist
 
@@ -300,9 +300,10 @@ def test_the_number_of_printed_faults_is_limited(tmp_path: Path) -> None:
 
 def test_the_checklist_can_be_printed_in_any_locale(job: Job) -> None:
     program = (
-        "from launcher.run.launch_check import LaunchChecklist, LaunchResult, render_launch_checklist;"
+        "from exporter.contract.report import LaunchResult;"
+        "from launcher.run.launch_check import LaunchChecklist, render_launch_checklist;"
         "from launcher.run.job_log import log_raw_line;"
-        "found = LaunchChecklist(1.0, (LaunchResult('processes', 'issue', True, 'x'),));"
+        "found = LaunchChecklist(1.0, (LaunchResult(name='count', level='issue', passed=True, detail='x'),));"
         "[log_raw_line(l) for l in render_launch_checklist(found)]"
     )
     done = subprocess.run(

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from launcher.plan.plan import RunFacts
 from launcher.report.report import build_report
 from launcher.run import end_of_job
@@ -62,7 +63,7 @@ def test_the_report_knows_when_no_time_is_left(
         end._build_and_publish_report(None, requeued=False)
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
-    assert arguments["out_of_time"]() is is_over
+    assert arguments["pace"].out_of_time() is is_over
 
 
 def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Path) -> None:
@@ -89,14 +90,14 @@ def test_the_first_report_is_quick_and_is_skipped_if_the_status_is_final(
     run_files.write_json(run_dir / run_files.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
     arguments: list[dict[str, Any]] = []
 
-    def build(run_dir: Path, **values: Any) -> dict[str, Any]:
+    def build(run_dir: Path, **values: Any) -> Report:
         arguments.append(values)
         return build_report(run_dir, **values)
 
     monkeypatch.setattr(end_of_job, "build_report", build)
     end.finish(None, lambda: None, lambda: None)
-    assert [values["quick"] for values in arguments] == ([False] if final else [True, False])
-    assert {values["finder"] for values in arguments} == {end._job_tasks.exit_reason_finder}
+    assert [values["pace"].is_quick for values in arguments] == ([False] if final else [True, False])
+    assert {values["known"].finder for values in arguments} == {end._job_tasks.exit_reason_finder}
 
 
 @pytest.mark.parametrize(("number", "exists_at_final_values"), [(None, True), (signal.SIGTERM, False)])

@@ -40,6 +40,7 @@ from tests.support.launcher import (
     read_json,
     settled_run_dir,
 )
+from tests.support.record_schema import problems, published_schema
 from tests.support.scenarios import Ended, Results, Scenarios
 
 MAX_CONCURRENT = 4
@@ -150,6 +151,20 @@ def test_a_job_that_does_its_work_completes(completed: EndedRun) -> None:
     )
     assert completed.reasons() == ["completed", "completed"]
     assert completed.left_over == {}
+
+
+def test_report_views_statuses_and_events_match_their_schemas(completed: EndedRun) -> None:
+    statuses = [read_json(path) for path in (completed.run_dir / "status").glob("*.json")]
+    views = [json.loads(completed.seen[name].stdout) for name in ("running", "after")]
+    assert statuses
+    for name, values in {
+        "status": statuses,
+        "report": [completed.report],
+        "view": views,
+        "events": read_events(completed.run_dir),
+    }.items():
+        schema = published_schema(name)
+        assert [problem for value in values for problem in problems(value, schema)] == [], name
 
 
 def test_every_item_is_a_line_of_output(completed: EndedRun) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
-from launcher.report.verification import result_logs
+from launcher.report.verification import EndedJob, result_logs
 from launcher.run.before.nodes_survey import needs_survey
 from launcher.run.before.readiness import MOST_NAMED, RuleStatus, missing_text, worker_totals
 from launcher.run.job_log import access_lines, launch_lines, place_lines
@@ -109,7 +109,7 @@ def test_each_attempt_has_its_own_benchmark_log(attempt: int, name: str, tmp_pat
     ((_, output), _) = steps.start_program.call_args
     assert output == tmp_path / name
     manifest = dataclasses.replace(serving_plan().manifest, run_dir=tmp_path)
-    assert result_logs(manifest, [], attempt) == [tmp_path / name]
+    assert result_logs(EndedJob(manifest, attempt, None, {}, ())) == [tmp_path / name]
 
 
 def test_all_stages_start_immediately_without_rules(tmp_path: Path) -> None:

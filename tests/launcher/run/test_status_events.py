@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from exporter.contract.events import EventLog
+from exporter.contract.status import NodeStatus
 from launcher.run.status_events import StatusEvents
 
 
@@ -14,8 +15,8 @@ def event(time: float, kind: str, **facts: object) -> dict[str, object]:
     return {"time": time, "level": "info", "event": kind, "detail": "step_100, 5 GB", **facts}
 
 
-def status(*events: dict[str, object], **workers: Any) -> dict[str, Any]:
-    return {"events": list(events), "workers": [{"rank": 0, "items_expected": 1000, **workers}]}
+def status(*events: dict[str, object], **worker: Any) -> NodeStatus:
+    return NodeStatus.from_json({"events": list(events), "workers": [{"rank": 0, "items_expected": 1000, **worker}]})
 
 
 class CopiedEvents:
@@ -72,7 +73,7 @@ def test_each_read_gives_at_most_one_milestone_for_tenths_of_the_work(copied: Co
 
 
 def test_there_are_no_milestones_without_a_total(copied: CopiedEvents) -> None:
-    copied.events.copy_new_events({"n1": status(items=5, items_expected=None), "n2": {}})
+    copied.events.copy_new_events({"n1": status(items=5, items_expected=None), "n2": NodeStatus()})
     assert copied.lines() == []
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task, read_manifest
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import PEER_WINDOW_S, JobStop
 from launcher.errors import SlurmError
 from launcher.plan.plan import Plan, RunFacts
@@ -203,11 +204,9 @@ def test_the_log_of_a_terminated_task_is_not_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("launcher.report.run_logs.read_last_bytes", read)
     finder, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
     record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, stop).reason == "cancelled"
     read.assert_not_called()
-    assert (
-        finder.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
-    )
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop).reason == "killed_unknown"
     read.assert_called()
 
 
@@ -217,11 +216,11 @@ def test_a_task_ended_with_its_worker_has_the_reason_terminated_peer(tmp_path: P
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
     record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
     finder = ExitReasonFinder(manifest, 0, None)
-    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
+    assert finder.describe_end(manifest.tasks[0], 0, "cn00", record, None).reason == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
     run_files.write_json(f"{stem}.stop.json", {"stop": stop})
     ended = finder.describe_end(manifest.tasks[0], 0, "cn00", record, None)
-    assert (ended["reason"], ended["evidence"][-1]) == (
+    assert (ended.reason, ended.evidence[-1]) == (
         "terminated_peer",
         "the job was being stopped: worker_w0 rank 1 ended by app_error",
     )
@@ -233,7 +232,11 @@ def test_the_report_takes_the_cause_from_the_stop_if_no_worker_failed(tmp_path: 
     stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
     run_files.write_job_state(str(run_dir), "completing", stop)
     report = build_report(run_dir, now=20.0, ended=True)
-    assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
+    assert (report.state, report.cause and report.cause.worker, report.cause and report.cause.time) == (
+        "FAILED",
+        "orchestrator",
+        10.0,
+    )
 
 
 def test_all_runs_have_ended_when_each_start_has_an_exit_record(tmp_path: Path) -> None:
@@ -291,7 +294,7 @@ def test_a_service_that_ends_in_a_running_step_fails_immediately(tmp_path: Path)
     job.record_end(0, 143, service=True)
     job.processes[0].poll.return_value = 143
     job.job_tasks.reap()
-    assert job.job_tasks.ends[1]["reason"] == "app_error"
+    assert job.job_tasks.ends[1].reason == "app_error"
     assert not job.job_tasks.busy
 
 
@@ -304,7 +307,7 @@ def test_a_completed_task_waits_for_its_step(tmp_path: Path) -> None:
     job.record_end(0, 0)
     job.processes[0].poll.return_value = 0
     job.job_tasks.reap()
-    assert [job.job_tasks.ends[rank]["reason"] for rank in (0, 1)] == ["completed", "completed"]
+    assert [job.job_tasks.ends[rank].reason for rank in (0, 1)] == ["completed", "completed"]
 
 
 def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> None:
@@ -381,7 +384,7 @@ def test_slurm_is_queried_for_the_reason_of_a_sigterm_until_it_answers(
     job.steps.query_end.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
     job.job_tasks.reap()
     job.job_tasks.reap()
-    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"time_limit"}
+    assert {end.reason for end in job.job_tasks.ends.values()} == {"time_limit"}
     assert job.job_state.stop is not None
     assert job.job_state.stop["time"] == ended_at, "ends before the answer belong to the stop"
 
@@ -397,7 +400,7 @@ def test_a_pending_signal_decides_the_reason_before_the_ends_are_read(tmp_path: 
     assert (job.job_tasks.ends, job.job_state.stop) == ({}, None)
     job.job_state.begin_stop("cancelled", "Slurm: cancelled", send_sigterm=False)
     job.job_tasks.reap()
-    assert {end["reason"] for end in job.job_tasks.ends.values()} == {"cancelled"}
+    assert {end.reason for end in job.job_tasks.ends.values()} == {"cancelled"}
 
 
 def test_tasks_that_slurm_ends_are_neither_restarted_nor_terminated(
@@ -470,7 +473,7 @@ def test_the_failed_node_is_queried_until_its_tasks_have_a_reason(tmp_path: Path
     job.job_tasks._killed_at = time.monotonic()  # tasks without a record by now leave none
     job.job_tasks.reap()
     assert job.job_state.stop["nodes"] == ["cn01"]
-    assert {rank: end["reason"] for rank, end in job.job_tasks.ends.items()} == {
+    assert {rank: end.reason for rank, end in job.job_tasks.ends.items()} == {
         0: "terminated_peer",
         1: "node_failure",
     }
@@ -532,10 +535,10 @@ def test_a_step_is_not_over_if_squeue_is_missing(
     assert capfd.readouterr().err.count("steps without their srun cannot be ended: squeue is not on PATH") == 1
 
 
-def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, Any]]]:
+def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, WorkerEnd]]:
     task = plan_of().tasks[0].task
     return [
-        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), {"time": float(time_s), "reason": reason})
+        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), WorkerEnd(time=float(time_s), reason=reason))
         for rank, time_s, reason in reasons
     ]
 
@@ -551,7 +554,7 @@ def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, A
 def test_the_earliest_recent_failure_of_a_peer_is_found(
     reasons: list[tuple[int, int, str]], rank: int, end: int
 ) -> None:
-    failures, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
+    failures, last = TaskFailures(), dict[int, tuple[Task, WorkerEnd]]()
     for task, ended in ends_of(reasons):
         failures.add(task, ended)
         last[task.rank] = (task, ended)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from exporter.contract.report import Report
 from launcher.jobfile.monitoring import PatternsSpec
 from launcher.report.report import write_report
-from launcher.report.text import render_report
-from launcher.report.verification import verify_again
 from launcher.verify.benchmark import (
     MOST_NAMED,
     NO_REQUEST,
@@ -24,7 +23,7 @@ from launcher.verify.benchmark import (
 )
 from launcher.verify.verify import CHECKPOINT, DEFAULT_PATTERNS, OUTPUT
 from tests.launcher.verify.test_benchmark_results import AIPERF, sa_bench
-from tests.support.builders import KILLED, START, RunDir
+from tests.support.builders import KILLED, START, RunDir, rendered
 from tests.support.launcher import read_json
 
 CONCURRENCIES = (1, 4, 16)
@@ -81,7 +80,7 @@ def test_the_plan_has_the_concurrencies_of_the_benchmark(tmp_path: Path) -> None
 def test_a_complete_benchmark_is_verified_without_further_checks(tmp_path: Path) -> None:
     report = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16).report()
     assert (report["state"], report["exit_status"], report["verification"]["verified"]) == ("COMPLETED", 0, True)
-    text = render_report(report)
+    text = rendered(report)
     assert text.startswith("# Job 4459 job: COMPLETED and verified\n")
     detail = "results for all 3 concurrencies: 84 requests, 1769472 output tokens"
     lines = ["## Verification", "", "- workers: ok: 4 of 4 workers completed", f"- benchmark: ok: {detail}", "", "## W"]
@@ -106,14 +105,14 @@ def test_a_benchmark_with_missing_results_makes_the_job_incomplete(
     assert job.check() == ("INCOMPLETE", False, detail)
     report = job.report()
     assert report["exit_status"] == 8
-    assert f"\n- benchmark: FAILED: {detail}\n" in render_report(report)
+    assert f"\n- benchmark: FAILED: {detail}\n" in rendered(report)
 
 
 def test_a_truncated_result_is_a_missing_result(tmp_path: Path) -> None:
     cut = f"{FOLDER}/results_concurrency_4_gpus_4.json"
     job = Serving(tmp_path, SA_BENCH).write_results(1, 16).write(cut, json.dumps(sa_bench(4))[:-9])
     assert job.check() == ("INCOMPLETE", False, "no result for concurrency 4")
-    assert f"\n    - {cut}: is not complete JSON: was it cut off?\n" in render_report(job.report())
+    assert f"\n    - {cut}: is not complete JSON: was it cut off?\n" in rendered(job.report())
     entry = {"file": cut, "concurrency": 4, "problem": "is not complete JSON: was it cut off?"}
     assert job.report()["benchmark"][-2:] == [
         *(entry, {"file": "", "missing": [4], "problem": "no result for concurrency 4"}),
@@ -138,14 +137,14 @@ def test_a_custom_benchmark_is_checked_by_its_existing_results_only(tmp_path: Pa
         "outputs",
         "checkpoint",
     ]
-    assert "COMPLETED, output not checked" in render_report(report)
+    assert "COMPLETED, output not checked" in rendered(report)
     job.write("artifacts/settings.json", '{"isl": 4}')
     assert job.report()["verification"] == report["verification"]
     job.write_results(4)
     assert job.check() == ("COMPLETED", True, "1 result: 16 requests, 589824 output tokens")
     job.write("artifacts/b.json", "{")
     assert job.check() == ("INCOMPLETE", False, "damaged results")
-    assert "\n    - artifacts/b.json: is not complete JSON: was it cut off?\n" in render_report(job.report())
+    assert "\n    - artifacts/b.json: is not complete JSON: was it cut off?\n" in rendered(job.report())
 
 
 def test_other_files_next_to_the_results_are_not_a_failure(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_the_required_share_applies_to_requests(
 ) -> None:
     job = Serving(tmp_path, CUSTOM, verify={"complete_share": share}).write_results(4, num_prompts=100, completed=done)
     assert job.check() == ("COMPLETED" if passed else "INCOMPLETE", passed, detail)
-    text = render_report(job.report())
+    text = rendered(job.report())
     failed = 100 - done
     warning = f"\n\n**Warning**: {failed} of 100 requests failed; rates, tokens and latencies include only "
     assert (warning in text, f"| 4 | {done} of 100 | {failed} ({failed}%) |" in text) == (failed > 0, failed > 0)
@@ -284,7 +283,7 @@ def test_a_failed_job_names_missing_concurrencies_and_has_no_total(tmp_path: Pat
     report = job.ended(3, **KILLED).stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()
     assert report["state"] == "FAILED"
     assert [report[key] for key in ("items", "items_expected")] == [16, None]
-    text = render_report(report)
+    text = rendered(report)
     assert "|\n\n- no result for concurrency 1, 16\n" in text
     assert "| 16 | 0 |\n" in text
     assert "\n- requests: 16, " in text
@@ -306,14 +305,15 @@ def test_a_benchmark_that_never_started_has_no_missing_results(tmp_path: Path) -
 
 def test_verifying_again_reads_the_results_again(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH).write_results(1, 4, 16)
-    write_report(job.path, report := job.report())
-    assert verify_again(job.path, report)["verification"]["differs"] == []
+    report = job.report()
+    write_report(job.path, Report.from_json(report))
+    assert job.verify_again(report)["verification"]["differs"] == []
     (job.path / FOLDER / "results_concurrency_4_gpus_4.json").unlink()
-    again = verify_again(job.path, report)
+    again = job.verify_again(report)
     assert (again["state"], again["verification"]["differs"]) == ("INCOMPLETE", ["benchmark"])
-    assert "\n- no result for concurrency 4\n" in render_report(again)
+    assert "\n- no result for concurrency 4\n" in rendered(again)
     (job.path / "plan.json").unlink()
-    assert verify_again(job.path, again)["state"] == "INCOMPLETE"
+    assert job.verify_again(again)["state"] == "INCOMPLETE"
 
 
 def test_a_cancelled_job_needs_no_results(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_cancelled_job_needs_no_results(tmp_path: Path) -> None:
         job.ended(rank, code=None, signal=15)
     report = job.stop("cancelled", "the job was cancelled").report()
     assert report["state"] == "CANCELLED"
-    again = verify_again(job.path, report)
+    again = job.verify_again(report)
     (check,) = [check for check in again["verification"]["checks"] if check["name"] == "benchmark"]
     assert (again["state"], check["passed"]) == ("CANCELLED", None)
     assert check["detail"].endswith("; not required, because the job ended as CANCELLED")
@@ -354,7 +354,7 @@ def test_a_failed_worker_that_is_not_critical_is_reported_as_tolerated(tmp_path:
         "code": 3,
         "time": START + 40,
     }
-    text = render_report(report)
+    text = rendered(report)
     assert "\n- tolerated: agg_w1 (rank 1) on cn01 ended by app_error at " in text
     assert "\n- workers: ok: 2 of 2 critical workers completed\n" in text
 
@@ -362,7 +362,7 @@ def test_a_failed_worker_that_is_not_critical_is_reported_as_tolerated(tmp_path:
 def test_a_failed_critical_worker_is_the_cause_and_not_tolerated(tmp_path: Path) -> None:
     report = Serving(tmp_path, SA_BENCH).ended(1, code=3, end=40).report()
     assert (report["state"], report["cause"]["worker"], report["tolerated"]) == ("FAILED", "agg_w1", [])
-    assert "tolerated" not in render_report(report)
+    assert "tolerated" not in rendered(report)
     alone = RunDir(tmp_path / "b", workers=[{"command": "x", "critical": False}]).ended(0, code=3).report()
     assert (alone["cause"]["worker"], alone["tolerated"]) == ("worker_w0", [])
 
@@ -372,7 +372,7 @@ def test_only_some_of_many_tolerated_failures_are_named(tmp_path: Path) -> None:
         {"worker": f"w{rank}", "rank": rank, "node": "n", "reason": "app_error", "time": None} for rank in range(11)
     ]
     report = Serving(tmp_path / "b", SA_BENCH).report()
-    text = render_report({**report, "tolerated": [{**end, "evidence": ["x"]} for end in ends]})
+    text = rendered({**report, "tolerated": [{**end, "evidence": ["x"]} for end in ends]})
     assert text.count("\n- tolerated: ") == 9
     assert "\n- tolerated: 3 more, in report.json\n" in text
 
@@ -381,5 +381,5 @@ def test_final_values_are_not_missing_before_the_end(tmp_path: Path) -> None:
     job = Serving(tmp_path, SA_BENCH)
     running = job.report(ended=False)
     assert running["monitoring"]["nodes_without"] == []
-    assert "no final values" not in render_report(running)
-    assert "\n- no final values from: cn01\n" in render_report(job.report())
+    assert "no final values" not in rendered(running)
+    assert "\n- no final values from: cn01\n" in rendered(job.report())

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.contract.report import WorkerReport
 from launcher.jobfile.serving import BenchmarkSpec
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.report.benchmark import MOST_SHOWN, benchmark_section
-from launcher.report.text import render_report
-from launcher.report.verification import verify_again
 from launcher.verify.benchmark_results import (
     FULL_READ_BYTES,
     MOST_COUNT,
@@ -24,12 +23,12 @@ from launcher.verify.benchmark_results import (
     RESULT_FOLDERS,
     ROLE,
     NoBenchmarkResult,
-    count_requests,
     parse_benchmark_result,
     parse_partial_result,
+    with_counted_requests,
 )
 from tests.launcher.conftest import Golden
-from tests.support.builders import RunDir
+from tests.support.builders import RunDir, rendered
 
 FOLDER = "sa-bench_isl_1024_osl_128"
 SIZES: dict[str, Any] = {"isl": 1024, "osl": 128, "concurrencies": "4x8"}
@@ -159,7 +158,7 @@ def test_an_invalid_result_file_is_reported_after_the_valid_ones(content: object
     good, bad = job.results()
     assert (good["file"], bad["file"]) == (f"{FOLDER}/b.json", f"{FOLDER}/a.json")
     assert bad["problem"].startswith(problem)
-    text = render_report(job.report())
+    text = rendered(job.report())
     assert f"\n- {FOLDER}/a.json: {problem}" in text
     assert "\n| 8 | 32 | 6.81 | " in text
 
@@ -327,11 +326,12 @@ def test_unbounded_numbers_do_not_prevent_the_report(total: dict[str, Any], tmp_
     report = job.report()
     assert [entry["problem"].partition(",")[0] for entry in report["benchmark"]] == ["num_prompts is 1e+308"] * 2
     assert report["items"] == 32
-    assert f"## Benchmark\n\n- {FOLDER}/a.json: num_prompts is 1e+308, more than " in render_report(report)
+    assert f"## Benchmark\n\n- {FOLDER}/a.json: num_prompts is 1e+308, more than " in rendered(report)
 
 
 @pytest.mark.parametrize(
-    "broken", ["launcher.report.verification.read_benchmark_results", "launcher.report.verification.count_requests"]
+    "broken",
+    ["launcher.report.verification.read_benchmark_results", "launcher.report.verification.with_counted_requests"],
 )
 def test_a_defect_in_reading_results_is_in_the_report(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,7 +340,7 @@ def test_a_defect_in_reading_results_is_in_the_report(
     monkeypatch.setattr(broken, Mock(side_effect=OverflowError("too large")))
     report = job.report()
     assert (report["state"], report["items"]) == ("COMPLETED", None)
-    assert "\n- the results cannot be read: OverflowError: too large\n" in render_report(report)
+    assert "\n- the results cannot be read: OverflowError: too large\n" in rendered(report)
 
 
 def test_percentiles_of_older_versions_and_sglang_names_are_read() -> None:
@@ -386,8 +386,8 @@ def test_results_are_found_among_the_logs_of_many_workers(tmp_path: Path, monkey
 
 def test_a_job_without_a_benchmark_has_no_benchmark_section(tmp_path: Path) -> None:
     job = Bench(tmp_path, role="worker").write(f"{FOLDER}/a.json", sa_bench())
-    assert "benchmark" not in job.report()
-    assert "## Benchmark" not in render_report(job.report())
+    assert job.report()["benchmark"] is None
+    assert "## Benchmark" not in rendered(job.report())
     assert Bench(tmp_path / "b").write("out/a.json", sa_bench()).results() == []
 
 
@@ -412,8 +412,8 @@ def test_the_items_of_the_job_are_the_requests_of_all_runs(tmp_path: Path) -> No
     report = job.report()
     keys = ("unit", "items", "items_expected", "items_processed", "throughput_items_per_second")
     assert [report[key] for key in keys] == ["requests", 46, 48, 46, pytest.approx(46 / 200)]
-    assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in render_report(report)
-    assert "\n| 8 | 30 of 32 | 2 (6.25%) | 6.81 |" in render_report(report)
+    assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in rendered(report)
+    assert "\n| 8 | 30 of 32 | 2 (6.25%) | 6.81 |" in rendered(report)
 
 
 MISSING: dict[str, Any] = {"file": "", "missing": [8], "problem": "no result for concurrency 8"}
@@ -433,9 +433,9 @@ MISSING: dict[str, Any] = {"file": "", "missing": [8], "problem": "no result for
 def test_an_interrupted_benchmark_keeps_the_total_that_it_reported(
     reported: dict[str, Any], results: list[dict[str, Any]], position: tuple[int, int | None]
 ) -> None:
-    entry = {"role": ROLE, "unit": "requests", "items_processed": reported["items"], **reported}
-    count_requests([entry], [*results, MISSING])
-    assert (entry["items"], entry["items_expected"]) == position
+    entry = {"role": ROLE, "rank": 0, "unit": "requests", "items_processed": reported["items"], **reported}
+    (counted,) = with_counted_requests([WorkerReport.from_json(entry)], [*results, MISSING])
+    assert (counted.items, counted.items_expected) == position
 
 
 def test_the_verification_names_the_source_of_the_request_count(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_the_verification_names_the_source_of_the_request_count(tmp_path: Path) 
     assert "; the logs show 31 of 32 requests" in detail_of_items(logged)
     report = job.write(f"{FOLDER}/c8.json", sa_bench(8, completed=30)).report()
     assert "; the result files show 30 of 32 requests" in detail_of_items(report)
-    assert detail_of_items(verify_again(job.path, report)) == detail_of_items(report)
+    assert detail_of_items(job.verify_again(report)) == detail_of_items(report)
     counted = Bench(tmp_path / "b", progress={"total_items": 32}).write(f"{FOLDER}/c8.json", sa_bench()).report()
     assert detail_of_items(counted) == "requests are counted, not items"
 

@@ -45,9 +45,9 @@ def test_a_damaged_file_is_named_with_format_and_reason(name: str, content: byte
     check = job.lines(0, 100).write(name, content).checks()["valid"]
     assert (check.passed, check.files_total) == (False, 1)
     assert check.detail == f"1 of 2 files damaged: {name}"
-    (flaw,) = check.to_json()["files"]
-    assert flaw["file"] == name
-    assert reason in f"{flaw['format']}: {flaw['reason']}"
+    (flaw,) = check.result().files
+    assert flaw.file == name
+    assert reason in f"{flaw.format}: {flaw.reason}"
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])
@@ -92,7 +92,7 @@ def test_many_damaged_files_are_all_counted_and_some_named(job: Job) -> None:
     check = job.checks()["valid"]
     assert check.detail.startswith("30 of 30 files damaged: ")
     assert check.detail.endswith(" and 25 more")
-    assert (len(check.to_json()["files"]), check.files_total) == (30, 30)
+    assert (len(check.result().files), check.files_total) == (30, 30)
 
 
 def test_the_list_of_damaged_files_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_undecodable_file_names_are_reported_as_text(job: Job) -> None:
         out.write(b"{\n")
     check = job.checks()["valid"]
     assert check.detail == r"1 of 1 file damaged: output_\udcff\n.jsonl"
-    json.dumps(check.to_json()).encode("utf-8")
+    json.dumps(check.result().to_json()).encode("utf-8")
 
 
 def test_an_unreadable_directory_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

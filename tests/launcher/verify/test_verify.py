@@ -12,6 +12,7 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import parse_manifest, read_manifest, render_manifest
+from exporter.contract.status import NodeStatus, WorkerStatus
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.mounts import MountPoint
 from exporter.progress.work import JobWork, job_work
@@ -48,7 +49,7 @@ def checks_of_nodes(
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
     statuses = {
-        node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
+        node: NodeStatus.from_json({"final": True, "outputs": [{"group": "other"}, {**entry, **facts}]})
         for node, facts in over.items()
     }
     host = FileWatchHost(SystemClock(), use_helper=False)
@@ -248,8 +249,8 @@ def test_an_old_manifest_without_verify_settings_has_the_defaults(job: Job) -> N
 
 def test_progress_bars_over_batches_leave_the_item_check_to_the_records(tmp_path: Path) -> None:
     job = Job(tmp_path, items=960).lines(0, 480).lines(1, 480)
-    bars = [{"items": 60, "items_expected": 60, "items_processed": 60, "unit": "items", "pattern": "bar"}] * 2
-    job.work = job_work(bars)
+    bar = WorkerStatus(rank=0, items=60, items_expected=60, items_processed=60, unit="items", pattern="bar")
+    job.work = job_work([bar, bar])
     assert job.result("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
     assert job.result("records") == (True, "960 records for 960 items")
     job.lines(1, 300)

@@ -10,6 +10,7 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import read_manifest
+from exporter.contract.status import WorkerStatus
 from exporter.machine.file_host import FileWatchHost
 from exporter.progress.work import JobWork, job_work
 from launcher.verify import files
@@ -39,8 +40,10 @@ class Job:
     @staticmethod
     def of(*positions: int | None, unit: str | None = None) -> JobWork:
         """The work of workers at these positions."""
-        entries = [{"items": done, "items_expected": done, "items_processed": done, "unit": unit} for done in positions]
-        return job_work(entries)
+        return job_work(
+            WorkerStatus(rank=rank, items=done, items_expected=done, items_processed=done, unit=unit)
+            for rank, done in enumerate(positions)
+        )
 
     def write(self, name: str, content: bytes | str, age_s: float = 0.0) -> "Job":
         """Write a file of the job, `age_s` seconds old."""

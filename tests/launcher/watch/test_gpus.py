@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from exporter.gpus.analysis.node_status import worker_devices
-from launcher.watch.gpus import gpu_cells, gpu_index_text, gpu_problems, mean_utilization
+from exporter.contract.view import JobView, WorkerView
+from exporter.gpus.analysis.node_status import GpuProblem, worker_devices
+from launcher.watch import gpus as gpu_view_parts
+from launcher.watch.gpus import gpu_index_text
 from tests.launcher.conftest import Golden
 from tests.launcher.watch.test_picture import Lines, a_view, screen
 from tests.support.builders import NOW, dead, worker_entry
-from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, node_of, of_worker, status_of, use
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -17,12 +19,28 @@ FOREIGN_PROCESS = {"pid": 7, "memory_bytes": 5 * GIB}
 FELL_OFF = {"gpu": "1", "severity": "failure", "words": "it has fallen off the bus (Xid 79)"}
 
 
+def devices_of(entry: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+    return [device.to_json() for device in worker_devices(status_of(entry), node_of(node))]
+
+
+def gpu_cells(worker: dict[str, Any], node: dict[str, Any]) -> tuple[str, str, str]:
+    return gpu_view_parts.gpu_cells(WorkerView.from_json(worker), node_of(node))
+
+
+def gpu_problems(view: dict[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
+    return gpu_view_parts.gpu_problems(JobView.from_json(view))
+
+
+def mean_utilization(view: dict[str, Any]) -> float | None:
+    return gpu_view_parts.mean_utilization(JobView.from_json(view))
+
+
 def on_gpus(rank: int, *indices: int | str, node: dict[str, Any], **over: Any) -> dict[str, Any]:
     """A worker with the GPUs that its sidecar reports."""
     entry = of_worker(*indices, **{key: over.pop(key) for key in list(over) if key.startswith("gpu_")})
     shown = {key: entry[key] for key in ("gpu_misplaced", "gpu_conditions", "gpu_memory_full")}
     return {**worker_entry(rank, **over), **shown, "gpus": list(range(len(indices))),
-            "gpu_devices": worker_devices(entry, node)}  # fmt: skip
+            "gpu_devices": devices_of(entry, node)}  # fmt: skip
 
 
 def gpu_view(**over: Any) -> dict[str, Any]:
@@ -194,7 +212,7 @@ def test_a_foreign_process_on_a_shared_gpu_is_shown_once(of_second: dict[str, An
 def test_a_missing_gpu_is_shown_for_its_node_and_its_worker() -> None:
     node = gpus(gpu(0), allocated=2)
     entry = of_worker(0, gpu_missing=["7"])
-    missing = {**worker_entry(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
+    missing = {**worker_entry(0), "gpu_devices": devices_of(entry, node), "gpu_conditions": {}}
     found = gpu_problems(a_view(workers=[missing], gpus=[{"node": "cn00", **node}]))
     assert [(subject, [problem.text for problem in problems]) for subject, problems in found] == [
         ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from exporter.contract.view import JobView, WorkerView
 from launcher.watch import picture
-from launcher.watch.picture import LineView, eta_text, progress_text, render_picture, worker_state
+from launcher.watch.picture import LineView, render_picture, worker_state
 from launcher.watch.text import clock_time_text, printable_line, size_text
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
@@ -72,9 +73,10 @@ def a_view(**over: Any) -> dict[str, Any]:
 
 def ended_view() -> dict[str, Any]:
     workers = [worker_entry(rank, **dead("completed", 0), items=1500) for rank in range(2)]
+    report = {"job_id": "4459", "job_name": "j", "exit_status": 0, "state": "COMPLETED", "duration_s": 3715.0}
     return a_view(
         state="COMPLETED", phase="finished", end=NOW - 10, items=3000, items_expected=3000, rate=None, eta=None,
-        workers=workers, nodes=[], cause=None, events=[], report={"state": "COMPLETED", "duration_s": 3715.0},
+        workers=workers, nodes=[], cause=None, events=[], report=report,
     )  # fmt: skip
 
 
@@ -103,13 +105,21 @@ def serving_view(*states: str, **over: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def eta_text(view: dict[str, Any]) -> str:
+    return picture.eta_text(JobView.from_json(view))
+
+
+def progress_text(**over: Any) -> str:
+    return picture.progress_text(JobView.from_json(job_view(**over)))
+
+
 def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
     """The text on a terminal of this width, without trailing blanks."""
     console = Console(
         file=io.StringIO(), width=width, height=50, highlight=False, force_terminal=colors,
         color_system="standard" if colors else None, legacy_windows=False, _environ={},
     )  # fmt: skip
-    console.print(render_picture(view, **options))
+    console.print(render_picture(JobView.from_json(view), **options))
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -210,15 +220,15 @@ def test_a_time_of_today_has_no_date() -> None:
 
 
 def test_progress_shows_the_known_parts() -> None:
-    assert progress_text({"items": None, "items_expected": 10}) == "no progress yet"
-    assert progress_text({"items": 5, "items_expected": None}) == "5 items"
-    assert progress_text({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
+    assert progress_text(items=None, items_expected=10) == "no progress yet"
+    assert progress_text(items=5, items_expected=None) == "5 items"
+    assert progress_text(items=5, items_expected=10) == "50.0% 5/10 items"
 
 
 def test_progress_is_in_the_unit_of_the_job() -> None:
-    assert progress_text({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
-    assert progress_text({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
-    assert progress_text({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
+    assert progress_text(items=5, items_expected=None, unit="steps") == "5 steps"
+    assert progress_text(items=5, items_expected=10, unit="tokens") == "50.0% 5/10 tokens"
+    assert progress_text(items=5, items_expected=10, unit=None) == "50.0% 5/10 items"
 
 
 def in_units(*units: str, **over: Any) -> dict[str, Any]:
@@ -246,12 +256,12 @@ def test_the_eta_has_its_interval_and_the_margin_to_the_limit() -> None:
 
 
 def test_the_state_of_a_worker_is_one_phrase() -> None:
-    states = [worker_state(entry) for entry in a_view()["workers"]]
+    states = [worker_state(WorkerView.from_json(entry)) for entry in a_view()["workers"]]
     assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
 
 
 def test_the_activity_of_a_worker_is_its_state() -> None:
-    assert worker_state({**a_view()["workers"][0], "at": "checkpointing"}) == "checkpointing"
+    assert worker_state(WorkerView.from_json(worker_entry(at="checkpointing"))) == "checkpointing"
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
@@ -309,8 +319,12 @@ def test_damaged_files_and_files_that_stopped_growing_are_shown() -> None:
 
 def test_no_name_or_value_breaks_a_line() -> None:
     view = a_view(first_to_stop="worker_w0", items=None, phase="running", events=a_view()["events"][:2])
-    view["workers"][0] |= {"lag": 0.5, "gpus": ["GPU-0"]}
-    view["outputs"][0] |= {"files_invalid": 1, "invalid": [{"file": "f", "reason": "r"}], "stalled_ranks": [0]}
+    view["workers"][0] |= {"lag": 0.5}
+    view["outputs"][0] |= {
+        "files_invalid": 1,
+        "invalid": [{"file": "f", "format": None, "reason": "r"}],
+        "stalled_ranks": [0],
+    }
     found = {"name": "step_3", "time": NOW, "state": "incomplete", "reason": "r"}
     view |= {"checkpoints": {"last": found, "last_complete": found}, "launch": {"verified": False, "lacking": ["l"]}}
     view |= {"readiness": {"ready": False, "since": None, "not_ready_since": None, "waiting": "w"}}
@@ -337,8 +351,8 @@ def test_a_job_that_only_serves_has_neither_progress_nor_eta() -> None:
         assert not any(text in shown for text in ("progress", "ETA unknown", "░"))
     counted = serving_view("running", "waiting") | {"items": 3}
     assert "3 items" in screen(counted, 100)
-    ended = serving_view("running", "not_started", report={"duration_s": 60.0}) | {"readiness": None}
-    assert "took 1m 00s" in screen(ended, 100)
+    ended = serving_view("running", "not_started", report=ended_view()["report"]) | {"readiness": None}
+    assert "took 1h 01m" in screen(ended, 100)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +406,7 @@ class Lines:
         self.now += later
         self._out.seek(0)
         self._out.truncate()
-        self._log.show(view)
+        self._log.show(JobView.from_json(view))
         return self._out.getvalue().splitlines()
 
 

@@ -14,14 +14,20 @@ from rich.console import Console
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
+from exporter.contract.view import JobView, WorkerView
 from launcher.report.report import build_report
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
 from launcher.watch.view import JobClient
-from tests.support.builders import orchestrator_record
+from tests.support.builders import as_json, orchestrator_record
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.gpu_status import gpu, gpus, of_worker, use
 from tests.support.launcher import settled_run_dir
+
+
+def read_view(run_dir: Path) -> dict[str, Any]:
+    """The JSON of the view."""
+    return as_json(JobClient(run_dir).read_view())
 
 
 @pytest.fixture
@@ -73,7 +79,7 @@ def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_workers_without_records_are_not_found(run_dir: Path) -> None:
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["state"], view["phase"], view["items"]) == ("RUNNING", "launching", None)
     assert [(worker["state"], worker["up"]) for worker in view["workers"]] == [("not_found", False)] * 2
 
@@ -82,7 +88,7 @@ def test_values_of_the_sidecar_take_precedence(run_dir: Path, sidecar: dict[str,
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=1))
     sidecar.update(status(items=7, rate=2.0, pid=77))
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["phase"], view["items"], view["rate"]) == ("launching", 7, 2.0)
     assert (view["nodes"][0]["source"], view["nodes"][0]["error"]) == ("http", None)
     assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
@@ -100,13 +106,13 @@ def test_the_job_has_the_steps_of_its_slowest_worker(run_dir: Path, sidecar: dic
     entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
     report_workers(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
     keys = ("unit", "items", "items_expected", "items_processed", "rate")
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
     assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
     report_workers(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
-    assert [JobClient(run_dir).read_view()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
+    assert [read_view(run_dir)[key] for key in keys] == ["items", 14, 20, 14, 4.0]
     report_workers(sidecar, {**entry, "unit": "items"}, entry)
-    assert [JobClient(run_dir).read_view()[key] for key in keys] == [None] * 5
+    assert [read_view(run_dir)[key] for key in keys] == [None] * 5
 
 
 def test_token_rates_of_engines_are_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -114,11 +120,11 @@ def test_token_rates_of_engines_are_added_up(run_dir: Path, sidecar: dict[str, A
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     report_workers(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert view["output_tokens_per_second"] == 180.5
     assert [[worker[key] for key in keys] for worker in view["workers"]] == [[100.5, 8.0], [80.0, None]]
     report_workers(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
-    assert JobClient(run_dir).read_view()["output_tokens_per_second"] is None
+    assert read_view(run_dir)["output_tokens_per_second"] is None
 
 
 @pytest.mark.parametrize("total", [None, 72])
@@ -128,18 +134,18 @@ def test_the_total_of_a_finished_job_comes_from_its_report(total: int | None, ru
         record(run_dir, "start", rank, pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=16, items_expected=24, unit="requests"))
     write(run_dir / "orchestrator.json", {"attempt": 0, "local": True, "pid": 1, "host": "h", "start": 1000.0})
-    report = build_report(run_dir, now=2000.0, ended=True)
+    report = as_json(build_report(run_dir, now=2000.0, ended=True))
     report |= {"items": 16, "items_expected": total, "unit": "requests"}
     report["workers"][0] |= {"items": 16, "items_expected": total, "unit": "requests"}
     write(run_dir / "report.json", report)
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["items"], view["items_expected"]) == (16, total)
     assert (view["workers"][0]["items"], view["workers"][0]["items_expected"]) == (16, total)
 
 
 def test_output_tokens_of_prefill_and_ended_workers_do_not_count() -> None:
-    def worker(rate: float | None, role: str = "decode", *, up: bool = True) -> dict[str, Any]:
-        return {"role": role, "up": up, "output_tokens_per_second": rate}
+    def worker(rate: float | None, role: str = "decode", *, up: bool = True) -> WorkerView:
+        return WorkerView(rank=0, role=role, up=up, output_tokens_per_second=rate)
 
     assert output_tokens_rate([worker(10.0), worker(5.0, "prefill"), worker(7.0, up=False), worker(None)]) == 10.0
     assert output_tokens_rate([worker(0.0)]) == 0.0
@@ -151,7 +157,7 @@ def test_the_last_status_file_is_used_when_the_sidecar_does_not_answer(run_dir: 
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=3))
     assert not sidecar  # it answers with a broken page
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert view["items"] == 3
     assert view["nodes"][0]["source"] == "file"
     assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
@@ -160,20 +166,20 @@ def test_the_last_status_file_is_used_when_the_sidecar_does_not_answer(run_dir: 
 def test_a_started_worker_is_not_shown_as_not_found(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     sidecar.update(status(state="not_found", items=None))
-    (first, _) = JobClient(run_dir).read_view()["workers"]
+    (first, _) = read_view(run_dir)["workers"]
     assert (first["up"], first["state"]) == (True, "running")
 
 
 def test_the_phase_comes_from_the_orchestrator(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "completing")
     sidecar.update(status())
-    assert JobClient(run_dir).read_view()["phase"] == "completing"
+    assert read_view(run_dir)["phase"] == "completing"
 
 
 def test_the_phase_of_a_running_job_comes_from_its_logs(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "running")
     sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
-    assert JobClient(run_dir).read_view()["phase"] == "checkpointing"
+    assert read_view(run_dir)["phase"] == "checkpointing"
 
 
 def test_the_job_has_the_eta_of_the_only_worker_with_progress(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -183,7 +189,7 @@ def test_the_job_has_the_eta_of_the_only_worker_with_progress(run_dir: Path, sid
     report_workers(
         sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None}
     )
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
 
 
@@ -193,22 +199,22 @@ def test_the_eta_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: 
     sure, unsure = {"seconds": 60.0, "low": 55.0, "high": 70.0}, {"seconds": 50, "low": 20, "high": 90}
     entry = {"state": "running", "items": 7}
     report_workers(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
-    assert JobClient(run_dir).read_view()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
+    assert read_view(run_dir)["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
     report_workers(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
-    assert JobClient(run_dir).read_view()["eta"] is None, "one running worker has no ETA"
+    assert read_view(run_dir)["eta"] is None, "one running worker has no ETA"
 
 
 def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
     report_workers(sidecar, {"state": "running"}, {"state": "running"})
     sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
-    assert JobClient(run_dir).read_view()["first_to_stop"] == "worker_w1"
+    assert read_view(run_dir)["first_to_stop"] == "worker_w1"
 
 
 def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=3, signal=None)
     sidecar.update(status(items=7))
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["workers"][0]["up"], view["workers"][0]["state"]) == (False, "dead")
     assert view["workers"][0]["exit"]["reason"] == "app_error"
     assert view["cause"]["worker"] == "worker_w0"
@@ -217,7 +223,7 @@ def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, A
 def test_half_written_files_are_ignored(run_dir: Path) -> None:
     for name in ("status/here.json", "sidecars/here.json", "report.json", "workers/worker_w0_rank0_a0_r0.start.json"):
         (run_dir / name).write_text('{"a": ')
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["state"], view["workers"][0]["state"], view["nodes"]) == ("RUNNING", "not_found", [])
 
 
@@ -225,24 +231,24 @@ def test_positions_come_from_the_report_when_it_exists(run_dir: Path) -> None:
     """For example for a benchmark, where the log shows only the position of its last run."""
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=0, signal=None)
     write(run_dir / "status/here.json", status(items=10, unit="requests"))
-    report = build_report(run_dir, now=2000.0, ended=True)
+    report = as_json(build_report(run_dir, now=2000.0, ended=True))
     done = {"items": 24, "items_expected": 30, "items_processed": 24}
     report["workers"][0].update(done)
     write(run_dir / "report.json", {**report, **done})
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert [view[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 30]
     assert [view["workers"][0][key] for key in done] == [24, 30, 24]
 
 
 def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
-    write(run_dir / "report.json", {"attempt": 0, "state": "FAILED"})
+    write(run_dir / "report.json", as_json(build_report(run_dir, now=2000.0, ended=True)))
     write(run_dir / "orchestrator.json", orchestrator_record(attempt=1))
-    assert JobClient(run_dir).read_view()["state"] == "RUNNING"
+    assert read_view(run_dir)["state"] == "RUNNING"
 
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
-    assert JobClient(run_dir).read_view()["state"] == "UNKNOWN"
+    assert read_view(run_dir)["state"] == "UNKNOWN"
 
 
 def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path) -> None:
@@ -252,7 +258,7 @@ def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path
     write(run_dir / "status/n0.json", {**status(), "filesystems": [space("output", 50), space("run", 50)]})
     write(run_dir / "status/n1.json", {**status(), "filesystems": [space("output", 40), space("run", None, False)]})
     write(run_dir / "status/n2.json", {**status(), "filesystems": [space("output", None), space("run", 10)]})
-    found = {entry["group"]: entry for entry in JobClient(run_dir).read_view()["filesystems"]}
+    found = {entry["group"]: entry for entry in read_view(run_dir)["filesystems"]}
     assert (found["output"]["available_bytes"], found["run"]["responding"]) == (40, False)
 
 
@@ -263,9 +269,15 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
 
     bad = {"file": "a", "format": "npy", "reason": "is cut"}
     write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
-    other = group(records=None, stalled=False, files_invalid=1, invalid=[bad], workers={"1": {"stalled": True}})
+    other = group(
+        records=None,
+        stalled=False,
+        files_invalid=1,
+        invalid=[bad],
+        workers={"1": {"files": 1, "bytes": 5, "stalled": True}},
+    )
     write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     (found,) = view["outputs"]
     assert found == {
         "group": "output",
@@ -279,7 +291,7 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
         "files_invalid": 1,
         "invalid": [bad],
     }
-    assert view["checkpoints"] == {"count": 2}
+    assert view["checkpoints"]["count"] == 2
 
 
 def test_gpu_values_are_joined_with_workers_and_nodes(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -287,8 +299,9 @@ def test_gpu_values_are_joined_with_workers_and_nodes(run_dir: Path, sidecar: di
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", {**status(**of_worker(1)), "gpus": node})
     sidecar.update({**status(**of_worker(1, gpu_use=[use(0)], gpu_misplaced="uses GPU 0")), "gpus": node})
-    view = JobClient(run_dir).read_view()
-    assert view["gpus"] == [{"node": "here", **node}]
+    view = read_view(run_dir)
+    (shown,) = view["gpus"]
+    assert shown == {"node": "here", **node, "gpus": [{**device, "lost_since": None} for device in node["gpus"]]}
     first, second = view["workers"]
     assert [(device["gpu"], device["planned"]) for device in first["gpu_devices"]] == [("1", True), ("0", False)]
     assert first["gpu_misplaced"] == "uses GPU 0"
@@ -297,7 +310,7 @@ def test_gpu_values_are_joined_with_workers_and_nodes(run_dir: Path, sidecar: di
 
 def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[str, Any]) -> None:
     sidecar.update({**status(), "gpus": {}})
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])
 
 
@@ -345,44 +358,44 @@ def states(view: dict[str, Any]) -> dict[str, str]:
 
 def test_tasks_of_later_stages_are_waiting(serving: Path) -> None:
     missing = dict.fromkeys((PREFILL, DECODE), "not_found")
-    assert states(JobClient(serving).read_view()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
+    assert states(read_view(serving)) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
     write_start_records(serving, PREFILL)
     found = {PREFILL: "running", DECODE: "not_found", FRONTEND: "waiting", BENCHMARK: "waiting"}
-    assert states(JobClient(serving).read_view()) == found, "the stage of the missing task has started"
+    assert states(read_view(serving)) == found, "the stage of the missing task has started"
     write_start_records(serving, DECODE, FRONTEND)
-    view = JobClient(serving).read_view()
+    view = read_view(serving)
     assert states(view) == {**dict.fromkeys((PREFILL, DECODE, FRONTEND), "running"), BENCHMARK: "waiting"}
     assert [worker["service"] for worker in view["workers"]] == [True, True, True, False]
     write_start_records(serving, BENCHMARK)
-    assert states(JobClient(serving).read_view())[BENCHMARK] == "running"
+    assert states(read_view(serving))[BENCHMARK] == "running"
 
 
 def test_the_benchmark_is_known_without_a_readable_plan(serving: Path) -> None:
     (serving / "plan.json").unlink()  # the same as a plan that only its owner may read
     missing = dict.fromkeys((PREFILL, DECODE, FRONTEND), "not_found")
-    view = JobClient(serving).read_view()
+    view = read_view(serving)
     assert (states(view), view["readiness"]) == ({**missing, BENCHMARK: "waiting"}, None)
     write_readiness(serving)
-    assert JobClient(serving).read_view()["readiness"]["waiting"] == "the model"
+    assert read_view(serving)["readiness"]["waiting"] == "the model"
 
 
 def test_no_task_is_waiting_in_a_job_that_does_not_run(serving: Path) -> None:
     write(serving / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
-    view = JobClient(serving).read_view()
+    view = read_view(serving)
     assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
     assert view["readiness"] is None
 
 
 def test_readiness_names_the_missing_services(serving: Path) -> None:
     unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
-    assert JobClient(serving).read_view()["readiness"] == unknown, "no answer yet"
+    assert read_view(serving)["readiness"] == unknown, "no answer yet"
     write_readiness(serving, attempt=1)
-    assert JobClient(serving).read_view()["readiness"] == unknown, "of another attempt"
+    assert read_view(serving)["readiness"] == unknown, "of another attempt"
     write_readiness(serving)
     workers = {"decode": {"ready": 0, "expected": 1}}
-    assert JobClient(serving).read_view()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
+    assert read_view(serving)["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
     write_readiness(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
-    assert JobClient(serving).read_view()["readiness"] == {
+    assert read_view(serving)["readiness"] == {
         "ready": True,
         "since": 1060.0,
         "not_ready_since": None,
@@ -400,7 +413,7 @@ def test_a_job_that_is_no_longer_ready_has_the_time_of_that_change(serving: Path
         (serving / "events.jsonl").write_text(
             '1", "event": "ready"}\n' + "".join(f"{json.dumps(line)}\n" for line in lines)
         )
-        found = JobClient(serving).read_view()["readiness"]["not_ready_since"]
+        found = read_view(serving)["readiness"]["not_ready_since"]
         return None if found is None else float(found)
 
     assert since((1060.0, "ready"), (1200.0, "not ready"), (1210.0, "worker started")) == 1200.0
@@ -409,7 +422,7 @@ def test_a_job_that_is_no_longer_ready_has_the_time_of_that_change(serving: Path
 
 
 def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["readiness"], view["pending_reason"]) == (None, None)
     assert not any(worker["service"] for worker in view["workers"])
 
@@ -417,13 +430,13 @@ def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
 @pytest.mark.parametrize("over", ["stop", "completing", "report"])
 def test_an_ending_job_has_no_readiness(serving: Path, over: str) -> None:
     write_readiness(serving)
-    assert JobClient(serving).read_view()["readiness"] is not None
+    assert read_view(serving)["readiness"] is not None
     if over == "report":
-        write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
+        write(serving / "report.json", as_json(build_report(serving, now=2000.0, ended=True)))
     else:
         stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
         run_files.write_job_state(str(serving), "launching" if stop else "completing", stop)
-    assert JobClient(serving).read_view()["readiness"] is None
+    assert read_view(serving)["readiness"] is None
 
 
 def test_a_pending_job_has_the_reason_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +446,7 @@ def test_a_pending_job_has_the_reason_of_slurm(tmp_path: Path, monkeypatch: pyte
     client = JobClient(settled_run_dir(tmp_path, yaml.safe_load(SERVING), job_id="4459"))
     slurm.say("squeue", "out", "PENDING|Dependency\n")
     for _ in range(3):
-        view = client.read_view()
+        view = as_json(client.read_view())
     assert len(slurm.calls("squeue")) == 1
     assert (view["state"], view["pending_reason"]) == ("PENDING", "Dependency")
     assert set(states(view)) == {PREFILL, DECODE, FRONTEND, BENCHMARK}
@@ -456,7 +469,7 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeS
 
 
 def write_report(run_dir: Path, **facts: Any) -> dict[str, Any]:
-    report = {**build_report(run_dir, now=2000.0, ended=True), "requeued": False, **facts}
+    report = {**as_json(build_report(run_dir, now=2000.0, ended=True)), "requeued": False, **facts}
     write(run_dir / "report.json", report)
     return report
 
@@ -465,7 +478,7 @@ def test_a_requeued_job_is_shown_as_its_next_attempt(queued: tuple[Path, FakeSlu
     run_dir, slurm = queued
     write_report(run_dir, requeued=True)
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert [view[key] for key in ("state", "phase", "attempt", "pending_reason")] == [
         *("PENDING", "launching", 1, "BeginTime"),
     ]
@@ -475,7 +488,7 @@ def test_a_requeued_job_is_shown_as_its_next_attempt(queued: tuple[Path, FakeSlu
     (worker,) = view["workers"]
     assert (worker["up"], worker["exit"], worker["start"], worker["state"]) == (False, None, None, "not_found")
     picture = Console(width=140, file=io.StringIO(), color_system=None)
-    picture.print(render_picture(view))
+    picture.print(render_picture(JobView.from_json(view)))
     shown = picture.file.getvalue()  # type: ignore[attr-defined]
     text = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
     assert text in shown
@@ -500,7 +513,7 @@ def test_the_queue_decides_whether_another_attempt_follows(
     run_dir, slurm = queued
     write_report(run_dir, requeued=requeued)
     slurm.say("squeue", "out", f"{answer}\n")
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
 
 
@@ -508,19 +521,19 @@ def test_a_requeued_job_without_a_report_is_pending(queued: tuple[Path, FakeSlur
     run_dir, slurm = queued
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     client = JobClient(run_dir)
-    view = client.read_view()
+    view = as_json(client.read_view())
     assert (view["state"], view["attempt"], view["requeued"]["state"]) == ("PENDING", 1, None)
-    assert client.report()["state"] == "PENDING"
+    assert client.report().state == "PENDING"
 
 
 def test_the_queue_is_queried_again_when_a_report_appears(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     slurm.say("squeue", "out", "RUNNING|None\n")
     client = JobClient(run_dir)
-    assert client.read_view()["state"] == "RUNNING"
+    assert client.read_view().state == "RUNNING"
     write_report(run_dir)
     slurm.say("squeue", "out", "PENDING|Resources\n")
-    assert [client.read_view()["state"] for _ in range(3)] == ["PENDING"] * 3
+    assert [client.read_view().state for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -529,11 +542,11 @@ def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> 
     (run_dir / "orchestrator.json").unlink()
     slurm.say("squeue", "out", "PENDING|Resources\n")
     client = JobClient(run_dir)
-    assert [client.read_view()["state"] for _ in range(2)] == ["PENDING"] * 2
+    assert [client.read_view().state for _ in range(2)] == ["PENDING"] * 2
     assert len(slurm.calls("squeue")) == 1
     slurm.say("squeue", "out", "RUNNING|None\n")
     write(run_dir / "orchestrator.json", orchestrator_record(job_id="4459", local=False))
-    views = [client.read_view() for _ in range(3)]
+    views = [as_json(client.read_view()) for _ in range(3)]
     assert [(view["state"], view["attempt"], view["requeued"]) for view in views] == [("RUNNING", 0, None)] * 3
     assert len(slurm.calls("squeue")) == 2
 
@@ -545,10 +558,10 @@ def test_the_queue_is_queried_again_for_another_orchestrator(
     run_dir, slurm = queued
     slurm.say("squeue", "out", "PENDING|BeginTime\n")
     client = JobClient(run_dir)
-    assert client.read_view()["state"] == "PENDING"
+    assert client.read_view().state == "PENDING"
     slurm.say("squeue", "out", "RUNNING|None\n")
     write(run_dir / "orchestrator.json", orchestrator_record(**{"job_id": "4459", "local": False, **change}))
-    assert [client.read_view()["state"] for _ in range(2)] == ["RUNNING"] * 2
+    assert [client.read_view().state for _ in range(2)] == ["RUNNING"] * 2
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -557,5 +570,5 @@ def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple
     write_report(run_dir, requeued=True)
     write(run_dir / "orchestrator.json", orchestrator_record(job_id="4459", local=False, attempt=1))
     slurm.say("squeue", "out", "RUNNING|None\n")
-    view = JobClient(run_dir).read_view()
+    view = read_view(run_dir)
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from exporter.contract.view import JobView
 from launcher.watch.waiting import wait_text
-from tests.support.builders import NOW
+from tests.support.builders import NOW, job_view
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -14,7 +15,7 @@ def text_for(state: str = "RUNNING", reason: str | None = None, **readiness: Any
     """Text for a job. Without readiness values it waits for nothing."""
     unknown = {"ready": False, "since": None, "not_ready_since": None, "waiting": ""}
     found = {**unknown, **readiness} if readiness else None
-    return wait_text({"state": state, "time": NOW, "pending_reason": reason, "readiness": found})
+    return wait_text(JobView.from_json(job_view(state=state, time=NOW, pending_reason=reason, readiness=found)))
 
 
 def test_a_job_without_services_waits_for_nothing() -> None:
@@ -60,5 +61,6 @@ def test_a_pending_job_waits_in_the_queue() -> None:
 def test_a_requeued_job_shows_its_last_attempt_and_the_queue_reason(
     over: dict[str, Any], reason: str | None, expected: str
 ) -> None:
-    view = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
-    assert wait_text({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == expected
+    view: dict[str, Any] = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
+    view |= {"requeued": {"attempt": 0, **over}}
+    assert wait_text(JobView.from_json(job_view(**view))) == expected

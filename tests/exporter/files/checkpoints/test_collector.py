@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family
+from exporter.collecting.published import Publisher
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup
+from exporter.contract.status import Checkpoints
 from exporter.files.checkpoints import checkpoints_reader
 from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.collector import (
@@ -25,7 +27,16 @@ from exporter.files.checkpoints.collector import (
     CheckpointsCollector,
 )
 from tests.exporter.files.checkpoints.checkpoint_trees import START, safetensors_bytes, torch_bytes
-from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
+from tests.support.exporter import (
+    FakeClock,
+    make_context,
+    make_manifest,
+    make_task,
+    page_of,
+    publisher,
+    samples_of,
+    until,
+)
 
 
 class Node:
@@ -37,7 +48,8 @@ class Node:
         self.folder = run_dir / "ckpt"
         self.folder.mkdir(exist_ok=True)
         self.context: CollectorContext = make_context(manifest or make_manifest(run_dir), self.clock, **identity)
-        self.collector = CheckpointsCollector(self.context)
+        self.times: Publisher[tuple[float, ...]] = publisher(())
+        self.collector = CheckpointsCollector(self.context, self.times)
         self.watched = self.collector._handle
         self.snapshot = self.collector.read()
 
@@ -55,18 +67,23 @@ class Node:
     def value(self, family: Family) -> float | None:
         return samples_of(page_of(self.collector, self.snapshot), family).get("")
 
-    def status(self) -> NodeStatus:
-        status = NodeStatus()
+    def status(self) -> StatusParts:
+        status = StatusParts()
         if self.snapshot is not None:
             self.collector.describe(self.snapshot, status)
         return status
+
+    def checkpoints(self) -> Checkpoints:
+        found = self.status().checkpoints
+        assert found is not None
+        return found
 
 
 def test_a_job_without_checkpoints_has_none(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert (node.value(TOTAL), node.value(WRITING)) == (0, 0)
     assert [node.value(family) for family in (LAST, LAST_BYTES, VALID, MISSING, INTERVAL)] == [None] * 5
-    assert node.status().checkpoints["last"] is None
+    assert node.checkpoints().last is None
 
 
 def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
@@ -80,10 +97,11 @@ def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
         node.reads(595)
     assert (node.value(TOTAL), node.value(WRITING), node.value(VALID), node.value(MISSING)) == (3, 0, 1, 0)
     assert (node.value(LAST), node.value(LAST_BYTES), node.value(INTERVAL)) == (written, len(content), 600)
-    assert node.context.published.checkpoint_times == (written - 1200, written - 600, written)
-    found = node.status().checkpoints
-    assert (found["count"], found["interval_s"], found["next_expected"]) == (3, 600, written + 600)
-    assert (found["last"]["name"], found["last"]["state"], found["last"]["step"]) == ("checkpoint_2.pt", "complete", 2)
+    assert node.times.value == (written - 1200, written - 600, written)
+    found = node.checkpoints()
+    assert (found.count, found.interval_s, found.next_expected) == (3, 600, written + 600)
+    assert found.last is not None
+    assert (found.last.name, found.last.state, found.last.step) == ("checkpoint_2.pt", "complete", 2)
 
 
 def test_events_report_saved_and_damaged_checkpoints(tmp_path: Path) -> None:
@@ -92,14 +110,14 @@ def test_events_report_saved_and_damaged_checkpoints(tmp_path: Path) -> None:
     node.write("checkpoint_1\n.pt", torch_bytes()[:-30])
     node.reads(90)
     events = node.status().events
-    assert [(event["event"], event["level"]) for event in events] == [
+    assert [(event.event, event.level) for event in events] == [
         ("checkpoint saved", "info"),
         ("checkpoint damaged", "critical"),
     ]
-    assert events[0]["time"] == saved
-    assert events[0]["detail"].startswith(r"checkpoint_1\n.pt: ")
+    assert events[0].time == saved
+    assert events[0].detail.startswith(r"checkpoint_1\n.pt: ")
     assert (node.value(VALID), node.value(TOTAL)) == (0, 1)
-    json.dumps(node.status().checkpoints, ensure_ascii=False).encode()
+    json.dumps(node.checkpoints().to_json(), ensure_ascii=False).encode()
 
 
 def test_validity_is_unknown_while_a_file_is_in_doubt(tmp_path: Path) -> None:
@@ -134,8 +152,10 @@ def test_missing_shards_are_counted(tmp_path: Path) -> None:
     node.reads(90)
     assert (node.value(MISSING), node.value(TOTAL), node.value(LAST)) == (2, 0, None)
     (event,) = node.status().events
-    assert (event["event"], event["level"]) == ("checkpoint incomplete", "warning")
-    assert len(node.status().checkpoints["last"]["missing_files"]) == 2
+    assert (event.event, event.level) == ("checkpoint incomplete", "warning")
+    last = node.checkpoints().last
+    assert last is not None
+    assert len(last.missing_files) == 2
 
 
 def test_the_interval_of_the_job_file_is_used(tmp_path: Path) -> None:
@@ -150,14 +170,14 @@ def test_other_nodes_know_the_rhythm_but_publish_no_series(tmp_path: Path) -> No
     node.reads(60)
     assert node.snapshot is None
     assert page_of(node.collector, node.snapshot) == ""
-    assert len(node.context.published.checkpoint_times) == 1
+    assert len(node.times.value) == 1
 
 
 @pytest.mark.parametrize("groups", [(), (PathGroup("checkpoint", "ckpt", None),)])
 def test_there_are_no_checkpoints_without_a_pattern(tmp_path: Path, groups: tuple[PathGroup, ...]) -> None:
     node = Node(tmp_path, make_manifest(tmp_path, groups=groups))
     assert node.snapshot is None
-    assert node.status() == NodeStatus()
+    assert node.status() == StatusParts()
 
 
 def test_files_of_an_earlier_job_do_not_affect_the_rhythm(tmp_path: Path) -> None:
@@ -167,7 +187,7 @@ def test_files_of_an_earlier_job_do_not_affect_the_rhythm(tmp_path: Path) -> Non
     os.utime(old, (START - 900.0, START - 900.0))
     node = Node(tmp_path)
     node.reads(60)
-    assert (node.value(TOTAL), node.value(LAST), node.context.published.checkpoint_times) == (0, None, ())
+    assert (node.value(TOTAL), node.value(LAST), node.times.value) == (0, None, ())
 
 
 def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(
@@ -186,14 +206,14 @@ def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(
     monkeypatch.setattr(CheckpointWatch, "poll", hang)
     node.reads(10)
     assert page_of(node.collector, node.snapshot) == ""
-    assert [event["event"] for event in node.status().events] == ["checkpoint saved"]
+    assert [event.event for event in node.status().events] == ["checkpoint saved"]
     node.write("checkpoint_2.pt", torch_bytes())
     gone.set()
     monkeypatch.undo()
     until(lambda: node.watched is not None and node.watched.responding, "the folder to answer")
     node.reads(60)
     assert node.value(TOTAL) == 2
-    assert [event["event"] for event in node.status().events] == ["checkpoint saved"] * 2
+    assert [event.event for event in node.status().events] == ["checkpoint saved"] * 2
 
 
 def test_a_long_first_scan_is_finished_within_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +255,10 @@ def restart_sidecar(node: Node, run_dir: Path, **identity: Any) -> Node:
     """The node after a restart of its sidecar."""
     clock = node.clock
     new = Node.__new__(Node)
+    new.times = publisher(())
     new.clock, new.folder = clock, node.folder
     new.context = make_context(make_manifest(run_dir), clock, **identity)
-    new.collector = CheckpointsCollector(new.context)
+    new.collector = CheckpointsCollector(new.context, new.times)
     new.watched, new.snapshot = new.collector._handle, new.collector.read()
     return new
 
@@ -248,10 +269,10 @@ def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
     assert node.value(TOTAL) == 6
     new = restart_sidecar(node, tmp_path)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (6, 60)
-    assert new.context.published.checkpoint_times == node.context.published.checkpoint_times
+    assert new.times.value == node.times.value
     write_and_keep_two(new, 7)
     assert (new.value(TOTAL), new.value(INTERVAL)) == (7, 60)
-    assert [event["event"] for event in new.status().events] == ["checkpoint saved"]
+    assert [event.event for event in new.status().events] == ["checkpoint saved"]
     new.reads(60)
     assert restart_sidecar(new, tmp_path).value(TOTAL) == 7
 
@@ -302,12 +323,14 @@ def test_unusual_files_are_only_a_hint(tmp_path: Path) -> None:
             node.write(f"checkpoint_{step}_rank{rank}.pt", torch_bytes())
         node.reads(120)
     assert (node.value(MISSING), node.value(TOTAL)) == (0, 2)
-    assert [(event["event"], event["level"]) for event in node.status().events] == [
+    assert [(event.event, event.level) for event in node.status().events] == [
         ("checkpoint saved", "info"),
         ("checkpoint saved", "info"),
         ("checkpoint unusual", "info"),
     ]
-    assert "2 files" in node.status().checkpoints["last"]["odd"]
+    last = node.checkpoints().last
+    assert last is not None
+    assert "2 files" in (last.odd or "")
 
 
 def write_earlier(folder: Path, name: str, content: bytes, when: float) -> None:
@@ -328,7 +351,7 @@ def test_a_checkpoint_from_just_before_a_second_attempt_is_not_new(tmp_path: Pat
     node.write("checkpoint_160.pt", torch_bytes())
     node.reads(60)
     assert node.value(TOTAL) == 1
-    assert [event["detail"].partition(":")[0] for event in node.status().events] == ["checkpoint_160.pt"]
+    assert [event.detail.partition(":")[0] for event in node.status().events] == ["checkpoint_160.pt"]
 
 
 def test_a_late_sidecar_of_a_second_attempt_ignores_checkpoints_of_the_first(tmp_path: Path) -> None:
@@ -359,7 +382,7 @@ def save(node: Node, step: int, *ranks: int, seconds: float = 60) -> None:
 
 def unusual(node: Node) -> list[str]:
     events = node.status().events
-    return [event["detail"] for event in events if event["event"] == "checkpoint unusual" or event["level"] != "info"]
+    return [event.detail for event in events if event.event == "checkpoint unusual" or event.level != "info"]
 
 
 def test_other_steps_of_a_restarted_worker_are_not_unusual(tmp_path: Path) -> None:
@@ -407,19 +430,19 @@ def test_a_size_is_compared_with_checkpoints_of_the_same_ranks(tmp_path: Path) -
         save(node, step, 0, 1, 2)
     touch_workers_dir(node, tmp_path)  # a worker was restarted: the ranks may be out of step
     save(node, 4, 0)
-    assert [event["level"] for event in node.status().events if event["event"] == "checkpoint saved"] == ["info"] * 4
+    assert [event.level for event in node.status().events if event.event == "checkpoint saved"] == ["info"] * 4
     node.write("checkpoint_worker_0_step_5.pt", torch_bytes(4096))
     node.write("checkpoint_worker_1_step_5.pt", torch_bytes(4096))
     node.write("checkpoint_worker_2_step_5.pt", torch_bytes(4096))
     node.reads(60)
-    (detail,) = [event["detail"] for event in node.status().events if event["level"] == "warning"]
+    (detail,) = [event.detail for event in node.status().events if event.level == "warning"]
     assert "times the usual size" in detail
 
 
 def odd_sizes(node: Node) -> list[str]:
     """Checkpoints with an event for an unusual size."""
     events = node.status().events
-    return [event["detail"].partition(":")[0] for event in events if "times the usual size" in event["detail"]]
+    return [event.detail.partition(":")[0] for event in events if "times the usual size" in event.detail]
 
 
 def test_a_lone_shard_is_odd_if_no_worker_started_or_ended(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import CollectorContext, NodeStatus
+from exporter.collecting.collector import CollectorContext
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup
+from exporter.contract.status import FileSystem
 from exporter.files.disks import space_reader
 from exporter.files.disks.collector import (
     AVAILABLE,
@@ -30,6 +31,7 @@ from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.machine.file_host import FileWatchHost
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import FakeClock, make_context, make_manifest, page_of, samples_of, until
+from tests.support.statuses import described
 
 OUTPUT, CHECKPOINT, RUN = 'group="output"', 'group="checkpoint"', 'group="run"'
 SetSpace = Callable[..., None]
@@ -62,14 +64,12 @@ def context(tmp_path: Path) -> Iterator[CollectorContext]:
 
 def events(snapshot: DiskSnapshot, group: str = "output") -> list[str]:
     """The events of a group."""
-    return [event["event"] for event in snapshot.events if event["group"] == group]
+    return [event.event for event in snapshot.events if event.group == group]
 
 
-def entries(collector: DiskCollector, snapshot: DiskSnapshot) -> dict[str, dict[str, Any]]:
-    """The status entries by group."""
-    status = NodeStatus()
-    collector.describe(snapshot, status)
-    return {entry["group"]: entry for entry in status.filesystems}
+def entries(collector: DiskCollector, snapshot: DiskSnapshot) -> dict[str, FileSystem]:
+    """File systems of the status by group."""
+    return {entry.group: entry for entry in described(collector, snapshot).filesystems}
 
 
 def test_space_is_reported_for_each_group_and_the_run_directory(context: CollectorContext, tmp_path: Path) -> None:
@@ -84,9 +84,8 @@ def test_space_is_reported_for_each_group_and_the_run_directory(context: Collect
     assert samples_of(page, RESPONDING) == {OUTPUT: 1, CHECKPOINT: 1, RUN: 1}
     entry = entries(collector, snapshot)
     assert list(entry) == ["output", "checkpoint", "run"]
-    assert entry["run"]["responding"] is True
-    assert os.stat(entry["run"]["mount"]).st_dev == os.stat(tmp_path).st_dev
-    assert {"available_bytes", "size_bytes", "since", "low", "full_at", "quota", "fstype"} <= entry["run"].keys()
+    assert entry["run"].responding is True
+    assert os.stat(entry["run"].mount or "").st_dev == os.stat(tmp_path).st_dev
 
 
 def test_a_group_without_a_pattern_has_space_too(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_low_space_is_reported_once(context: CollectorContext, set_space: SetSpa
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 1  # 50 of 2000 GB
     snapshot = collector.read()
     assert events(snapshot) == ["disk low"]
-    assert "has 50.0 GB of 2.0 TB left" in snapshot.events[0]["detail"]
+    assert "has 50.0 GB of 2.0 TB left" in snapshot.events[0].detail
     set_space(500)
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 0
     set_space(9)
@@ -122,11 +121,11 @@ def test_a_disk_that_fills_up_reports_when_it_will_be_full(context: CollectorCon
     collector, start = DiskCollector(context), context.clock.time()
     snapshot = run_down(collector, context.clock, set_space, free=lambda t: 900 - t)
     assert samples_of(page_of(collector, snapshot), FULL)[OUTPUT] == pytest.approx(start + 900, abs=5)
-    assert entries(collector, snapshot)["output"]["full_at"] == pytest.approx(start + 900, abs=5)
+    assert entries(collector, snapshot)["output"].full_at == pytest.approx(start + 900, abs=5)
     assert events(snapshot) == ["disk full expected"]
-    (event,) = (event for event in snapshot.events if event["group"] == "output")
-    assert event["level"] == "warning"
-    assert "will be full in 15 minutes at the current rate" in event["detail"]
+    (event,) = (event for event in snapshot.events if event.group == "output")
+    assert event.level == "warning"
+    assert "will be full in 15 minutes at the current rate" in event.detail
 
 
 def test_inodes_fill_a_disk_as_well(context: CollectorContext, set_space: SetSpace) -> None:
@@ -168,7 +167,7 @@ def test_a_quota_is_reported_and_may_be_used_up_first(
     assert samples_of(page, QUOTA_LIMIT)[OUTPUT] == 20e9
     assert samples_of(page, QUOTA_AVAILABLE)[OUTPUT] == left[0]
     assert samples_of(page, FULL)[OUTPUT] == pytest.approx(start + 1000, abs=5)
-    assert entries(collector, snapshot)["output"]["quota"] == {
+    assert entries(collector, snapshot)["output"].to_json()["quota"] == {
         "kind": "user",
         "limit_bytes": 20_000_000_000,
         "available_bytes": left[0],
@@ -188,13 +187,13 @@ def test_a_file_system_without_its_server_does_not_respond(
     assert samples_of(page, RESPONDING)[OUTPUT] == 0
     assert samples_of(page, AVAILABLE) == {}
     entry = entries(collector, snapshot)["output"]
-    assert (entry["responding"], entry["since"], entry["error"]) == (False, start, os.strerror(number))
+    assert (entry.responding, entry.since, entry.error) == (False, start, os.strerror(number))
     assert events(snapshot) == ["file system hangs"]
     set_space(500)
     snapshot = collector.read()
     assert events(snapshot) == ["file system hangs", "file system answers again"]
     assert samples_of(page_of(collector, snapshot), RESPONDING)[OUTPUT] == 1
-    assert entries(collector, snapshot)["output"]["since"] is None
+    assert entries(collector, snapshot)["output"].since is None
 
 
 def test_an_inaccessible_directory_has_no_space_but_responds(context: CollectorContext, set_space: SetSpace) -> None:
@@ -204,7 +203,7 @@ def test_an_inaccessible_directory_has_no_space_but_responds(context: CollectorC
     page = page_of(collector, snapshot)
     assert samples_of(page, RESPONDING)[OUTPUT] == 1
     assert samples_of(page, AVAILABLE) == samples_of(page, LOW) == {}
-    assert entries(collector, snapshot)["output"]["error"] == "Permission denied"
+    assert entries(collector, snapshot)["output"].error == "Permission denied"
 
 
 def test_events_are_bounded(context: CollectorContext, set_space: SetSpace) -> None:
@@ -235,9 +234,9 @@ def test_a_hanging_file_system_is_reported_and_the_others_are_read(tmp_path: Pat
         assert samples_of(page, RESPONDING) == {OUTPUT: 0, CHECKPOINT: 0, 'group="local"': 1, RUN: 1}
         assert samples_of(page, AVAILABLE).keys() == {'group="local"', RUN}
         entry = entries(collector, snapshot)["checkpoint"]
-        assert (entry["mount"], entry["fstype"], entry["responding"]) == (str(mount.point), "fuse.gpujob_test", False)
-        assert clock.time() - 5 < entry["since"] <= clock.time()
-        assert entry["available_bytes"] is None
+        assert (entry.mount, entry.fstype, entry.responding) == (str(mount.point), "fuse.gpujob_test", False)
+        assert clock.time() - 5 < (entry.since or 0) <= clock.time()
+        assert entry.available_bytes is None
         clock.advance(10)
         until(lambda: events(collector.read()), "the event")
         mount.say("answer")

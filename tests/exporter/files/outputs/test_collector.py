@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import CollectorContext
+from exporter.collecting.published import WorkerProcesses
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup
+from exporter.contract.records import to_json
+from exporter.contract.status import IgnoredFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.outputs.collector import (
     BYTES,
@@ -35,7 +38,17 @@ from exporter.files.outputs.collector import (
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
 from exporter.machine.file_host import FileWatchHost, WatchHanging
 from exporter.machine.mounts import is_node_local, mount_of, parse_mountinfo
-from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
+from tests.support.exporter import (
+    FakeClock,
+    make_context,
+    make_manifest,
+    make_task,
+    page_of,
+    publisher,
+    samples_of,
+    until,
+)
+from tests.support.statuses import described
 
 OUTPUT = 'group="output"'
 START = 1_700_000_000.0  # of the job and of the fake clock
@@ -58,8 +71,13 @@ def write(run_dir: Path, name: str, content: int | str | bytes, mtime: float) ->
     os.utime(run_dir / "out" / name, (mtime, mtime))
 
 
+def make_collector(context: CollectorContext) -> OutputsCollector:
+    """A collector while no worker is known to run."""
+    return OutputsCollector(context, publisher(WorkerProcesses()))
+
+
 def collector_of(manifest: Manifest, node_index: int = 0, clock: FakeClock | None = None) -> OutputsCollector:
-    return OutputsCollector(make_context(manifest, clock or FakeClock(), node_index=node_index))
+    return make_collector(make_context(manifest, clock or FakeClock(), node_index=node_index))
 
 
 def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
@@ -149,9 +167,9 @@ def test_a_file_in_place_of_the_directory_counts_as_empty(tmp_path: Path) -> Non
 
 def test_the_status_lists_the_groups(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl")
-    collector, status = collector_of(make_manifest(tmp_path)), NodeStatus()
-    collector.describe(collector.read(), status)
-    assert [(entry["group"], entry["files"], entry["bytes"]) for entry in status.outputs] == [
+    collector = collector_of(make_manifest(tmp_path))
+    groups = described(collector, collector.read()).outputs
+    assert [(group.group, group.files, group.bytes) for group in groups] == [
         ("output", 1, 10),
         ("checkpoint", 0, 0),
     ]
@@ -165,9 +183,9 @@ class Job:
         self.clock = FakeClock()
         (run_dir / "out").mkdir(exist_ok=True)
         manifest = make_manifest(run_dir, make_task(0), make_task(1), stall_timeout_s=TIMEOUT_S, **changes)
+        self.processes = publisher(WorkerProcesses(running=frozenset({0, 1})))
         self.context = make_context(manifest, self.clock)
-        self.context.published.running_ranks = frozenset({0, 1})
-        self.collector = OutputsCollector(self.context)
+        self.collector = OutputsCollector(self.context, self.processes)
         self.snapshot = self.collector.read()
 
     def poll(self, after_s: float = 5.0) -> str:
@@ -188,7 +206,7 @@ class Job:
 
     def events(self, kind: str) -> list[str]:
         """Details of the events of a kind."""
-        return [event["detail"] for event in self.snapshot.events if event["event"] == kind]
+        return [event.detail for event in self.snapshot.events if event.event == kind]
 
 
 WORKER_0 = 'worker="worker_w0",role="worker",rank="0",group="output"'
@@ -215,7 +233,6 @@ def test_checkpoint_groups_have_no_worker_series_stalls_or_events(tmp_path: Path
     assert samples_of(page, WORKER_BYTES) == samples_of(page, STALLED) == samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, INVALID) == {'group="checkpoint"': 1}
     assert job.snapshot.events == ()
-    assert job.context.published.checkpoint_times == ()
 
 
 def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: Path) -> None:
@@ -244,7 +261,7 @@ def test_one_worker_alone_may_stall(tmp_path: Path) -> None:
         page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
-    assert [(event["event"], event.get("rank")) for event in job.snapshot.events] == [
+    assert [(event.event, event.rank) for event in job.snapshot.events] == [
         ("first output", None),
         ("output stalled", 1),
     ]
@@ -259,7 +276,7 @@ def test_numbered_parts_are_not_stalled_workers(tmp_path: Path, prefix: str) -> 
         assert 1 not in samples_of(page, WORKER_STALLED).values()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
-    assert [event.get("rank") for event in job.snapshot.events if event["event"] == "output stalled"] == [None]
+    assert [event.rank for event in job.snapshot.events if event.event == "output stalled"] == [None]
 
 
 def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None:
@@ -269,7 +286,7 @@ def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None
         page = job.after(100)
     assert samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 1, WORKER_1: 1}
-    assert [event["event"] for event in job.snapshot.events] == ["first output"]
+    assert [event.event for event in job.snapshot.events] == ["first output"]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +354,7 @@ def test_a_node_counts_all_files_of_a_node_local_directory(tmp_path: Path) -> No
         for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
             manifest = make_manifest(tmp_path, *tasks)
             contexts = [replace(make_context(manifest, node_index=node), files=host) for node in range(len(found))]
-            assert [OutputsCollector(context).read().groups[0].files for context in contexts] == found
+            assert [make_collector(context).read().groups[0].files for context in contexts] == found
     finally:
         host.close()
 
@@ -346,11 +363,11 @@ def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> Non
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
     job.poll()
-    job.context.published.running_ranks = frozenset()
+    job.processes.publish(WorkerProcesses(running=frozenset()))
     page = job.after(2 * TIMEOUT_S)
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
-    job.context.published.running_ranks = frozenset({0})
+    job.processes.publish(WorkerProcesses(running=frozenset({0})))
     assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
@@ -388,9 +405,7 @@ def test_damaged_files_are_counted_and_reported_once(tmp_path: Path) -> None:
     assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
     (detail,) = job.events("output damaged")
     assert detail.startswith("output: b.gz ")
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    assert [(file["file"], file["format"]) for file in status.outputs[0]["invalid"]] == [("b.gz", "gzip")]
+    assert [(file.file, file.format) for file in job.snapshot.groups[0].invalid] == [("b.gz", "gzip")]
     (tmp_path / "out" / "b.gz").unlink()
     assert samples_of(job.poll(), VALID) == {OUTPUT: 1}
 
@@ -409,11 +424,10 @@ def test_the_first_output_and_completed_files_are_events(tmp_path: Path) -> None
     job.after(60)
     assert job.events("first output") == ["output: output_rank0.gz"]
     assert job.events("output complete") == ["output: output_rank0.gz, 24 bytes"]
-    assert [event["time"] for event in job.snapshot.events] == [START, START]
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    assert status.outputs[0]["first_output"] == START
-    assert [event["event"] for event in status.events] == ["first output", "output complete"]
+    assert [event.time for event in job.snapshot.events] == [START, START]
+    parts = described(job.collector, job.snapshot)
+    assert parts.outputs[0].first_output == START
+    assert [event.event for event in parts.events] == ["first output", "output complete"]
 
 
 def test_events_are_bounded(tmp_path: Path) -> None:
@@ -430,11 +444,9 @@ def test_the_status_is_valid_json_whatever_the_names(tmp_path: Path, hard_name: 
     job.write("out_\udcff_rank0.gz", DAMAGED)
     os.mkfifo(tmp_path / "out" / "fifo")
     job.after(60)
-    status = NodeStatus()
-    job.collector.describe(job.snapshot, status)
-    text = json.dumps([status.outputs, status.events], ensure_ascii=False)
+    text = json.dumps([to_json(job.snapshot.groups), to_json(job.snapshot.events)], ensure_ascii=False)
     text.encode()
-    assert status.outputs[0]["passed_over"] == [{"file": "fifo", "kind": "FIFO"}]
+    assert job.snapshot.groups[0].passed_over == (IgnoredFile(file="fifo", kind="FIFO"),)
     assert list(json.loads(text)[0][0]["workers"]) == ["0"]
 
 
@@ -453,7 +465,7 @@ def collector_and_host(tmp_path: Path) -> Iterator[tuple[OutputsCollector, FakeH
     write(tmp_path, "output_rank0.jsonl", 10, START)
     host = FakeHost(SystemClock(), use_helper=False)
     context = replace(make_context(make_manifest(tmp_path), FakeClock()), files=host)
-    yield OutputsCollector(context), host
+    yield make_collector(context), host
     host.close()
 
 
@@ -479,7 +491,7 @@ def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsC
     collector.read()
     snapshot = collector.read()
     assert snapshot.groups == ()
-    assert [event["detail"] for event in snapshot.events] == [
+    assert [event.detail for event in snapshot.events] == [
         "output: Permission denied",
         "checkpoint: Permission denied",
     ]
@@ -489,7 +501,7 @@ def test_polls_in_a_helper_process_give_the_same_figures(tmp_path: Path) -> None
     write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
     host = FileWatchHost(SystemClock(), use_helper=True)
     try:
-        collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
+        collector = make_collector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
         group = until(lambda: next(iter(collector.read().groups), None), "a poll")
         assert (group.files, group.bytes, group.records) == (1, 6, 2)
     finally:

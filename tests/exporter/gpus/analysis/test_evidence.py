@@ -1,7 +1,20 @@
 """GPU evidence in the diagnosis of a worker."""
 
-from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
-from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use, uuid_of
+from typing import Any
+
+from exporter.gpus.analysis import evidence
+from exporter.gpus.analysis.evidence import GpuEvidence, gpu_lines
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, node_of, of_worker, status_of, use, uuid_of
+
+
+def gpu_sample(entry: dict[str, Any], node: dict[str, Any]) -> dict[str, float]:
+    return evidence.gpu_sample(status_of(entry), node_of(node))
+
+
+def gpu_evidence(entry: dict[str, Any], node: dict[str, Any], samples: list[dict[str, float]]) -> GpuEvidence:
+    found = evidence.gpu_evidence(status_of(entry), node_of(node), samples)
+    assert found is not None
+    return found
 
 
 def test_a_sample_has_mean_ratios_and_total_memory() -> None:
@@ -27,29 +40,29 @@ def test_a_sample_covers_the_used_gpus() -> None:
 def test_a_sample_omits_unknown_values() -> None:
     entry = of_worker(0, gpu_use=[use(0, sm_ratio=None, memory_bytes=None)])
     assert gpu_sample(entry, gpus(gpu(0, utilization_ratio=None))) == {}
-    assert gpu_sample({}, {}) == {}
+    assert gpu_sample({}, gpus()) == {}
 
 
 def test_the_last_minute_ends_with_the_last_sample() -> None:
     samples = [{"time": 10.0, "gpu_sm_ratio": 0.0, "gpu_memory_bytes": 99.0}]
     samples += [{"time": 100.0 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 5.0 + at % 2} for at in range(5)]
     found = gpu_evidence(of_worker(0), gpus(gpu(0)), samples)
-    assert found["last_minute"] == {"gpu_sm_ratio": 0.5, "gpu_memory_bytes": 5.0, "gpu_memory_peak_bytes": 6.0}
-    assert gpu_evidence(of_worker(0), gpus(gpu(0)), [])["last_minute"] == {}
+    assert found.last_minute == {"gpu_sm_ratio": 0.5, "gpu_memory_bytes": 5.0, "gpu_memory_peak_bytes": 6.0}
+    assert gpu_evidence(of_worker(0), gpus(gpu(0)), []).last_minute == {}
 
 
 def test_the_evidence_lists_devices_and_problems() -> None:
     node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[XID_79]), gpu(1))
     found = gpu_evidence(of_worker(0, gpu_use=[use(1)]), node, [])
-    assert [(device["uuid"], device["state"]) for device in found["devices"]] == [
+    assert [(device.uuid, device.state) for device in found.devices] == [
         (uuid_of(0), "lost"),
         (uuid_of(1), "ok"),
     ]
-    assert found["troubles"] == [
-        {"words": "GPU 0 is lost", "time": None},
-        {"words": "GPU 0: Xid 79, GPU has fallen off the bus", "time": 1000.0},
+    assert [(trouble.words, trouble.time) for trouble in found.troubles] == [
+        ("GPU 0 is lost", None),
+        ("GPU 0: Xid 79, GPU has fallen off the bus", 1000.0),
     ]
-    assert gpu_evidence({}, node, []) == {}
+    assert evidence.gpu_evidence(status_of({}), node_of(node), []) is None
 
 
 def test_a_lost_gpu_has_its_time_of_loss() -> None:
@@ -87,4 +100,4 @@ def test_a_gpu_is_not_called_unused_without_process_lists() -> None:
 def test_unreadable_gpus_are_listed_from_the_plan() -> None:
     found = gpu_evidence(of_worker(0, gpu_use=[]), gpus(driver_state="failing"), [])
     assert list(gpu_lines(found)) == [("GPU ?", "unknown, GPU-00", None)]
-    assert list(gpu_lines({})) == []
+    assert list(gpu_lines(None)) == []

@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 
+from exporter.contract.events import LoggedEvent
+from exporter.contract.report import GpuEvent, GpuReport, WorkerGpu
+from exporter.contract.status import NodeGpus, NodeStatus
+from exporter.gpus.analysis import node_status
 from exporter.gpus.analysis.node_status import (
     MOST_EVENTS,
     account_gpus,
@@ -11,49 +15,70 @@ from exporter.gpus.analysis.node_status import (
     energy_text,
     gpu_events,
     node_gpu_problems,
-    worker_devices,
     worker_gpu_problems,
 )
-from tests.support.gpu_status import GIB, XID_31, XID_79, XID_NOISE, gpu, gpus, of_worker, use, uuid_of
+from tests.support.gpu_status import (
+    GIB,
+    XID_31,
+    XID_79,
+    XID_NOISE,
+    gpu,
+    gpus,
+    node_of,
+    of_worker,
+    status_of,
+    use,
+    uuid_of,
+)
+
+
+def worker_devices(entry: dict[str, Any], node: dict[str, Any]) -> tuple[WorkerGpu, ...]:
+    return node_status.worker_devices(status_of(entry), node_of(node))
 
 
 def problems(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(problem.key, problem.text) for problem in worker_gpu_problems(entry, worker_devices(entry, node), node)]
+    worker = status_of(entry)
+    found = worker_gpu_problems(worker, worker.start, worker_devices(entry, node), node_of(node))
+    return [(problem.key, problem.text) for problem in found]
 
 
 def node_problems(node: dict[str, Any]) -> list[str]:
-    return [problem.text for problem in node_gpu_problems(node)]
+    return [problem.text for problem in node_gpu_problems(NodeGpus.from_json(node))]
+
+
+def accounted(nodes: dict[str, dict[str, Any]], *events: LoggedEvent) -> GpuReport:
+    """Totals of nodes with these GPUs."""
+    found = account_gpus({name: NodeStatus(gpus=node_of(node)) for name, node in nodes.items()}, events)
+    assert found is not None
+    return found
 
 
 def test_planned_gpus_come_first_then_others_that_are_used() -> None:
     entry = of_worker(1, gpu_use=[use(0, memory_bytes=5, sm_ratio=None)])
     planned, other = worker_devices(entry, gpus(gpu(0), gpu(1)))
-    assert (planned["gpu"], planned["uuid"], planned["planned"], planned["used"]) == ("1", uuid_of(1), True, False)
-    assert other == {
-        "gpu": "0", "uuid": uuid_of(0), "planned": False, "used": True, "memory_bytes": 5, "sm_ratio": None,
-        "attribution": "process",
-    }  # fmt: skip
+    assert (planned.gpu, planned.uuid, planned.planned, planned.used) == ("1", uuid_of(1), True, False)
+    assert other == WorkerGpu(gpu="0", uuid=uuid_of(0), used=True, memory_bytes=5, attribution="process")
 
 
 def test_the_use_of_an_unlisted_gpu_is_unknown() -> None:
     unseen = worker_devices(of_worker(1, gpu_use=[]), gpus(gpu(0)))
-    assert [(device["gpu"], device["used"]) for device in unseen] == [(None, None)]
+    assert [(device.gpu, device.used) for device in unseen] == [(None, None)]
     before = worker_devices({"gpu_plan": [uuid_of(0)]}, gpus(gpu(0)))
-    assert [(device["gpu"], device["used"]) for device in before] == [("0", None)]
-    assert worker_devices({}, {}) == []
+    assert [(device.gpu, device.used) for device in before] == [("0", None)]
+    assert worker_devices({}, {}) == ()
 
 
 def test_the_use_of_a_gpu_is_unknown_without_process_lists() -> None:
     node = gpus(gpu(0), gpu(1))
-    assert [device["used"] for device in worker_devices(of_worker(0, 1, gpu_use=None), node)] == [None, None]
+    assert [device.used for device in worker_devices(of_worker(0, 1, gpu_use=None), node)] == [None, None]
 
 
 @pytest.mark.parametrize("state", ["lost", "reset_required", "hanging"])
 def test_the_use_of_an_unreadable_gpu_is_unknown(state: str) -> None:
     devices = worker_devices(of_worker(0, 1, gpu_use=[]), gpus(gpu(0, state=state), gpu(1)))
-    assert [device["used"] for device in devices] == [None, False]
+    assert [device.used for device in devices] == [None, False]
     (kept,) = worker_devices(of_worker(0), gpus(gpu(0, state=state)))
-    assert kept["used"] is True
+    assert kept.used is True
 
 
 @pytest.mark.parametrize(("uses", "used"), [(None, [None]), ([], [False]), ([use(1)], [False, True])])
@@ -61,17 +86,14 @@ def test_the_gpu_use_of_an_ended_worker_comes_from_the_status(
     uses: list[dict[str, Any]] | None, used: list[bool | None]
 ) -> None:
     ended = {**of_worker(0, gpu_use=uses), "exit": {"reason": "completed"}}
-    assert [device["used"] for device in worker_devices(ended, gpus(gpu(0), gpu(1)))] == used
+    assert [device.used for device in worker_devices(ended, gpus(gpu(0), gpu(1)))] == used
 
 
 def test_a_planned_position_without_a_gpu_is_missing() -> None:
     entry, node = {**of_worker(6), "gpu_missing": ["7"]}, gpus(gpu(6), allocated=2)
     there, missing = worker_devices(entry, node)
-    assert (there["gpu"], there["uuid"]) == ("6", uuid_of(6))
-    assert missing == {
-        "gpu": "7", "uuid": None, "planned": True, "used": None, "memory_bytes": None, "sm_ratio": None,
-        "attribution": None,
-    }  # fmt: skip
+    assert (there.gpu, there.uuid) == ("6", uuid_of(6))
+    assert missing == WorkerGpu(gpu="7", planned=True)
     assert problems(entry, node) == [("missing 7", "GPU 7 is missing")]
 
 
@@ -149,54 +171,48 @@ def test_an_unreadable_driver_is_a_problem_where_gpus_are_planned() -> None:
 
 
 def test_totals_are_per_node_and_over_all_nodes() -> None:
-    statuses: dict[str, dict[str, Any]] = {
-        "cn02": {"gpus": gpus(gpu(0, utilization_mean_ratio=0.5, energy_job_j=None))},
-        "cn01": {"gpus": gpus(gpu(0), gpu(1, memory_peak_bytes=99 * GIB, utilization_mean_ratio=0.7))},
-        "cn03": {"gpus": {}},
-    }
-    found = account_gpus(statuses)
-    assert found is not None
-    assert (found["count"], found["names"], found["energy_j"]) == (3, {"NVIDIA H200": 3}, 7.2e6)
-    assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (pytest.approx(0.7), 99 * GIB)
-    first, second = found["nodes"]
-    assert (first["node"], first["utilization_mean_ratio"], first["energy_j"]) == ("cn01", pytest.approx(0.8), 7.2e6)
-    assert (second["node"], second["utilization_mean_ratio"], second["energy_j"]) == ("cn02", 0.5, None)
-    assert [device["energy_j"] for device in first["gpus"]] == [3.6e6, 3.6e6]
+    found = accounted(
+        {
+            "cn02": gpus(gpu(0, utilization_mean_ratio=0.5, energy_job_j=None)),
+            "cn01": gpus(gpu(0), gpu(1, memory_peak_bytes=99 * GIB, utilization_mean_ratio=0.7)),
+            "cn03": {},
+        }
+    )
+    assert (found.count, found.names, found.energy_j) == (3, {"NVIDIA H200": 3}, 7.2e6)
+    assert found.utilization_mean_ratio == pytest.approx(0.7)
+    assert found.memory_peak_bytes == 99 * GIB
+    first, second = found.nodes
+    assert (first.node, first.energy_j) == ("cn01", 7.2e6)
+    assert first.utilization_mean_ratio == pytest.approx(0.8)
+    assert (second.node, second.utilization_mean_ratio, second.energy_j) == ("cn02", 0.5, None)
+    assert [device.energy_j for device in first.gpus] == [3.6e6, 3.6e6]
     assert account_text(found) == "3 x NVIDIA H200, 70 % busy, 2.0 kWh"
 
 
 def test_a_job_without_gpus_has_no_totals() -> None:
-    assert account_gpus({"cn01": {"gpus": {}}, "cn02": {}}) is None
+    assert account_gpus({"cn01": NodeStatus(), "cn02": NodeStatus()}) is None
 
 
 def test_totals_of_a_mig_gpu_count_its_instances_and_the_energy_of_the_gpu() -> None:
     part = {"utilization_mean_ratio": None, "energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
-    found = account_gpus({"cn01": {"gpus": gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))}})
-    assert found is not None
-    assert (found["names"], found["energy_j"]) == ({"NVIDIA H200 MIG 1g.18gb": 2}, 3.6e6)
-    assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (None, 30 * GIB)
+    found = accounted({"cn01": gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))})
+    assert (found.names, found.energy_j) == ({"NVIDIA H200 MIG 1g.18gb": 2}, 3.6e6)
+    assert (found.utilization_mean_ratio, found.memory_peak_bytes) == (None, 30 * GIB)
     assert account_text(found) == "2 x NVIDIA H200 MIG 1g.18gb, 1.0 kWh (whole GPU)"
 
 
 def test_events_of_a_single_node_may_omit_its_name() -> None:
-    event = {"time": 5.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1"}
-    one: dict[str, dict[str, Any]] = {"cn01": {"gpus": gpus(gpu(0))}}
-    found, more = account_gpus(one, [event]), account_gpus({**one, "cn02": {}}, [event])
-    assert found is not None
-    assert more is not None
-    assert (found["events"][0]["node"], more["events"][0]["node"]) == ("cn01", None)
+    lost, one = event(5.0, "GPU lost", "critical", node=None), {"cn01": gpus(gpu(0))}
+    assert accounted(one, lost).events[0].node == "cn01"
+    assert accounted({**one, "cn02": {}}, lost).events[0].node is None
 
 
 def test_unreadable_gpus_are_mentioned() -> None:
-    lone: dict[str, Any] = {"gpus": gpus(driver_state="no_driver", allocated=2)}
-    found = account_gpus({"cn01": lone})
-    assert found is not None
-    assert account_text(found) == "could not be read on cn01 (no_driver)"
-    statuses: dict[str, dict[str, Any]] = {f"cn{n}": lone for n in range(6)}
-    many = account_gpus({**statuses, "x": {"gpus": gpus(gpu(0))}})
-    assert many is not None
-    assert account_text(many).startswith("1 x NVIDIA H200, 90 % busy, 1.0 kWh, could not be read on cn0 (no_driver), ")
-    assert account_text(many).endswith("cn3 (no_driver) and 2 more nodes")
+    lone = gpus(driver_state="no_driver", allocated=2)
+    assert account_text(accounted({"cn01": lone})) == "could not be read on cn01 (no_driver)"
+    many = account_text(accounted({f"cn{n}": lone for n in range(6)} | {"x": gpus(gpu(0))}))
+    assert many.startswith("1 x NVIDIA H200, 90 % busy, 1.0 kWh, could not be read on cn0 (no_driver), ")
+    assert many.endswith("cn3 (no_driver) and 2 more nodes")
 
 
 @pytest.mark.parametrize(
@@ -207,12 +223,13 @@ def test_energy_is_shown_in_kwh(joules: float | None, text: str) -> None:
     assert energy_text(joules) == text
 
 
-def event(time: float, kind: str, level: str = "warning", **over: Any) -> dict[str, Any]:
-    return {"time": time, "level": level, "event": kind, "detail": "GPU 1", "node": "cn01", **over}
+def event(time: float, kind: str, level: str = "warning", **over: Any) -> LoggedEvent:
+    known = {"job_id": "1", "time": time, "level": level, "event": kind, "detail": "GPU 1", "node": "cn01", **over}
+    return LoggedEvent.from_json(known)
 
 
-def kinds(*events: dict[str, Any]) -> list[str]:
-    return [found["event"] for found in gpu_events(events)["events"]]
+def kinds(*events: LoggedEvent) -> list[str | None]:
+    return [found.event for found in gpu_events(events)]
 
 
 def test_gpu_events_are_warnings_or_worse_and_recoveries() -> None:
@@ -230,17 +247,10 @@ def test_gpu_events_are_warnings_or_worse_and_recoveries() -> None:
 def test_events_are_in_the_order_in_which_they_happened() -> None:
     late = event(9.0, "GPU hangs", happened=1.0, worker="worker_w1")
     assert kinds(event(3.0, "GPU Xid"), late, event(2.0, "GPU lost")) == ["GPU hangs", "GPU lost", "GPU Xid"]
-    assert gpu_events([late])["events"] == [
-        {"time": 1.0, "node": "cn01", "level": "warning", "event": "GPU hangs", "worker": "worker_w1",
-         "detail": "GPU 1"}
-    ]  # fmt: skip
+    assert gpu_events([late]) == [GpuEvent(1.0, "cn01", "warning", "GPU hangs", "worker_w1", "GPU 1")]
 
 
 def test_the_first_events_are_kept_and_all_are_counted() -> None:
-    found = gpu_events(event(float(n), "GPU lost") for n in range(MOST_EVENTS + 3))
-    assert (len(found["events"]), found["events_total"]) == (MOST_EVENTS, MOST_EVENTS + 3)
-    assert found["events"][0]["time"] == 0.0
-
-
-def test_an_event_without_a_time_is_ignored() -> None:
-    assert gpu_events([{"event": "GPU lost", "time": "x"}, {}]) == {"events": [], "events_total": 0}
+    found = accounted({"cn01": gpus(gpu(0))}, *(event(float(n), "GPU lost") for n in range(MOST_EVENTS + 3)))
+    assert (len(found.events), found.events_total) == (MOST_EVENTS, MOST_EVENTS + 3)
+    assert found.events[0].time == 0.0

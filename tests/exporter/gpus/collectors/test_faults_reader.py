@@ -14,7 +14,6 @@ from exporter.gpus.collectors import page
 from exporter.gpus.collectors.gpus_collector import XIDS
 from exporter.gpus.records import GpuEvent
 from exporter.machine.kernel_log import KernelEvent, KernelXid, OomVictim
-from exporter.workers.exit_facts_reader import gpu_exit_facts
 from exporter.workers.exit_reason import evidence_from_record, find_exit_reason
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, Node, gpu, instance, mig_gpu, uuid
 from tests.support.exporter import NODE, page_of, samples_of
@@ -276,7 +275,7 @@ def test_the_state_is_saved_only_when_it_has_changed(tmp_path: Path) -> None:
 def end_of(node: Node, rank: int, ran_s: float = 600.0) -> tuple[str, tuple[str, ...]]:
     """Exit reason and evidence of a worker that ends now with exit status 1."""
     start = node.clock.now - ran_s
-    faults = gpu_exit_facts(node.context, node.tasks[rank], node.published.pids.get(rank, frozenset()), start)
+    faults = node.node_facts.gpu_facts(node.tasks[rank], node.pids.get(rank, frozenset()), start)
     record = {"start": start, "end": node.clock.now, "code": 1, "signal": None, **faults}
     result = find_exit_reason(evidence_from_record(record))
     return result.reason, result.evidence
@@ -284,8 +283,8 @@ def end_of(node: Node, rank: int, ran_s: float = 600.0) -> tuple[str, tuple[str,
 
 def facts_of(node: Node, rank: int) -> list[str]:
     """Texts of the GPU faults of this worker."""
-    facts = gpu_exit_facts(node.context, node.tasks[rank], node.published.pids.get(rank, frozenset()), 0.0)
-    return [fault["words"] for fault in facts.get("gpu_faults", ())]
+    facts = node.node_facts.gpu_facts(node.tasks[rank], node.pids.get(rank, frozenset()), 0.0)
+    return [str(fault["words"]) for fault in facts.get("gpu_faults", ())]
 
 
 def log_kernel_xid(node: Node, xid: KernelXid) -> None:
@@ -334,7 +333,7 @@ def test_a_program_error_on_a_shared_gpu_is_assigned_to_no_worker(tmp_path: Path
 def test_a_program_error_next_to_a_foreign_process_is_assigned_to_no_worker(tmp_path: Path) -> None:
     node = two_gpus(tmp_path, plan=((0,), (1,)))
     use_gpus(node, (0, 0), (1, 1))
-    node.published.shared_gpus = frozenset({uuid(0)})
+    node.gpu_use.publish(dataclasses.replace(node.gpu_use.value, shared=frozenset({uuid(0)})))
     node.xid(0, 31)
     node.xid(1, 31)
     assert [end_of(node, rank)[0] for rank in (0, 1)] == ["app_error", "gpu_fault"]
@@ -344,7 +343,7 @@ def test_a_worker_that_has_just_ended_still_counts_as_a_user_of_the_gpu(tmp_path
     node = two_gpus(tmp_path)
     use_gpus(node, (0, 1), (1, 1))
     node.xid(1, 31)
-    node.published.pids = {1: frozenset({1001})}
+    node.run_only({1: frozenset({1001})})
     node.use(1, 1001)
     node.page(5)
     assert end_of(node, 1)[0] == "app_error"
@@ -530,7 +529,7 @@ def test_a_program_error_of_an_unseen_process_is_assigned_to_the_only_worker(tmp
 def test_without_a_gpu_reading_there_are_no_gpu_facts(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.xid(0, 79)
-    assert gpu_exit_facts(node.context, node.tasks[0], frozenset(), 0.0) == {}
+    assert node.node_facts.gpu_facts(node.tasks[0], frozenset(), 0.0) == {}
 
 
 def test_contained_errors_of_unlisted_instances_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,7 +570,7 @@ def test_a_loss_after_the_last_reading_is_found_at_the_end_of_the_worker(tmp_pat
     use_gpus(node, (0, 0), (1, 1))
     node.change(0, state="lost", message=None)
     assert end_of(node, 0)[0] == "gpu_fault"
-    assert node.published.gpus_lost == {}
+    assert node.job_gpus.value.lost == {}
 
 
 def test_an_old_loss_is_evidence_next_to_another_exit_reason(tmp_path: Path) -> None:
@@ -580,7 +579,7 @@ def test_an_old_loss_is_evidence_next_to_another_exit_reason(tmp_path: Path) -> 
     node.change(0, state="lost", message="GPU is lost")
     node.page(1)
     node.clock.advance(100)
-    facts = gpu_exit_facts(node.context, node.tasks[0], frozenset(), 0.0)
+    facts = node.node_facts.gpu_facts(node.tasks[0], frozenset(), 0.0)
     assert facts == {"gpu_lost": [{"time": node.clock.now - 100, "gpu": f"GPU 0 ({uuid(0)})", "words": "GPU is lost"}]}
     record = {"end": node.clock.now, "code": None, "signal": 15, "signals": [[node.clock.now, 15, 1]], **facts}
     result = find_exit_reason(evidence_from_record(record))

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus
+from exporter.collecting.collector import StatusParts
 from exporter.collecting.saved_state import save_state
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors import page
 from exporter.gpus.collectors.gpus_collector import DRIVER_STATE, HEALTH, VISIBLE, XIDS, GpusCollector
-from exporter.gpus.records import GpuActivity, GpuCondition, GpuState
+from exporter.gpus.records import GpuActivity, GpuCondition, GpuState, JobGpus
 from tests.exporter.gpus.fake_gpus import AMD, DEVICE_LISTS, GIB, Node, gpu, instance, mig_gpu, uuid
-from tests.support.exporter import make_context, make_manifest, page_of, samples_of
+from tests.support.exporter import make_context, make_manifest, page_of, publisher, samples_of
+from tests.support.statuses import described
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +67,8 @@ def test_planned_positions_follow_the_order_of_the_device_list(tmp_path: Path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0,2")
     node = four_gpus(tmp_path)
     snapshot = node.read_gpus()
-    assert node.published.gpu_positions == {0: uuid(3), 1: uuid(0), 2: uuid(2)}
-    assert node.published.own_gpus == (uuid(3), uuid(0), uuid(2))
+    assert node.job_gpus.value.positions == {0: uuid(3), 1: uuid(0), 2: uuid(2)}
+    assert list(node.job_gpus.value.positions.values()) == [uuid(3), uuid(0), uuid(2)]
     assert (snapshot.allocated, snapshot.visible) == (4, 3)
 
 
@@ -75,7 +76,7 @@ def test_a_missing_gpu_leaves_its_position_empty(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{uuid(0)},GPU-gone,{uuid(2)}")
     node = four_gpus(tmp_path)
     node.read_gpus()
-    assert node.published.gpu_positions == {0: uuid(0), 2: uuid(2)}
+    assert node.job_gpus.value.positions == {0: uuid(0), 2: uuid(2)}
 
 
 def test_gpu_totals_survive_a_restart_of_the_sidecar(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_gpu_totals_survive_a_restart_of_the_sidecar(tmp_path: Path) -> None:
 def test_gpu_totals_stay_constant_after_the_end_of_the_job(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
     node.read_gpus()
-    node.published.job_phase = "finished"
+    node.phase.publish("finished")
     node.change(0, energy_j=2e6, memory_used_bytes=140 * GIB)
     (entry,) = node.read_gpus(5).gpus
     assert (entry.energy_job_j, entry.memory_peak_bytes) == (None, 70 * GIB)
@@ -107,10 +108,10 @@ def test_lost_gpus_are_published_with_the_time_of_loss(tmp_path: Path) -> None:
     node.read_gpus(1)
     since = node.clock.now
     node.read_gpus(30)
-    assert node.published.gpus_lost == {uuid(2): (since, "GPU is lost")}
+    assert node.job_gpus.value.lost == {uuid(2): (since, "GPU is lost")}
     node.host.gpus[2] = seen
     node.read_gpus(1)
-    assert node.published.gpus_lost == {}
+    assert node.job_gpus.value.lost == {}
 
 
 @pytest.mark.parametrize("broken", [{uuid(0): {"busy_s": 1}}, {uuid(0): "no"}, {uuid(0): {"busy_s": None}}])
@@ -138,7 +139,7 @@ def test_amd_gpus_are_selected_by_the_rocm_and_hip_variables(tmp_path: Path, mon
 def test_simulated_nodes_on_one_machine_share_its_gpus(tmp_path: Path, first: int, indices: list[str]) -> None:
     node = Node(tmp_path, *(gpu(number) for number in range(4)), plan=((0,), (1,)), first_gpu=first)
     assert gpu_indices(node) == indices
-    assert node.published.gpu_positions == {at: uuid(int(index)) for at, index in enumerate(indices)}
+    assert node.job_gpus.value.positions == {at: uuid(int(index)) for at, index in enumerate(indices)}
 
 
 def test_the_share_of_a_simulated_node_is_taken_from_the_device_list(
@@ -152,7 +153,7 @@ def test_the_plan_of_an_attached_job_uses_driver_indices(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # set in the terminal that runs the sidecar
     node = Node(tmp_path, *(gpu(number) for number in range(4)), plan=((3,), (1,), (9,)), attached=True)
     assert gpu_indices(node) == ["1", "3"]
-    assert node.published.gpu_positions == {1: uuid(1), 3: uuid(3)}
+    assert node.job_gpus.value.positions == {1: uuid(1), 3: uuid(3)}
 
 
 @pytest.mark.parametrize("text", [None, "", "NoDevFiles", "-1"])
@@ -164,7 +165,7 @@ def test_a_job_without_gpus_polls_none_and_has_no_series(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     node = four_gpus(tmp_path, plan=((),), attached=attached)
     assert node.page() == ""
-    assert node.status().gpus == {}
+    assert node.status().gpus is None
     assert node.host.poll_count == 0
     assert node.gpus.interval_s == 60.0
 
@@ -185,7 +186,7 @@ def test_listed_gpus_outside_the_plan_are_visible(tmp_path: Path, monkeypatch: p
 
 
 def test_without_a_gpu_host_there_are_no_series(tmp_path: Path) -> None:
-    collector = GpusCollector(make_context(make_manifest(tmp_path)))
+    collector = GpusCollector(make_context(make_manifest(tmp_path)), publisher(JobGpus()), publisher("running"))
     snapshot = collector.read()
     assert page_of(collector, snapshot) == ""
 
@@ -194,7 +195,7 @@ def test_mig_instances_have_positions_and_are_shown_with_their_gpu(tmp_path: Pat
     node = Node(tmp_path, mig_gpu(0), instance(0, 0), instance(0, 1), gpu(1), plan=((0,), (1,)))
     snapshot = node.read_gpus()
     assert [entry.state.gpu.index for entry in snapshot.gpus] == ["0", "0:0", "0:1", "1"]
-    assert node.published.gpu_positions == {
+    assert node.job_gpus.value.positions == {
         0: node.host.gpus[1].gpu.uuid,
         1: node.host.gpus[2].gpu.uuid,
         2: node.host.gpus[3].gpu.uuid,
@@ -232,7 +233,7 @@ def test_zero_is_a_value(tmp_path: Path) -> None:
     assert samples_of(text, page.THROTTLE) == {'gpu="0",reason="thermal"': 0}
     assert samples_of(text, page.REMAP_PENDING) == {'gpu="0"': 0}
     assert samples_of(text, page.NVLINK_ERRORS) == {'gpu="0"': 0}
-    assert node.status().gpus["gpus"][0]["power_w"] == 0.0
+    assert node.node_gpus().gpus[0].power_w == 0.0
 
 
 def test_pcie_width_and_generation_are_ratios_of_their_maximum(tmp_path: Path) -> None:
@@ -430,7 +431,7 @@ def test_the_status_is_json_and_complete(tmp_path: Path) -> None:
     node.status()
     node.xid(0, 79)
     node.change(0, energy_j=1e6 + 400, sm_activity_ratio=0.8, tensor_activity_ratio=0.4)
-    status = json.loads(json.dumps(node.status(1).gpus))
+    status = json.loads(json.dumps(node.node_gpus(1).to_json()))
     (foreign,) = status["gpus"][0].pop("foreign")
     assert {name: foreign[name] for name in ("pid", "memory_bytes")} == {"pid": 1, "memory_bytes": GIB}
     assert foreign.keys() == {"pid", "memory_bytes", "name", "uid"}
@@ -486,8 +487,8 @@ def test_the_status_is_json_and_complete(tmp_path: Path) -> None:
 def test_the_status_identifies_a_lost_gpu(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
     node.host.gpus[0] = GpuState(node.host.gpus[0].gpu, "lost", "GPU is lost")
-    (entry,) = node.status().gpus["gpus"]
-    known = {name: value for name, value in entry.items() if value not in (None, [])}
+    (entry,) = node.node_gpus().gpus
+    known = {name: value for name, value in entry.to_json().items() if value not in (None, [])}
     assert known == {
         "gpu": "0",
         "uuid": uuid(0),
@@ -503,16 +504,14 @@ def test_the_status_identifies_a_lost_gpu(tmp_path: Path) -> None:
 def test_power_is_the_average_or_else_the_instant_value(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0))
     node.change(0, power_average_w=None, power_instant_w=321.0)
-    assert node.status().gpus["gpus"][0]["power_w"] == 321.0
+    assert node.node_gpus().gpus[0].power_w == 321.0
     node.change(0, power_average_w=300.0)
-    assert node.status().gpus["gpus"][0]["power_w"] == 300.0
+    assert node.node_gpus().gpus[0].power_w == 300.0
 
 
 def test_reading_alone_adds_nothing_to_the_status(tmp_path: Path) -> None:
-    status = NodeStatus()
     node = four_gpus(tmp_path, plan=((),))
-    node.gpus.describe(node.read_gpus(), status)
-    assert status == NodeStatus()
+    assert described(node.gpus, node.read_gpus()) == StatusParts()
 
 
 def test_there_are_no_series_before_the_first_listing(tmp_path: Path) -> None:

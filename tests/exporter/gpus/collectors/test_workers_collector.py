@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import NodeStatus, WorkerProgress
+from exporter.collecting.collector import StatusParts
+from exporter.collecting.published import RECENT_S, WorkerProgress
+from exporter.contract import status
+from exporter.contract.status import WorkerStatus
 from exporter.gpus.collectors.workers_collector import (
     CONDITION,
     FOREIGN,
@@ -27,6 +30,7 @@ from exporter.gpus.records import GpuProcess
 from exporter.machine.process_tree import ProcessTree
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, GIB, Node, gpu, instance, mig_gpu, uuid
 from tests.support.exporter import page_of, samples_of, until
+from tests.support.statuses import described, worker_of
 
 FIRST, SECOND = 'worker="worker_w0",role="worker",rank="0"', 'worker="worker_w1",role="worker",rank="1"'
 NO_SUCH_PID = 1 << 22  # pids are smaller
@@ -76,9 +80,10 @@ def two_gpus(run_dir: Path, **more: Any) -> Node:
     return node
 
 
-def workers_status(node: Node, seconds: float = 0.0) -> dict[int, dict[str, Any]]:
-    """Status entries of the workers, by rank."""
-    return node.status(seconds).workers
+def workers_status(node: Node, seconds: float = 0.0) -> dict[int, WorkerStatus]:
+    """Workers of the status, by rank."""
+    parts = node.status(seconds)
+    return {rank: worker_of(parts, rank) for rank in parts.workers}
 
 
 # Attribution
@@ -94,7 +99,7 @@ def test_a_worker_uses_the_gpus_of_its_processes(tmp_path: Path) -> None:
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     assert samples_of(page, WORKERS) == {'gpu="0"': 1, 'gpu="1"': 0}
     assert samples_of(page, FOREIGN) == {'gpu="0"': 0, 'gpu="1"': 0}
-    assert node.published.gpu_users == {uuid(0): {0}, uuid(1): set()}
+    assert node.gpu_use.value.workers == {uuid(0): {0}, uuid(1): set()}
 
 
 def test_descendants_count_for_their_worker(tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ def test_several_workers_may_share_a_gpu(tmp_path: Path) -> None:
     page = node.page()
     assert samples_of(page, WORKERS) == {'gpu="0"': 2, 'gpu="1"': 0}
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
-    assert node.status().gpus["gpus"][0]["workers"] == ["worker_w0", "worker_w1"]
+    assert node.node_gpus().gpus[0].workers == ("worker_w0", "worker_w1")
 
 
 def test_a_worker_on_the_wrong_gpu_is_misplaced_and_reported_once(tmp_path: Path) -> None:
@@ -133,18 +138,18 @@ def test_a_worker_on_the_wrong_gpu_is_misplaced_and_reported_once(tmp_path: Path
     node.use(1, 100, 101)
     assert samples_of(node.page(), MISPLACED) == {FIRST: 1, SECOND: 0}
     detail = f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 0"
-    assert workers_status(node)[0]["gpu_misplaced"] == detail
-    assert workers_status(node)[1]["gpu_misplaced"] is None
-    reported = [event for event in node.status(5).events if event["event"] == "GPU misplaced"]
-    assert [(event["level"], event["detail"], event["worker"], event["rank"]) for event in reported] == [
+    assert workers_status(node)[0].gpu_misplaced == detail
+    assert workers_status(node)[1].gpu_misplaced is None
+    reported = [event for event in node.status(5).events if event.event == "GPU misplaced"]
+    assert [(event.level, event.detail, event.worker, event.rank) for event in reported] == [
         ("warning", detail, "worker_w0", 0)
     ]
     node.use(1, 101)
     node.use(0, 100)
     assert samples_of(node.page(5), MISPLACED) == {FIRST: 0, SECOND: 0}
-    assert len([event for event in node.status().events if event["event"] == "GPU misplaced"]) == 1
+    assert len([event for event in node.status().events if event.event == "GPU misplaced"]) == 1
     node.use(1, 100)
-    assert len([event for event in node.status(5).events if event["event"] == "GPU misplaced"]) == 2
+    assert len([event for event in node.status(5).events if event.event == "GPU misplaced"]) == 2
 
 
 def test_use_of_a_gpu_outside_the_job_is_shown_for_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +165,9 @@ def test_use_of_a_gpu_outside_the_job_is_shown_for_its_worker(tmp_path: Path, mo
 def test_a_missing_planned_gpu_is_reported_by_its_position(tmp_path: Path) -> None:
     node = two_gpus(tmp_path, plan=((1,), (7,)), attached=True)
     node.use(1, 101)
-    status = node.status()
-    assert status.workers[1]["gpu_misplaced"] == (f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 7, which is missing")
-    assert {rank: entry["gpu_missing"] for rank, entry in status.workers.items()} == {0: [], 1: ["7"]}
+    workers = workers_status(node)
+    assert workers[1].gpu_misplaced == (f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 7, which is missing")
+    assert [entry.gpu_missing for entry in workers.values()] == [(), ("7",)]
     missing = ("critical", "GPU missing", "GPU 7 of the plan is missing: the driver shows 1")
     assert [event for event in node.events(1) if event[1] == "GPU missing"] == [missing]
 
@@ -170,16 +175,16 @@ def test_a_missing_planned_gpu_is_reported_by_its_position(tmp_path: Path) -> No
 def test_gpu_use_is_unknown_in_the_first_seconds_of_a_worker(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.run(0, 100, since=5.0)
-    assert workers_status(node)[0]["gpu_use"] is None
-    node.published.pids = {}
-    assert workers_status(node)[0]["gpu_use"] is None
+    assert workers_status(node)[0].gpu_use is None
+    node.run_only({})
+    assert workers_status(node)[0].gpu_use is None
 
 
 def test_an_ended_worker_that_never_used_a_gpu_has_empty_gpu_use(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
-    assert workers_status(node)[0]["gpu_use"] == []
-    node.published.pids = {}
-    assert workers_status(node)[0]["gpu_use"] == []
+    assert workers_status(node)[0].gpu_use == ()
+    node.run_only({})
+    assert workers_status(node)[0].gpu_use == ()
 
 
 def test_workers_on_mig_instances_are_distinguished(tmp_path: Path) -> None:
@@ -193,7 +198,7 @@ def test_workers_on_mig_instances_are_distinguished(tmp_path: Path) -> None:
     assert samples_of(page, FOREIGN) == {'gpu="0:0"': 0, 'gpu="0:1"': 0}
     assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
     first, second = (node.host.gpus[at].gpu.uuid for at in (1, 2))
-    assert node.published.gpu_users == {first: {0}, second: {1}, uuid(0): {0, 1}}
+    assert node.gpu_use.value.workers == {first: {0}, second: {1}, uuid(0): {0, 1}}
 
 
 # Foreign processes and namespaces
@@ -205,8 +210,8 @@ def test_a_foreign_process_is_counted_and_reported_with_its_name(tmp_path: Path,
     node.run(0, os.getpid())
     node.use(0, GpuProcess(pid, 3 * GIB))
     assert samples_of(node.page(), FOREIGN) == {'gpu="0"': 1, 'gpu="1"': 0}
-    (foreign,) = node.status().gpus["gpus"][0]["foreign"]
-    assert foreign == {"pid": pid, "memory_bytes": 3 * GIB, "name": "blender", "uid": os.geteuid()}
+    (foreign,) = node.node_gpus().gpus[0].foreign
+    assert foreign == status.ForeignProcess(pid=pid, memory_bytes=3 * GIB, name="blender", uid=os.geteuid())
     detail = f"GPU 0 ({uuid(0)}) is also used by process {pid} (blender), 3.0 GiB, not of this job"
     reported = ("warning", "GPU foreign process", detail)
     assert [event for event in node.events(5) if event[1].startswith("GPU foreign")] == [reported]
@@ -309,7 +314,7 @@ def test_pids_of_another_namespace_on_a_shared_gpu_are_not_attributed(tmp_path: 
     page = node.page()
     assert samples_of(page, USE) == {}
     assert samples_of(page, FOREIGN) == {'gpu="1"': 0}
-    assert node.status().gpus["gpus"][0]["foreign"] == []
+    assert node.node_gpus().gpus[0].foreign == ()
 
 
 def test_a_worker_in_its_own_pid_namespace_is_found_by_its_inner_pid(tmp_path: Path) -> None:
@@ -355,7 +360,7 @@ def test_a_real_worker_in_a_pid_namespace_is_found_by_its_inner_pid(tmp_path: Pa
 def test_gpu_use_is_inferred_from_the_device_list_of_the_worker(tmp_path: Path, child: Child) -> None:
     node = two_gpus(tmp_path, proc="/proc", plan=((0,), ()))
     node.run(0, child(CUDA_VISIBLE_DEVICES=uuid(1)))
-    node.published.pids = {0: node.published.pids[0]}
+    node.run_only({0: node.pids[0]})
     node.use(1, NO_SUCH_PID)
     page = node.page()
     assert samples_of(page, USE) == {f'{FIRST},gpu="1",attribution="inferred"': 1}
@@ -385,7 +390,7 @@ def test_conditions_are_shown_when_they_can_be_decided(tmp_path: Path) -> None:
     node.use(1, 101)
     advance(node, 60)
     assert conditions(node) == {"held_idle": 0, "unused": 0, "idle_beside_peers": 0}
-    node.published.progress = {0: WorkerProgress(node.clock.now, stalled=False)}
+    node.report(0, WorkerProgress(node.clock.now, stalled=False))
     node.change(0, throttle_s={"thermal": 0.0})
     advance(node, 60)
     known = conditions(node)
@@ -393,7 +398,7 @@ def test_conditions_are_shown_when_they_can_be_decided(tmp_path: Path) -> None:
     assert "throttled" not in known
     advance(node, 300)
     assert conditions(node)["throttled"] == 0
-    node.published.pids = {1: frozenset({101})}
+    node.run_only({1: frozenset({101})})
     assert conditions(node) == {}
 
 
@@ -406,16 +411,16 @@ def test_held_but_idle_memory_is_reported_with_evidence(tmp_path: Path) -> None:
     assert conditions(node)["held_idle"] == 0
     advance(node, 10)
     assert conditions(node)["held_idle"] == 1
-    text = workers_status(node)[0]["gpu_conditions"]["held_idle"]
+    text = (workers_status(node)[0].gpu_conditions or {})["held_idle"]
     assert text.startswith("holds memory, GPU idle for")
-    (event,) = [event for event in node.status().events if "held_idle" in event["detail"]]
-    assert (event["event"], event["level"], event["worker"], event["rank"]) == (
+    (event,) = [event for event in node.status().events if "held_idle" in event.detail]
+    assert (event.event, event.level, event.worker, event.rank) == (
         "GPU signature",
         "warning",
         "worker_w0",
         0,
     )
-    assert event["detail"].startswith("held_idle: holds memory, GPU idle for")
+    assert event.detail.startswith("held_idle: holds memory, GPU idle for")
 
 
 def test_a_gpu_without_processes_of_its_worker_is_unused(tmp_path: Path) -> None:
@@ -423,19 +428,23 @@ def test_a_gpu_without_processes_of_its_worker_is_unused(tmp_path: Path) -> None
     node.use(1, 101)
     advance(node, 110)
     assert conditions(node)["unused"] == 1
-    assert workers_status(node)[0]["gpu_conditions"]["unused"].startswith("none of its processes on GPU 0 for")
-    assert workers_status(node)[1]["gpu_conditions"] == {}
+    assert (workers_status(node)[0].gpu_conditions or {})["unused"].startswith("none of its processes on GPU 0 for")
+    assert workers_status(node)[1].gpu_conditions == {}
 
 
 def test_a_busy_gpu_with_a_stalled_log_is_busy_without_progress(tmp_path: Path) -> None:
     node = two_gpus(tmp_path, stall_timeout_s=120.0)
     node.use(0, 100)
     node.change(0, utilization_ratio=1.0, power_average_w=150.0)
-    node.published.progress = {0: WorkerProgress(node.clock.now - 100, stalled=True)}
+    node.report(0, WorkerProgress(node.clock.now - 100, stalled=True))
     advance(node, 180)
     assert conditions(node)["busy_without_progress"] == 1
     assert conditions(node)["busy_without_progress_low_power"] == 1
-    assert 0 not in node.published.gpus_busy
+    assert 0 not in node.gpu_use.value.busy
+    for _ in range(int(RECENT_S) // 5 + 1):  # the logs can no longer be read
+        node.read_gpus(5)
+        snapshot = node.workers.read()
+    assert "busy_without_progress" not in page_of(node.workers, snapshot)
 
 
 def test_growing_memory_has_a_predicted_time_of_being_full(tmp_path: Path) -> None:
@@ -450,8 +459,8 @@ def test_growing_memory_has_a_predicted_time_of_being_full(tmp_path: Path) -> No
     seconds_left = (141 - 10 - 239 / 6) * 60
     assert full_time - node.clock.now == pytest.approx(seconds_left, rel=0.1)
     entry = workers_status(node)[0]
-    assert entry["gpu_memory_full"] == pytest.approx(full_time, rel=0.1)
-    assert "memory_filling" in entry["gpu_conditions"]
+    assert entry.gpu_memory_full == pytest.approx(full_time, rel=0.1)
+    assert "memory_filling" in (entry.gpu_conditions or {})
     assert list(samples_of(page, FULL)) == [FIRST]
 
 
@@ -461,7 +470,7 @@ def test_the_busy_state_of_gpus_is_published(tmp_path: Path) -> None:
     node.change(1, utilization_ratio=0.0)
     node.page()
     advance(node, 90)
-    assert node.published.gpus_busy == {0: True, 1: False}
+    assert node.gpu_use.value.busy == {0: True, 1: False}
 
 
 def test_workers_on_a_shared_gpu_are_busy_by_their_own_utilization(tmp_path: Path) -> None:
@@ -470,10 +479,10 @@ def test_workers_on_a_shared_gpu_are_busy_by_their_own_utilization(tmp_path: Pat
     node.change(0, utilization_ratio=0.97)
     node.page()
     advance(node, 90)
-    assert node.published.gpus_busy == {0: True, 1: False}
+    assert node.gpu_use.value.busy == {0: True, 1: False}
     node.use(0, GpuProcess(100, GIB, None), GpuProcess(101, GIB, None))
     advance(node, 90)
-    assert node.published.gpus_busy == {}
+    assert node.gpu_use.value.busy == {}
 
 
 def test_gpu_use_is_unknown_without_process_lists(tmp_path: Path) -> None:
@@ -483,7 +492,7 @@ def test_gpu_use_is_unknown_without_process_lists(tmp_path: Path) -> None:
     page = node.page()
     assert not samples_of(page, WORKERS)
     assert not samples_of(page, FOREIGN)
-    assert [entry["gpu_use"] for entry in workers_status(node).values()] == [None, None]
+    assert [entry.gpu_use for entry in workers_status(node).values()] == [None, None]
 
 
 def test_an_outdated_reading_is_not_used(tmp_path: Path) -> None:
@@ -491,25 +500,21 @@ def test_an_outdated_reading_is_not_used(tmp_path: Path) -> None:
     node.use(0, 100)
     node.use(1, 100, 101)
     advance(node, 30)
-    assert node.published.gpus_busy[0] is True
+    assert node.gpu_use.value.busy[0] is True
     before = node.workers.read().events
-    assert [event["event"] for event in before] == ["GPU misplaced"]
+    assert [event.event for event in before] == ["GPU misplaced"]
     node.clock.advance(STALE_S + 1)  # no more GPU readings
     snapshot = node.workers.read()
     assert page_of(node.workers, snapshot) == ""
-    assert node.published.gpus_busy == {}
-    status = NodeStatus()
-    node.workers.describe(snapshot, status)
-    assert status == NodeStatus(events=list(before))
+    assert node.gpu_use.value.busy == {}
+    assert described(node.workers, snapshot) == StatusParts(events=list(before))
 
 
 def test_there_is_no_output_before_the_first_reading_or_without_gpus(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
-    status = NodeStatus()
     snapshot = node.workers.read()
-    node.workers.describe(snapshot, status)
     assert page_of(node.workers, snapshot) == ""
-    assert status == NodeStatus()
+    assert described(node.workers, snapshot) == StatusParts()
     node.host.gpus = []
     node.read_gpus()
     assert page_of(node.workers, node.workers.read()) == ""
@@ -522,34 +527,25 @@ def test_the_status_shows_planned_and_used_gpus_of_each_worker(tmp_path: Path) -
     node = two_gpus(tmp_path)
     node.use(0, GpuProcess(100, 5 * GIB, 0.75))
     entries = workers_status(node)
-    assert entries[0] == {
-        "gpu_plan": [uuid(0)],
-        "gpu_use": [{"gpu": "0", "uuid": uuid(0), "memory_bytes": 5 * GIB, "sm_ratio": 0.75, "attribution": "process"}],
-        "gpu_misplaced": None,
-        "gpu_conditions": {},
-        "gpu_memory_full": None,
-    }
-    assert entries[1] == {
-        "gpu_plan": [uuid(1)],
-        "gpu_use": [],
-        "gpu_misplaced": None,
-        "gpu_conditions": {},
-        "gpu_memory_full": None,
-    }
+    used = status.GpuUse(gpu="0", uuid=uuid(0), memory_bytes=5 * GIB, sm_ratio=0.75, attribution="process")
+    assert (entries[0].gpu_plan, entries[0].gpu_use) == ((uuid(0),), (used,))
+    assert (entries[1].gpu_plan, entries[1].gpu_use) == ((uuid(1),), ())
+    for entry in entries.values():
+        assert (entry.gpu_misplaced, entry.gpu_conditions, entry.gpu_memory_full) == (None, {}, None)
 
 
 def test_an_ended_worker_keeps_its_last_gpu_use(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.use(1, GpuProcess(100, 5 * GIB, 0.75))
     used = workers_status(node)[0]
-    assert [(use["gpu"], use["memory_bytes"]) for use in used["gpu_use"]] == [("1", 5 * GIB)]
-    assert used["gpu_misplaced"]
+    assert [(use.gpu, use.memory_bytes) for use in used.gpu_use or ()] == [("1", 5 * GIB)]
+    assert used.gpu_misplaced
     node.use(1)
-    assert workers_status(node)[0]["gpu_use"] == []
-    node.published.pids = {}
+    assert workers_status(node)[0].gpu_use == ()
+    node.run_only({})
     ended = workers_status(node)
-    assert (ended[0]["gpu_use"], ended[0]["gpu_misplaced"]) == (used["gpu_use"], used["gpu_misplaced"])
-    assert ended[1]["gpu_use"] == [], "it was never seen on a GPU"
+    assert (ended[0].gpu_use, ended[0].gpu_misplaced) == (used.gpu_use, used.gpu_misplaced)
+    assert ended[1].gpu_use == (), "it was never seen on a GPU"
     assert "worker_gpu_info{" not in node.page()
 
 
@@ -557,10 +553,10 @@ def test_gpus_shared_with_foreign_processes_are_published(tmp_path: Path) -> Non
     node = two_gpus(tmp_path)
     node.use(0, 100, 1)
     node.page()
-    assert node.published.shared_gpus == {uuid(0)}
+    assert node.gpu_use.value.shared == {uuid(0)}
     node.use(0, 100)
     node.page()
-    assert node.published.shared_gpus == frozenset()
+    assert node.gpu_use.value.shared == frozenset()
 
 
 def test_planned_gpus_are_uuids_in_the_order_of_the_device_list(
@@ -568,14 +564,14 @@ def test_planned_gpus_are_uuids_in_the_order_of_the_device_list(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     node = two_gpus(tmp_path, plan=((0,), (0, 1, 9)))
-    assert [entry["gpu_plan"] for entry in workers_status(node).values()] == [[uuid(1)], [uuid(1), uuid(0)]]
+    assert [entry.gpu_plan for entry in workers_status(node).values()] == [(uuid(1),), (uuid(1), uuid(0))]
 
 
 def test_a_lost_gpu_is_still_in_the_plan(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.host.gpus[0] = dataclasses.replace(node.host.gpus[0], state="lost", activity=None, processes=None)
-    assert workers_status(node)[0]["gpu_plan"] == [uuid(0)]
-    assert node.published.gpus_busy.get(0) is None
+    assert workers_status(node)[0].gpu_plan == (uuid(0),)
+    assert node.gpu_use.value.busy.get(0) is None
 
 
 def test_the_interval_is_the_check_interval_between_five_and_fifteen_seconds(tmp_path: Path) -> None:

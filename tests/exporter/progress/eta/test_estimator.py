@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.interval import EtaEstimate
 from exporter.progress.eta.prior import RunPrior
 
 Line = tuple[float, float, float | None]

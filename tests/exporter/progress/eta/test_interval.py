@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.interval import (
-    EtaEstimate,
     confidence,
     half_width,
     log_deviation,

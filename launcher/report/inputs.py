@@ -1,0 +1,33 @@
+"""Inputs of a report besides the run directory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from exporter.contract.status import WorkerEnd
+from launcher.report.exit_reasons import ExitReasonFinder
+
+if TYPE_CHECKING:
+    from launcher.verify.timed_reads import OutOfTime, ReportProgress
+
+
+@dataclass(frozen=True)
+class KnownEnds:
+    """What an orchestrator knows about the ends of its tasks besides their records."""
+
+    ends: Mapping[int, WorkerEnd] = field(default_factory=dict)  # last ends by rank, which may lack records
+    finder: ExitReasonFinder | None = None  # has already read the logs of ended tasks
+    job_end: float | None = None  # end of the time limit
+    slurm_state: str | None = None  # of a job whose orchestrator was lost without publishing a reason
+
+
+@dataclass(frozen=True)
+class ReportPace:
+    """How much time a report may take."""
+
+    is_quick: bool = False  # whether to read no logs or output files and verify nothing; statuses have positions
+    out_of_time: "OutOfTime" = lambda: False  # polled during verification
+    progress: "ReportProgress | None" = None  # called during verification
+
+
+NOTHING_KNOWN, UNHURRIED = KnownEnds(), ReportPace()

@@ -1,0 +1,20 @@
+"""The phase of the job, from the orchestrator and from the logs."""
+
+from pathlib import Path
+
+from exporter.collecting.published import RECENT_S, JobProgress
+from exporter.contract import run_files
+from exporter.sidecar.job_collector import JobCollector
+from tests.support.exporter import FakeClock, make_context, make_manifest, publisher
+
+
+def test_the_logs_name_the_phase_of_a_running_job_as_long_as_they_are_read(tmp_path: Path) -> None:
+    clock = FakeClock()
+    phase, progress = publisher("", clock), publisher(JobProgress(), clock)
+    job = JobCollector(make_context(make_manifest(tmp_path), clock), phase, progress)
+    progress.publish(JobProgress("checkpointing"))
+    for written, shown in (("launching",) * 2, ("completing",) * 2, ("running", "checkpointing")):
+        run_files.write_job_state(str(tmp_path), written)
+        assert (job.read().phase, phase.value) == (shown, shown)
+    clock.advance(RECENT_S + 1)
+    assert (job.read().phase, phase.value) == ("running", "running")
