@@ -81,7 +81,9 @@ class Record:
         """Return the record with the values of ``parts``, whose classes are bases of this one, and of ``others``."""
         values: dict[str, object] = {}
         for part in parts:
-            values.update(part.__dict__)  # the other fields have the same default here
+            if not issubclass(cls, type(part)):
+                raise TypeError(f"{type(part).__name__} is no part of {cls.__name__}")
+            values.update(part.__dict__)  # its other fields have the same default here
         values.pop("unknown_keys", None)
         return cls(**values | others)
 
@@ -137,14 +139,18 @@ class Record:
 
 def to_json(value: object) -> JsonValue:
     """Return a record, named tuple, dataclass, mapping, sequence, set or scalar as a JSON value."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    if type(value) in _SCALARS:
+        return value  # type: ignore[return-value]
     if isinstance(value, Record):
         return value.to_json()
+    if isinstance(value, dict | types.MappingProxyType):  # quicker than `Mapping`
+        return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {name: to_json(entry) for name, entry in zip(value._fields, value, strict=True)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
+    if isinstance(value, int | float | str):
+        return value
     if isinstance(value, Mapping):
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, AbstractSet):

@@ -1,6 +1,4 @@
-"""View of a job: what ``gpujob watch --json`` prints, merged from __future__ import annotations
-
-from the run directory and all sidecars.
+"""View of a job: what ``gpujob watch --json`` prints, merged from the run directory and all sidecars.
 
 None means unknown, unless a comment says otherwise. Times are epoch seconds.
 """

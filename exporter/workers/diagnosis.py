@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, Record, RecordError, from_json, to_json
 from exporter.contract.status import (
@@ -36,46 +36,38 @@ OLDER_SAMPLES = 54
 OLDER_EVERY = 5  # one in five older samples is kept: 5 minutes in all
 
 
-class LogEndView(Protocol):
-    """The end of one log; see ``exporter.workers.diagnosis_reader``."""
+@dataclass(frozen=True)
+class LogEnd:
+    """The end of one log, from the start of a line if it has several."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def text(self) -> bytes: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def lines_before(self) -> int | None: ...
+    name: str  # relative to the run directory, if inside it
+    size_bytes: int
+    text: bytes
+    start: int  # offset of the text in the file
+    lines_before: int | None  # lines of the file before the text; None if too large to count
 
 
-class RunFilesView(Protocol):
-    """Files of one run of a task; see ``exporter.workers.diagnosis_reader``."""
+class DiagnosedRun(Record):
+    """One run of a task."""
 
-    @property
-    def worker(self) -> str: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def restart(self) -> int: ...
-    @property
-    def start(self) -> Mapping[str, object]: ...
-    @property
-    def ended(self) -> Mapping[str, object]: ...
-    @property
-    def state(self) -> Mapping[str, object]: ...
-    @property
-    def logs(self) -> Sequence[LogEndView]: ...
+    worker: str
+    role: str
+    rank: int
+    ranks: int  # of its worker
+    node: str
+    attempt: int
+    restart: int
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of one run of a task in the run directory so far."""
+
+    run: DiagnosedRun
+    start: Mapping[str, object]  # start record; empty if missing, like the next two
+    ended: Mapping[str, object]
+    state: Mapping[str, object]
+    logs: tuple[LogEnd, ...]
 
 
 class RecentSamples:
@@ -89,9 +81,9 @@ class RecentSamples:
     def __len__(self) -> int:
         return len(self._older) + len(self._recent)
 
-    def add(self, now: float, worker: WorkerStatus, status: NodeStatus) -> None:
+    def add(self, worker: WorkerStatus, status: NodeStatus) -> None:
         """Add a sample of a worker from the status of its node."""
-        sample: dict[str, float] = {"time": now}
+        sample: dict[str, float] = {"time": status.time}
         for name in _SAMPLED:
             value = getattr(worker, name)
             if value is not None:
@@ -204,20 +196,13 @@ class DiagnosedLog(Record):
     cut: bool = False  # whether it has earlier lines
 
 
-class Diagnosis(Record):
+class Diagnosis(DiagnosedRun):
     """Everything known about a failure or stall of one run of a worker."""
 
     SCHEMA: ClassVar[int | None] = 1
 
     kind: str  # failure or stall
     time: float
-    worker: str
-    role: str
-    rank: int
-    ranks: int  # of its worker
-    node: str
-    attempt: int
-    restart: int
     exit: DiagnosedExit | None = None  # of a failure
     since: float | None = None  # last progress before a stall
     error: DiagnosedError | None = None
@@ -251,7 +236,7 @@ class NodeSituation:
 
 
 def build_failure_diagnosis(
-    files: RunFilesView, situation: NodeSituation, ended: WorkerEnd, errors: Sequence[Pattern]
+    files: RunFiles, situation: NodeSituation, ended: WorkerEnd, errors: Sequence[Pattern]
 ) -> Diagnosis:
     """Build the diagnosis of a failure.
 
@@ -262,7 +247,7 @@ def build_failure_diagnosis(
 
 
 def build_stall_diagnosis(
-    files: RunFilesView, situation: NodeSituation, since: float | None, errors: Sequence[Pattern]
+    files: RunFiles, situation: NodeSituation, since: float | None, errors: Sequence[Pattern]
 ) -> Diagnosis:
     """Build the diagnosis of a running worker without progress ``since`` this time."""
     return _build("stall", files, situation, errors, since=since)
@@ -270,29 +255,23 @@ def build_stall_diagnosis(
 
 def _build(
     kind: str,
-    files: RunFilesView,
+    files: RunFiles,
     situation: NodeSituation,
     errors: Sequence[Pattern],
     ended: DiagnosedExit | None = None,
     since: float | None = None,
 ) -> Diagnosis:
-    status = situation.status
+    status, run = situation.status, files.run
     workers = {worker.rank: worker for worker in status.workers}
-    own = workers.get(files.rank) or WorkerStatus(worker=files.worker, rank=files.rank)
-    peers = [_peer(worker) for rank, worker in sorted(workers.items()) if rank != files.rank]
+    own = workers.get(run.rank) or WorkerStatus(worker=run.worker, rank=run.rank)
+    peers = [_peer(worker) for rank, worker in sorted(workers.items()) if rank != run.rank]
     job = _fields(status.job, _JOB_FIELDS)
     if "phase" in files.state:
         job["phase"] = to_json(files.state["phase"])
-    found = Diagnosis(
+    found = Diagnosis.join(
+        run,
         kind=kind,
         time=situation.time,
-        worker=files.worker,
-        role=files.role,
-        rank=files.rank,
-        ranks=files.ranks,
-        node=files.node,
-        attempt=files.attempt,
-        restart=files.restart,
         exit=ended,
         since=since,
         error=_last_error(files.logs, errors),
@@ -323,7 +302,7 @@ def _fields(record: Record, names: Sequence[str]) -> dict[str, JsonValue]:
     return {name: to_json(getattr(record, name)) for name in names}
 
 
-def _exit(files: RunFilesView, ended: WorkerEnd) -> DiagnosedExit:
+def _exit(files: RunFiles, ended: WorkerEnd) -> DiagnosedExit:
     record = {**files.start, **files.ended}
     try:
         run = RecordedRun.from_json(record)
@@ -340,16 +319,16 @@ def _exit(files: RunFilesView, ended: WorkerEnd) -> DiagnosedExit:
     )
 
 
-def _gpus(own: WorkerStatus, files: RunFilesView, situation: NodeSituation) -> GpuEvidence | None:
+def _gpus(own: WorkerStatus, files: RunFiles, situation: NodeSituation) -> GpuEvidence | None:
     """Evidence about the GPUs of a worker; use and signals only if they are of this run."""
-    if own.restarts != files.restart:
+    if own.restarts != files.run.restart:
         own = WorkerStatus.join(TaskPosition.of(own), RunFacts.of(own), gpu_plan=own.gpu_plan)
     return gpu_evidence(own, situation.status.gpus, situation.recent_samples)
 
 
-def _process(own: WorkerStatus, files: RunFilesView, details: ProcessDetails | None) -> JsonObject:
+def _process(own: WorkerStatus, files: RunFiles, details: ProcessDetails | None) -> JsonObject:
     """Last known facts of the process, limited to this run of the worker."""
-    found = _fields(own, ("pid", "gpus", "found_by")) if own.restarts == files.restart else {}
+    found = _fields(own, ("pid", "gpus", "found_by")) if own.restarts == files.run.restart else {}
     if details is None:
         return found
     return {**found, **details.replace(paths=details.paths[:MOST_PATHS]).to_json()}
@@ -359,12 +338,12 @@ def _peer(worker: WorkerStatus) -> Peer:
     return Peer(**{name: getattr(worker, name) for name in Peer.FIELDS})
 
 
-def _last_error(logs: Sequence[LogEndView], errors: Sequence[Pattern]) -> DiagnosedError | None:
+def _last_error(logs: Sequence[LogEnd], errors: Sequence[Pattern]) -> DiagnosedError | None:
     """The most informative last error of all logs.
 
     A certain error comes first, then one with a traceback, then the later log.
     """
-    best: tuple[tuple[bool, bool], LogEndView, LogError] | None = None
+    best: tuple[tuple[bool, bool], LogEnd, LogError] | None = None
     for log in logs:
         error = last_error(log.text, errors)
         if error is not None and (best is None or (error.certain, bool(error.traceback)) >= best[0]):
@@ -386,7 +365,7 @@ def _last_error(logs: Sequence[LogEndView], errors: Sequence[Pattern]) -> Diagno
     )
 
 
-def _log(log: LogEndView) -> DiagnosedLog:
+def _log(log: LogEnd) -> DiagnosedLog:
     text = "\n".join(plain_line(raw, None) for raw in log.text.split(b"\n"))
     lines = redact(text).rstrip("\n").split("\n")
     kept = tuple(line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..." for line in lines[-LOG_LINES:])

@@ -17,19 +17,20 @@ from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
-from exporter.workers.collector import WorkersCollector
 from exporter.workers.diagnosis import (
     Diagnosis,
     NodeSituation,
     RecentSamples,
+    RunFiles,
     build_failure_diagnosis,
     build_stall_diagnosis,
 )
-from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
 READ_INTERVAL_S = 1.0
+WORKERS = "workers"  # collector of the runs in the status
 STACK_PEERS = 4  # other workers of this node whose stacks are read
 STACKS_OF_WORKER = 2
 STACKS_TIMEOUT_S = 2.0
@@ -65,7 +66,7 @@ class DiagnosticsCollector:
     def read(self) -> int:
         """Diagnose new failures and stalls; return the number of failed runs diagnosed so far."""
         status = self._status()
-        reads = status.collectors.get(WorkersCollector.name)
+        reads = status.collectors.get(WORKERS)
         if reads is not None and not reads.success:
             return len(self._diagnosed_runs)  # the status has no runs
         fresh = []
@@ -89,7 +90,7 @@ class DiagnosticsCollector:
             self._recent_samples.pop(before, None)
             self._details.pop(before, None)
             self._recent_samples[run] = RecentSamples()
-        self._recent_samples[run].add(status.time, worker, status)
+        self._recent_samples[run].add(worker, status)
 
     def _find_new(self, worker: WorkerStatus) -> Iterator[tuple[int, DiagnosisBuilder]]:
         """Runs that failed or stalled since the last read, each with its diagnosis builder."""

@@ -11,48 +11,19 @@ has both names, since its ranks may be on several nodes. The names of a stall en
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import RecordError
 from exporter.logs.log_files_reader import log_paths, run_suffix
-from exporter.workers.diagnosis import Diagnosis
+from exporter.workers.diagnosis import DiagnosedRun, Diagnosis, LogEnd, RunFiles
 
 MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
 MOST_COUNTED_BYTES = 8 << 20  # lines before the log's end are counted only up to this size
 SMALL_TEXT_BYTES = 4096  # written if the disk has no room for more
-
-
-@dataclass(frozen=True)
-class LogEnd:
-    """The end of one log, from the start of a line if it has several."""
-
-    name: str  # relative to the run directory, if inside it
-    size_bytes: int
-    text: bytes
-    start: int  # offset of the text in the file
-    lines_before: int | None  # lines of the file before the text; None if too large to count
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """Files of one run of a task in the run directory so far."""
-
-    worker: str
-    role: str
-    rank: int
-    ranks: int  # of its worker
-    node: str
-    attempt: int
-    restart: int
-    start: Mapping[str, object]  # start record; empty if missing, like the next two
-    ended: Mapping[str, object]
-    state: Mapping[str, object]
-    logs: tuple[LogEnd, ...]
 
 
 def read_run_files(
@@ -64,7 +35,7 @@ def read_run_files(
     )
     paths = [*log_paths(task, manifest.run_dir, node, attempt, restart), *more_logs]
     ends = [read_log_end(path, manifest.run_dir) for path in dict.fromkeys(paths)][:MOST_LOGS]
-    return RunFiles(
+    run = DiagnosedRun(
         worker=task.worker,
         role=task.role,
         rank=task.rank,
@@ -72,6 +43,9 @@ def read_run_files(
         node=node,
         attempt=attempt,
         restart=restart,
+    )
+    return RunFiles(
+        run=run,
         start=run_files.read_json(f"{stem}.start.json") or {},
         ended=run_files.read_json(f"{stem}.exit.json") or {},
         state=run_files.read_json(manifest.run_dir / run_files.STATE_FILE) or {},

@@ -21,6 +21,10 @@ class Worker(Record):
     last: Point | None = None
 
 
+class Where(Record):
+    node: str = ""
+
+
 class Page(Record):
     SCHEMA: ClassVar[int | None] = 2
     job: str
@@ -87,3 +91,16 @@ def test_records_are_frozen_and_know_their_fields() -> None:
         Worker(rank=1).replace(speed=3)
     with pytest.raises(TypeError, match="needs rank"):
         Worker()  # type: ignore[call-arg]
+
+
+class Placed(Worker, Where):
+    pass
+
+
+def test_a_record_is_joined_from_its_parts() -> None:
+    joined = Placed.join(Worker.from_json({"rank": 3, "else": 1}), Where(node="n"), rate=2.0)
+    assert joined.to_json() == {"rank": 3, "rate": 2.0, "last": None, "node": "n"}
+    with pytest.raises(TypeError, match=r"^Placed needs rank$"):
+        Placed.join(Where(node="n"))
+    with pytest.raises(TypeError, match=r"^Where is no part of Worker$"):
+        Worker.join(Where(node="n"), rank=3)

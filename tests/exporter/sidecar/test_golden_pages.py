@@ -43,7 +43,6 @@ from exporter.machine.process_tree import ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot
 from exporter.progress.job_eta import NodeOutlook
 from exporter.progress.worker_logs_reader import WorkerLogFacts
-from exporter.sidecar import self_collector
 from exporter.sidecar.background_reads import FAMILIES, CollectorSlot
 from exporter.sidecar.job_collector import JobSnapshot
 from exporter.sidecar.sidecar import Sidecar
@@ -294,7 +293,7 @@ def self_page() -> object:
     return SidecarCost(version="1.2.3", cpu_s=1.25, rss_bytes=42 << 20)
 
 
-SNAPSHOTS: dict[str, Callable[[], Any]] = {
+SNAPSHOTS: dict[str, Callable[[], object]] = {
     "job": job,
     "readiness": readiness,
     "workers": workers,
@@ -311,14 +310,9 @@ SNAPSHOTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_collector, "__version__", "1.2.3")
-
-
 def render(name: str, *, openmetrics: bool = False) -> str:
     out = Samples(CONTEXT.identity.constant_labels())
-    COLLECTORS[name].render(SNAPSHOTS[name](), out)
+    COLLECTORS[name].render(SNAPSHOTS[name](), out)  # type: ignore[arg-type]
     return out.page(openmetrics=openmetrics)
 
 

@@ -22,6 +22,7 @@ from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.records import to_json
 from exporter.contract.status import (
+    CollectorReads,
     FileSystem,
     GpuUseStatus,
     JobStatus,
@@ -41,18 +42,19 @@ from exporter.workers.diagnosis import (
     LINE_LENGTH,
     LOG_LINES,
     MOST_JSON_BYTES,
+    DiagnosedRun,
     Diagnosis,
+    LogEnd,
     NodeSituation,
     ReceivedSignal,
     RecentSamples,
+    RunFiles,
     build_failure_diagnosis,
     build_stall_diagnosis,
 )
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 from exporter.workers.diagnosis_reader import (
     MOST_LOG_BYTES,
-    LogEnd,
-    RunFiles,
     has_diagnosis,
     read_log_end,
     read_run_files,
@@ -87,15 +89,12 @@ def log_of(text: bytes, name: str = "node01_worker_w0.err") -> LogEnd:
     return LogEnd(name, len(text), text, 0, 0)
 
 
+RUN = DiagnosedRun(worker="worker_w0", role="worker", rank=0, ranks=1, node=NODE, attempt=0, restart=0)
+
+
 def make_files(*logs: LogEnd, **changes: Any) -> RunFiles:
     facts: dict[str, Any] = {
-        "worker": "worker_w0",
-        "role": "worker",
-        "rank": 0,
-        "ranks": 1,
-        "node": NODE,
-        "attempt": 0,
-        "restart": 0,
+        "run": RUN,
         "start": {"pid": 4711, "host": "gn01", "start": NOW - 60, "start_ticks": 1},
         "ended": {
             "pid": 4711,
@@ -262,7 +261,7 @@ def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
     recent = RecentSamples()
     for second in range(1000):
         worker = WorkerStatus(worker="w", rank=0, rss_bytes=second, cpu_s=second * 2.0, pid=7)
-        recent.add(NOW + second, worker, NodeStatus(memory=Memory(used_bytes=second)))
+        recent.add(worker, NodeStatus(time=NOW + second, memory=Memory(used_bytes=second)))
     samples = recent.samples()
     times = [sample["time"] - NOW for sample in samples]
     assert times[-30:] == list(range(970, 1000))
@@ -281,7 +280,7 @@ def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
 def test_recent_samples_leave_out_unknown_values() -> None:
     recent = RecentSamples()
     worker = WorkerStatus(worker="w", rank=0, items=5, gpus=(0,), state="running", gpu_memory_full=NOW + 9)
-    recent.add(NOW, worker, NodeStatus())
+    recent.add(worker, NodeStatus(time=NOW))
     assert recent.samples() == [{"time": NOW, "items": 5}]
 
 
@@ -292,7 +291,7 @@ def test_recent_samples_contain_the_gpu_use_of_the_worker() -> None:
     recent = RecentSamples()
     worker = WorkerStatus.from_json({"worker": "w", "rank": 0, **of_worker(0)})
     node = NodeGpus.from_json(gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
-    recent.add(NOW, worker, NodeStatus(gpus=node))
+    recent.add(worker, NodeStatus(time=NOW, gpus=node))
     shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
     assert recent.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
 
@@ -378,8 +377,7 @@ def test_an_unreadable_log_gives_none(tmp_path: Path) -> None:
 
 
 def body_of(end: float = NOW, **changes: Any) -> Diagnosis:
-    files = {name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
-    body = build_failure_diagnosis(make_files(**files), EMPTY, ENDED, ERRORS)
+    body = build_failure_diagnosis(make_files(), EMPTY, ENDED, ERRORS)
     assert body.exit is not None
     return body.replace(exit=body.exit.replace(end=end), **changes)
 
@@ -525,6 +523,19 @@ def test_a_restarted_sidecar_keeps_the_earlier_diagnosis(diagnosed_node: Diagnos
     before = path.stat().st_mtime_ns
     later = DiagnosedNode(diagnosed_node.run_dir)
     later.read(FAILED)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_status_without_runs_does_not_end_a_stall(diagnosed_node: DiagnosedNode) -> None:
+    stalled = worker_status(stalled=True, last_progress=NOW - 400)
+    diagnosed_node.read(stalled)
+    path = diagnosed_node.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
+    before = path.stat().st_mtime_ns
+    collectors = diagnosed_node.status.collectors
+    diagnosed_node.status = diagnosed_node.status.replace(collectors={"workers": CollectorReads(success=False)})
+    diagnosed_node.read(worker_status(up=False))
+    diagnosed_node.status = diagnosed_node.status.replace(collectors=collectors)
+    diagnosed_node.read(stalled)
     assert path.stat().st_mtime_ns == before
 
 
@@ -743,4 +754,4 @@ def test_files_of_a_run_are_found(tmp_path: Path) -> None:
         (f"{NODE}_worker_w0_r2.err", b"second\n"),
         ("own.log", b"own\n"),
     ]
-    assert (files.worker, files.rank, files.ranks, files.restart) == ("worker_w0", 0, 1, 2)
+    assert (files.run.worker, files.run.rank, files.run.ranks, files.run.restart) == ("worker_w0", 0, 1, 2)
