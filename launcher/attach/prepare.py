@@ -36,6 +36,7 @@ from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.plan.plan import safe_file_word
+from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.rundir.rundir import user_name
 from launcher.steps.hostlist import parse_hostlist
 
@@ -204,6 +205,7 @@ class Preparation:
         if earlier:
             attempt = int(str(earlier.get("attempt", 0)))
             if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
+                _archive(run_dir, attempt)
                 attempt += 1  # the recorded job is over, so this is its next launch
             else:
                 start = float(str(earlier.get("start", start)))
@@ -303,13 +305,22 @@ def _owner(workers: Sequence[WorkerCandidate]) -> str | None:
         return None  # it has just ended, or the user has no name
 
 
+def _archive(run_dir: Path, attempt: int) -> None:
+    """Number report and statuses of the last launch, which this one would overwrite."""
+    for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, run_files.STATUS_DIR):
+        try:
+            archive(run_dir / name, attempt)
+        except OSError as error:
+            raise LauncherError(f"{run_dir / name} cannot be archived: {error.strerror}") from error
+
+
 def _write_run_dir(manifest: Manifest, record: Mapping[str, object]) -> None:
     """Write the run directory's files; the record, for which other nodes wait, last."""
     run_dir = manifest.run_dir
     try:
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
             (run_dir / folder).mkdir(exist_ok=True)
-        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of the previous launch
+        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
         run_files.write_job_state(str(run_dir), "launching")
         run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)

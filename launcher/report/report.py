@@ -255,6 +255,12 @@ def _monitoring(found: _RunDirContents, ended: bool) -> Monitoring:
     return Monitoring(nodes_with_final_values=tuple(sorted(final)), nodes_without=tuple(sorted(missing)))
 
 
+def archive(path: Path, attempt: int) -> None:
+    """Number a file or directory of an earlier attempt, if it exists: ``report_a0.json``. Raises OSError."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.stem}_a{attempt}{path.suffix}"))
+
+
 def write_report(run_dir: Path, report: Report) -> None:
     """Write ``report.json`` and ``report.md``."""
     from launcher.report.text import render_report  # lazy: `watch` writes no report
