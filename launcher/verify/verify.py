@@ -176,13 +176,12 @@ def _work_checks(manifest: Manifest, work: JobWork, work_source: str) -> list[Ve
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
+            lacking = (
+                "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
+            )
             is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
             short = f"; {work_source} show {done or 0} of {expected}{counted}" if is_short else ""
-            checks.append(
-                VerificationCheck(
-                    ITEMS, None, f"the job file gives no progress.total_items{short}", is_inapplicable=True
-                )
-            )
+            checks.append(VerificationCheck(ITEMS, None, f"{lacking}{short}", is_inapplicable=True))
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks

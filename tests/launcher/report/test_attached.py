@@ -9,7 +9,9 @@ import pytest
 from exporter.contract.events import Event
 from exporter.contract.report import WorkerReport
 from exporter.contract.status import NodeStatus, WorkerEnd
+from exporter.progress.work import job_work
 from launcher.report.attached import has_unknown_end, judge_ends, launch_report, missing_text
+from launcher.verify.verify import verify_results
 from tests.support.exporter import make_manifest
 
 
@@ -107,3 +109,14 @@ def test_the_launch_checks_of_all_nodes_are_one() -> None:
     assert (found.verified, [check.passed for check in found.checks]) == (False, [True, False])
     assert launch_report({**both, "n3": status(verified=True, final=False)}) is None
     assert launch_report({}) is None
+
+
+def test_the_verification_of_an_attached_job_knows_less(tmp_path: Path) -> None:
+    def items(total: int | None, *, attached: bool) -> tuple[bool | None, str]:
+        manifest = make_manifest(tmp_path, total_items=total, attached=attached, groups=())
+        found = verify_results(manifest, work=job_work([]), exit_reasons=["completed"])
+        return next((check.passed, check.detail) for check in found if check.name == "items")
+
+    assert items(100, attached=False) == (False, "no log shows how many of 100 items were done")
+    assert items(100, attached=True) == (None, "no log shows how many of 100 items were done")
+    assert items(None, attached=True) == (None, "--total-items is not given")
