@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import resource
@@ -9,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from exporter import __version__
 from exporter.collecting.collector import CollectorContext
@@ -22,12 +23,16 @@ from exporter.gpus.vendors_reader import READERS
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
 from exporter.sidecar.background_reads import CollectorSlot
-from exporter.sidecar.sidecar import Sidecar, parse_listen_address
+from exporter.sidecar.sidecar import Sidecar, open_socket, parse_listen_address
+
+if TYPE_CHECKING:
+    from exporter.sidecar.service import HttpService
 
 USAGE = 2
-INTERRUPTED = 130
+ATTACHED_LISTEN_ADDRESS = ":9410"
 # Exit status of a sidecar that only a new process can replace; ``launcher.programs.supervisor`` starts one.
 RESTART_STATUS = 75
+NO_FLAGS = ("command", "run", "usage", "run_dir", "listen", "log_level")  # arguments not about an attached job
 GPUS_CLOSE_S = 1.0  # limit of a driver call at the end; a hanging call is abandoned
 
 
@@ -94,25 +99,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags without defaults: given flags override the file, and the settings have the defaults."""
+    """Add flags without defaults: given flags override the file, whose model has the defaults."""
     group = parser.add_argument_group("a running job that gpujob did not launch")
     add = group.add_argument
     add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
     add("--job-name", metavar="NAME", help="name of the job, a word in its workers' command lines")
-    add("--num-workers", type=_count, metavar="N", help="expected number of worker processes")
-    add("--gpu-ids", type=_index, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
+    add("--num-workers", type=int, metavar="N", help="expected number of worker processes")
+    add("--gpu-ids", type=int, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
     add("--output-dir", metavar="DIR", help="directory of output files")
     add("--log-dir", metavar="DIR", help="directory of log files")
     add("--checkpoint-dir", metavar="DIR", help="directory of checkpoint files (default: that of the output files)")
-    add("--total-items", type=_index, metavar="N", help="number of items of the whole job, for the ETA")
-    add("--check-interval", type=_seconds, metavar="S", help="seconds between checks (default: 10)")
-    add("--launch-timeout", type=_seconds, metavar="S", help="seconds within which workers must start (default: 60)")
-    add("--stall-timeout", type=_seconds, metavar="S", help="seconds without progress until a stall (default: 300)")
+    add("--total-items", type=int, metavar="N", help="number of items of the whole job, for the ETA")
+    add("--check-interval", type=float, metavar="S", help="seconds between checks (default: 10)")
+    add("--launch-timeout", type=float, metavar="S", help="seconds within which workers must start (default: 60)")
+    add("--stall-timeout", type=float, metavar="S", help="seconds without progress until a stall (default: 300)")
     add("--alert-email", metavar="ADDRESS", help="print where to put this address in the files of Alertmanager")
     add("--alert-slack", metavar="URL", help="print where to put this webhook in the files of Alertmanager")
-    add("--output-pattern", type=_glob, metavar="GLOB", help="output files (default: output_worker_*.json)")
-    add("--log-pattern", type=_glob, metavar="GLOB", help="log files (default: worker_*.log)")
-    add("--checkpoint-pattern", type=_glob, metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
+    add("--output-pattern", metavar="GLOB", help="output files (default: output_worker_*.json)")
+    add("--log-pattern", metavar="GLOB", help="log files (default: worker_*.log)")
+    add("--checkpoint-pattern", metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
     add(
         "--gpu-metrics",
         action=argparse.BooleanOptionalAction,
@@ -123,103 +128,67 @@ def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
     add("--state-dir", metavar="DIR", help="run directory to create or to continue (default: a new one below logs/)")
 
 
-def _index(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if (number := _index(text)) == 0:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number
-
-
-def _glob(text: str) -> str:
-    if not text or "/" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a pattern of file names; give the directory with its own flag"
-        )
-    return text
-
-
 def _run_sidecar(arguments: argparse.Namespace) -> None:
-    from exporter.attach.settings import FLAGS, flag_name
-
-    flags = {name: getattr(arguments, name, None) for name in (*FLAGS, "config")}
-    given = [flag_name(name) for name, value in flags.items() if value is not None]
+    flags = {name: value for name, value in vars(arguments).items() if name not in NO_FLAGS and value is not None}
+    given = [f"--{name.replace('_', '-')}" for name in flags]
     if arguments.run_dir is not None and given:
         _fail(
             f"--run-dir is for a job that gpujob launched, {', '.join(given)} for any other job; use one or the other"
         )
     if arguments.run_dir is not None:
-        _watch_launched(arguments)
+        _watch(arguments)
     if not given:
         arguments.usage("no job is given; use --run-dir DIR, --config FILE or the flags of a running job")
-    _watch_attached(arguments, flags)
+    address = arguments.listen or ATTACHED_LISTEN_ADDRESS
+    host, port = parse_listen_address(address)
+    if port:
+        open_socket(host, port).close()  # before anything is written
+    _prepare({"flags": flags, "listen_address": address, "log_level": arguments.log_level})
 
 
-def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
-    """Watch a job that gpujob has launched."""
+def _prepare(request: Mapping[str, object]) -> NoReturn:
+    """Become the launcher's program for attached jobs, which then becomes their sidecar."""
+    _become("launcher.attach.prepare", json.dumps(request))
+
+
+def _become(module: str, *arguments: str) -> NoReturn:
+    os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])  # noqa: S606 - no shell is involved
+
+
+def _watch(arguments: argparse.Namespace) -> NoReturn:
+    """Watch a job that has a run directory."""
     from exporter.sidecar import service  # aiohttp is needed by this command alone
 
     manifest = read_manifest(arguments.run_dir)
     identity = identify(manifest, os.environ, socket.gethostname())
     sidecar = _make_sidecar(manifest, identity)
+    if manifest.search is not None:
+        from exporter.attach.finder import WorkerFinder
+        from exporter.attach.workers_reader import WorkerSearch, WorkerSearchCriteria
+
+        criteria = WorkerSearchCriteria.of_node(manifest, manifest.search, identity.node_index)
+        finder = WorkerFinder(sidecar, WorkerSearch(criteria, os.environ))
+        sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
     sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
     _lower_priority()
     server = service.HttpService(sidecar)
     asyncio.run(server.run(_open_sidecar_socket(sidecar, port)))
+    if manifest.search is not None and identity.node_index == 0:
+        _conclude(sidecar, server)
     _exit_now(sidecar, RESTART_STATUS if server.should_restart else 0)
 
 
-def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, object]) -> NoReturn:
-    """Watch a job that others started, and report how it ended."""
-    from exporter.attach import outcome
-    from exporter.attach import settings as attach
-    from exporter.attach.finder import WorkerFinder
-    from exporter.sidecar import service
-
-    file, config = flags["config"], dict[str, object]()
-    if isinstance(file, str):
-        from exporter.attach.monitor_config import read_monitor_config  # yaml is needed for this file alone
-
-        config = read_monitor_config(file, [name for name, value in flags.items() if value is not None])
-    settings = attach.merge_settings({name: flags[name] for name in attach.FLAGS}, config)
-    address = arguments.listen or attach.LISTEN_ADDRESS
-    host, port = parse_listen_address(address)
-    listening = service.open_socket(host, port) if port else None  # before anything is written
-    for notice in attach.setting_notices(settings):
-        print(f"gpujob-exporter: {notice}", file=sys.stderr)
-    attached = attach.attach_to_job(settings, os.environ, address)
-    run_dir = attached.manifest.run_dir
-    print(f"gpujob-exporter: the run directory is {run_dir}; gpujob watch {run_dir} shows the job", file=sys.stderr)
-    sidecar = _make_sidecar(attached.manifest, attached.identity)
-    sidecar.host = host
-    finder = WorkerFinder(sidecar, attached.search)
-    sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
-    _lower_priority()
-    server = service.HttpService(sidecar)
-    asyncio.run(server.run(listening or _open_sidecar_socket(sidecar, port)))
-    if finder.outcome is None:
-        finder.write_unfinished_report()
-        print("gpujob-exporter: the sidecar was stopped; the job itself was not touched", file=sys.stderr)
-        _exit_now(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
-    try:
-        print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
-    except (OSError, UnicodeError):
-        pass  # stdout is closed or the locale cannot encode it; the report has everything
-    _exit_now(sidecar, finder.outcome.exit_status)
+def _conclude(sidecar: Sidecar, server: "HttpService") -> NoReturn:
+    """Become the launcher's program that writes the report of an attached job. It gets the rest of KillWait."""
+    manifest, clock, options = sidecar.context.manifest, sidecar.context.clock, list[str]()
+    if server.stopped_by is not None:
+        options = ["--stopped-by", str(server.stopped_by)]
+    if server.stopped_by == signal.SIGTERM:
+        options += ["--seconds", f"{server.stopped_at + manifest.kill_wait_s - clock.monotonic():.1f}"]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # until it has handlers of its own
+    _release(sidecar)
+    _become("launcher.attach.conclude", str(manifest.run_dir), *options)
 
 
 def _make_sidecar(manifest: Manifest, identity: Identity) -> Sidecar:
@@ -234,17 +203,21 @@ def _open_sidecar_socket(sidecar: Sidecar, port: int) -> socket.socket:
 
     if port == 0 and (known := service.find_earlier_port(sidecar)) is not None:
         try:
-            return service.open_socket(sidecar.host, known)
+            return open_socket(sidecar.host, known)
         except ExporterError:
             pass  # the port is taken
-    return service.open_socket(sidecar.host, port)
+    return open_socket(sidecar.host, port)
 
 
-def _exit_now(sidecar: Sidecar, status: int) -> NoReturn:
+def _release(sidecar: Sidecar) -> None:
     sidecar.context.files.close()
     if sidecar.context.gpus is not None:
         sidecar.context.gpus.close(GPUS_CLOSE_S)  # nothing routine is pending in the driver
     sys.stderr.flush()
+
+
+def _exit_now(sidecar: Sidecar, status: int) -> NoReturn:
+    _release(sidecar)
     os._exit(status)  # a thread that hangs in the kernel must not delay the end of the step
 
 
@@ -266,23 +239,9 @@ def _lower_priority() -> None:
 
 def _check_config(arguments: argparse.Namespace) -> None:
     if arguments.file.endswith((".yaml", ".yml")):
-        _check_monitor_config(arguments.file)
-        return
+        _prepare({"check": arguments.file})
     manifest = read_manifest(arguments.file)
     print(
         f"{manifest.run_dir}: job {manifest.job_name!r}, {len(manifest.tasks)} worker tasks on "
         f"{manifest.nodes} nodes, {len(manifest.groups)} path groups"
-    )
-
-
-def _check_monitor_config(file: str) -> None:
-    from exporter.attach import settings as attach
-    from exporter.attach.monitor_config import read_monitor_config
-
-    settings = attach.merge_settings({}, read_monitor_config(file))
-    for notice in attach.setting_notices(settings):
-        print(f"gpujob-exporter: {notice}", file=sys.stderr)
-    print(
-        f"{file}: job {settings.job_name!r}, {settings.num_workers} workers, {len(settings.gpu_ids)} GPUs, "
-        f"{len(settings.progress_patterns)} progress patterns, {len(settings.error_patterns)} error patterns"
     )

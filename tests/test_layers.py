@@ -21,7 +21,7 @@ ROOMS = {
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
-        *("planner", "report", "check", "run", "watch", "show", "sweep", "cli"),
+        *("planner", "report", "check", "run", "watch", "show", "attach", "sweep", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
@@ -60,7 +60,7 @@ WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its ar
 
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "logs", "files", "progress", "workers", "launch"),
-    *("gpus.records", "gpus.inventory_reader", "gpus.analysis"),
+    *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported
@@ -76,7 +76,7 @@ PACKAGES = {  # third-party package: where it may be imported
     "requests": ("launcher.check", "launcher.watch"),
     "rich": ("launcher.watch", "launcher.cli"),
     "yaml": (
-        *("exporter.attach.monitor_config", "launcher.jobfile", "launcher.planner", "launcher.rundir"),
+        *("launcher.jobfile", "launcher.planner", "launcher.rundir"),
         *("launcher.check", "launcher.show", "launcher.sweep", "launcher.cli"),
     ),
 }
@@ -294,7 +294,8 @@ def test_all_forms_of_import_are_found(text: str, imported: str) -> None:
         ("exporter.workers.collector", "exporter.sidecar.background_reads"),
         ("exporter.sidecar.sidecar", "aiohttp.web"),
         ("exporter.sidecar.service", "launcher.plan.plan"),
-        ("exporter.attach.monitor_config", "pydantic"),
+        ("exporter.attach.finder", "pydantic"),
+        ("exporter.cli", "launcher.attach.prepare"),
         ("launcher.report.report", "exporter.workers.collector"),
         ("launcher.report.report", "exporter.sidecar.service"),
         ("launcher.run.tasks", "exporter.gpus.nvidia.reader"),
@@ -336,10 +337,10 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
             {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.sidecar.service", "exporter.attach"},
         ),
         (
-            ("exporter.attach.settings", "exporter.attach.finder"),
+            ("exporter.attach.finder",),
             {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"},
         ),
-        (("exporter.attach.monitor_config",), HEAVY - {"yaml"}),
+        (("launcher.attach.conclude",), SCHEMA | {"aiohttp", "click", "rich"}),
         (
             ("exporter.gpus.vendors_reader",),
             HEAVY | {"ctypes", "exporter.gpus.nvidia.reader", "exporter.gpus.amd.reader"},
@@ -347,7 +348,17 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
         (("launcher.watch.view", "launcher.report.report"), SCHEMA),
         (("launcher.run.orchestrator", "launcher.run.lost_orchestrator", "launcher.programs.supervisor"), SCHEMA),
     ],
-    ids=["contract", "wrapper", "guard", "command line", "running job", "monitor config", "vendors", "watch", "job"],
+    ids=[
+        "contract",
+        "wrapper",
+        "guard",
+        "command line",
+        "attached job",
+        "attached job's end",
+        "vendors",
+        "watch",
+        "job",
+    ],
 )
 def test_imports_load_no_heavy_modules(modules: tuple[str, ...], unwanted: set[str]) -> None:
     program = f"import sys\nbefore = set(sys.modules)\nimport {', '.join(modules)}\nprint(*(set(sys.modules) - before))"

@@ -1,19 +1,16 @@
-"""Finds the workers of an attached job, writes their start records and publishes its phase.
+"""Finds the workers of an attached job, writes their start records and publishes the phase of the job.
 
 It runs in a slot like a collector, on its own thread. It writes the start records that a wrapper would write, so
-readers of records need no special case.
+readers of records need no special case. On several nodes, every sidecar finds the workers of its node; the one of the
+first node publishes phase and events for all.
 """
 
 import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from exporter.attach import outcome
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
 from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
@@ -21,8 +18,9 @@ from exporter.contract import run_files
 from exporter.contract.events import Event, EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
-from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.sidecar.sidecar import Sidecar
+from exporter.contract.records import RecordError, from_json
+from exporter.contract.status import NodeStatus, WorkerStatus
+from exporter.sidecar.sidecar import PUBLISH_INTERVAL_S, Sidecar
 from exporter.workers.collector import WorkersCollector
 
 SETTLE_S = 2.0  # minimum age of a process without a number, so that earlier ones have been found before it
@@ -35,18 +33,6 @@ _ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
 log = logging.getLogger("gpujob.finder")
 
 
-@dataclass(frozen=True)
-class _FoundRun:
-    """One run of a worker, as in its start record."""
-
-    pid: int
-    start_ticks: int
-    start: float
-    found_by: str
-    directory: str | None
-    session: int | None
-
-
 class WorkerFinder:
     """Searches every second until all workers are found, then every check interval for restarted ones."""
 
@@ -56,7 +42,6 @@ class WorkerFinder:
 
     def __init__(self, sidecar: Sidecar, search: WorkerSearch) -> None:
         context = sidecar.context
-        self.outcome: outcome.AttachedOutcome | None = None  # result of the job, set when the last values are in
         self._sidecar = sidecar
         self._search = search
         self._context = context
@@ -64,43 +49,29 @@ class WorkerFinder:
         self._workers_dir = context.manifest.run_dir / run_files.WORKERS_DIR
         self._tasks = {task.rank: task for task in context.tasks}
         self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
-        self._phase = ""
-        self._published_phase = ""
+        self._phases = _JobPhases(sidecar) if context.identity.node_index == 0 else None
         self._started_at = context.clock.monotonic()
         self._searched_at = float("-inf")
-        self._all_ended_since: float | None = None
+        self._idle_since: float | None = None  # since when no worker of this node is running
         self._gone: Mapping[int, str] = {}
         self._problems: tuple[str, ...] = ()
         self._surplus_reported = False
-        self._missing: str | None = None  # workers not found in time, as a sentence
         self._events: deque[Event] = deque(maxlen=50)
-        self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
-        self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
 
     def read(self) -> tuple[Event, ...]:
-        if self._phase == "finished":
-            return tuple(self._events)
         now = self._context.clock.time()
-        status: Mapping[str, Any] = self._sidecar.status().to_json()
-        self._log_events(status["events"])
-        entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
-        ends = {rank: self._end_time(rank, entries.get(rank, {})) for rank in self._tasks}
-        if self._is_due(ends):
+        status = self._sidecar.status()
+        entries = {worker.rank: worker for worker in status.workers}
+        ends = {rank: self._end_time(rank, entries.get(rank)) for rank in self._tasks}
+        if not self._sidecar.final and self._is_due(ends, now):
             self._searched_at = self._context.clock.monotonic()
             self._find_workers(entries, ends, now)
-        self._update_phase(ends, now)
+        if self._phases is not None:
+            found = {rank: ends[rank] for rank, runs in self._runs.items() if runs}
+            missing = self._phases.update(status, found, self._gone, self._waited_s(), now)
+            if missing:
+                self._report_missing(missing, now)
         return tuple(self._events)
-
-    def _log_events(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Log new events of the status."""
-        for event in events:
-            key = (event["time"], event["event"], event.get("worker"), event["detail"])
-            if key not in self._logged:
-                self._logged.append(key)
-                if event["event"] in _ENDS:
-                    log.info("%s %s: %s", event["worker"], _ENDS[event["event"]], event["detail"])
-                facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
-                self._log.write(event["event"], **facts)
 
     def render(self, snapshot: tuple[Event, ...], out: Samples) -> None:
         """Add nothing: workers have their own series."""
@@ -114,23 +85,14 @@ class WorkerFinder:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return self._workers_dir / f"{stem}.start.json"
 
-    def _read_runs(self, task: Task) -> list[_FoundRun]:
+    def _read_runs(self, task: Task) -> list[WorkerCandidate]:
         """Runs recorded by an earlier sidecar of this directory."""
-        runs: list[_FoundRun] = []
+        runs: list[WorkerCandidate] = []
         while (record := run_files.read_json(self._record_path(task, len(runs)))) is not None:
-            directory, session = record.get("directory"), record.get("session")
             try:
-                run = _FoundRun(
-                    int(str(record["pid"])),
-                    int(str(record["start_ticks"])),
-                    float(str(record["start"])),
-                    str(record["found_by"]),
-                    directory if isinstance(directory, str) else None,
-                    session if isinstance(session, int) else None,
-                )
-            except (KeyError, ValueError):
+                runs.append(from_json(WorkerCandidate, record))
+            except RecordError:
                 break
-            runs.append(run)
         return runs
 
     def _write_run(self, task: Task, candidate: WorkerCandidate) -> None:
@@ -154,16 +116,7 @@ class WorkerFinder:
                 "session": candidate.session,
             },
         )
-        runs.append(
-            _FoundRun(
-                candidate.pid,
-                candidate.start_ticks,
-                candidate.start,
-                candidate.found_by,
-                candidate.directory,
-                candidate.session,
-            )
-        )
+        runs.append(candidate)
         log.info("%s is process %d (found by %s)", task.worker, candidate.pid, candidate.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
@@ -171,25 +124,30 @@ class WorkerFinder:
 
     # -- search ------------------------------------------------------------------------------------
 
-    def _end_time(self, rank: int, entry: Mapping[str, Any]) -> float | None:
+    def _end_time(self, rank: int, worker: WorkerStatus | None) -> float | None:
         """End of a worker's latest run; None if it runs or was never found."""
         latest = len(self._runs[rank]) - 1
-        return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
+        return next((end.time for end in (worker.exits if worker else ()) if end.restart == latest), None)
 
-    def _is_due(self, ends: Mapping[int, float | None]) -> bool:
-        if self._phase in ("", "launching", "completing"):
+    def _is_due(self, ends: Mapping[int, float | None], now: float) -> bool:
+        """Whether to search now: always while workers are expected, else once per check interval."""
+        if any(runs and ends[rank] is None for rank, runs in self._runs.items()):
+            self._idle_since = None
+        elif self._idle_since is None and any(self._runs.values()):
+            self._idle_since = now
+        if not self._all_found() and self._waited_s() < self._manifest.launch_timeout_s:
+            return True
+        if self._idle_since is not None and now - self._idle_since <= RESTART_S:
             return True
         wanted = any(not runs or ends[rank] is not None for rank, runs in self._runs.items())
         return wanted and self._context.clock.monotonic() - self._searched_at >= self._manifest.check_interval_s
 
-    def _find_workers(
-        self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float
-    ) -> None:
+    def _find_workers(self, entries: Mapping[int, WorkerStatus], ends: dict[int, float | None], now: float) -> None:
         running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
         # A daemonised worker has another pid than its record.
-        running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
+        running |= {worker.pid for worker in entries.values() if worker.up and worker.pid}
         found = self._search.find(running, by_name=not self._has_pid_file())
-        self._gone = found.gone
+        self._gone = {rank: why for number, why in found.gone.items() for rank in self._ranks_of_number(number)}
         for problem in found.problems:
             if problem not in self._problems:
                 log.warning("%s", problem)
@@ -213,10 +171,17 @@ class WorkerFinder:
             log.warning("processes that resemble workers are not watched: %s", detail)
             self._add_event(now, "warning", "surplus", detail)
 
+    def _ranks_of_number(self, number: int) -> list[int]:
+        """Rank with this number of a worker, which counts within the job or within this node; empty without one."""
+        local = sorted(self._tasks)
+        if number in self._tasks:
+            return [number]
+        return local[number : number + 1]
+
     def _assign_rank(self, candidate: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:
         """Rank of the worker that this process is, if that worker is missing or has ended; else None."""
         if candidate.number is not None:
-            ranks = [candidate.number] if candidate.number in self._tasks else []
+            ranks = self._ranks_of_number(candidate.number)
         elif now - candidate.start < SETTLE_S:
             return None
         else:
@@ -241,36 +206,86 @@ class WorkerFinder:
     def _all_found(self) -> bool:
         return all(self._runs.values())
 
-    # -- phases ------------------------------------------------------------------------------------
-
-    def _update_phase(self, ends: Mapping[int, float | None], now: float) -> None:
-        running = any(runs and ends[rank] is None for rank, runs in self._runs.items())
-        if running:
-            self._all_ended_since = None
-        elif self._all_ended_since is None and any(self._runs.values()):
-            self._all_ended_since = now
-        over = self._all_ended_since is not None and now - self._all_ended_since >= RESTART_S
-        if self._phase in ("", "launching"):
-            missing = [rank for rank, runs in self._runs.items() if not runs]
-            late = self._waited_s() >= self._manifest.launch_timeout_s
-            if missing and not late and not (over and all(rank in self._gone for rank in missing)):
-                self._enter_phase("launching")
-                return
-            if missing:
-                self._report_missing(missing, now)
-        if running:
-            self._enter_phase("running")
-        elif not over and any(self._runs.values()):
-            self._enter_phase("completing")
-        elif self._sidecar.final and self._phase == "ended":
-            self._finish(now)
-        else:
-            self._enter_phase("ended")
-
     def _waited_s(self) -> float:
         return self._context.clock.monotonic() - self._started_at
 
-    def _enter_phase(self, phase: str) -> None:
+    def _report_missing(self, missing: Sequence[Task], now: float) -> None:
+        names = ", ".join(
+            task.worker + (f" ({self._gone[task.rank]})" if task.rank in self._gone else "") for task in missing
+        )
+        count, waited = len(self._manifest.tasks), min(self._waited_s(), self._manifest.launch_timeout_s)
+        problems = "".join(f"; {problem}" for problem in self._problems)
+        text = f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
+        if any(task.rank not in self._gone for task in missing):
+            name = "" if self._has_pid_file() else ", or put the job's name into their command lines"
+            text += f"; write their pids to {PID_FILE_NAME} in the log directory, or to --pid-file{name}"
+        log.error("%s", text)
+        self._add_event(now, "critical", "launch incomplete", text)
+
+    def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
+        self._events.append(Event(time=now, level=level, event=kind, detail=detail))
+
+
+class _JobPhases:
+    """Phase and events of the whole job, from the workers of all nodes."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        context = sidecar.context
+        self._sidecar = sidecar
+        self._context = context
+        self._manifest = context.manifest
+        self._phase = ""
+        self._published_phase = ""
+        self._all_ended_since: float | None = None
+        self._elsewhere: dict[str, NodeStatus] = {}  # last statuses of the other nodes
+        self._elsewhere_read_at = float("-inf")
+        self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
+        self._logged: deque[tuple[object, ...]] = deque(maxlen=1000)
+
+    def update(
+        self,
+        status: NodeStatus,
+        found: Mapping[int, float | None],
+        gone: Mapping[int, str],
+        waited_s: float,
+        now: float,
+    ) -> list[Task]:
+        """Publish events and phase; return the tasks to report as missing, once.
+
+        ``found`` are the workers of this node with the end of the latest run, None while it runs. ``gone`` are those
+        that can no longer be found.
+        """
+        if self._phase == "finished":
+            return []
+        self._read_elsewhere()
+        for node, of_node in {self._context.identity.node: status, **self._elsewhere}.items():
+            self._log_events(of_node.events, node)
+        found = {**found, **self._found_elsewhere()}
+        running = any(end is None for end in found.values())
+        if running:
+            self._all_ended_since = None
+        elif self._all_ended_since is None and found:
+            self._all_ended_since = now
+        over = self._all_ended_since is not None and now - self._all_ended_since >= RESTART_S
+        missing = [task for task in self._manifest.tasks if task.rank not in found]
+        to_report: list[Task] = []
+        if self._phase in ("", "launching"):
+            late = waited_s >= self._manifest.launch_timeout_s
+            if missing and not late and not (over and all(task.rank in gone for task in missing)):
+                self._enter("launching")
+                return []
+            to_report = missing
+        if running:
+            self._enter("running")
+        elif not over and found:
+            self._enter("completing")
+        elif self._sidecar.final and self._phase == "ended":
+            self._enter("finished")
+        else:
+            self._enter("ended")
+        return to_report
+
+    def _enter(self, phase: str) -> None:
         """Publish a phase; ``ended`` is ``completing`` without any worker left."""
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
@@ -280,68 +295,44 @@ class WorkerFinder:
                 self._log.write("phase", phase=shown)
             self._phase = phase
 
-    def _report_missing(self, missing: Sequence[int], now: float) -> None:
-        names = ", ".join(
-            self._tasks[rank].worker + (f" ({self._gone[rank]})" if rank in self._gone else "") for rank in missing
-        )
-        count, waited = len(self._tasks), min(self._waited_s(), self._manifest.launch_timeout_s)
-        problems = "".join(f"; {problem}" for problem in self._problems)
-        self._missing = (
-            f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
-        )
-        if any(rank not in self._gone for rank in missing):
-            name = "" if self._has_pid_file() else ", or put the job's name into their command lines"
-            self._missing += f"; write their pids to {PID_FILE_NAME} in the log directory, or to --pid-file{name}"
-        log.error("%s", self._missing)
-        self._add_event(now, "critical", "launch incomplete", self._missing)
+    def _log_events(self, events: Sequence[Event], node: str) -> None:
+        """Log new events of a node's status."""
+        for event in events:
+            key = (node, event.time, event.event, event.worker, event.detail)
+            if key not in self._logged:
+                self._logged.append(key)
+                if event.event in _ENDS:
+                    log.info("%s %s: %s", event.worker, _ENDS[event.event], event.detail)
+                body = {**event.to_json(), "node": node}
+                facts = {name: value for name, value in body.items() if name != "event" and value not in ("", None)}
+                self._log.write(event.event, **facts)
 
-    def _finish(self, now: float) -> None:
-        status = self._sidecar.status()  # includes the last values
-        self._log_events([event.to_json() for event in status.events])
-        severities = lexicon_of_job(self._manifest).severities
-        critical = {name for name, severity in severities.items() if severity == "critical"}
-        missing = None if self._all_found() else self._missing
-        result = outcome.find_outcome(status, critical, missing)
-        run_dir = self._manifest.run_dir
-        try:
-            run_files.write_json(
-                run_dir / run_files.REPORT_FILE,
-                outcome.build_attached_report(
-                    status, result, str(run_dir), self._all_ended_since or now, self._diagnoses()
-                ).to_json(),
-            )
-        except OSError as error:
-            log.warning("cannot write the report: %s", error.strerror)
-        self.outcome = result
-        self._enter_phase("finished")
+    def _read_elsewhere(self) -> None:
+        """Read what the sidecars of the other nodes have published in this attempt."""
+        now = self._context.clock.monotonic()
+        if self._manifest.nodes == 1 or now - self._elsewhere_read_at < PUBLISH_INTERVAL_S / 2:
+            return
+        self._elsewhere_read_at = now
+        own, attempt = self._context.identity.node, self._context.identity.attempt
+        self._elsewhere = {}
+        for path in sorted((self._manifest.run_dir / run_files.STATUS_DIR).glob("*.json")):
+            try:
+                status = NodeStatus.read(path) if path.stem != own else None
+            except RecordError:
+                continue  # of another version
+            if status is not None and status.attempt == attempt:
+                self._elsewhere[path.stem] = status
 
-    def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:
-        """Existing diagnoses by worker."""
-        run_dir, found = self._manifest.run_dir, dict[str, outcome.DiagnosisRef]()
-        for task in self._tasks.values():
-            place = f"{run_files.DIAGNOSTICS_DIR}/{task.worker}"
-            body = run_files.read_json(run_dir / f"{place}.json")
-            if body is not None:
-                found[task.worker] = outcome.DiagnosisRef(f"{place}.txt", body)
-        return found
-
-    def write_unfinished_report(self) -> None:
-        """Write a report for a watch that ends before the job, with the last state of the workers."""
-        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
-        clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
-        try:
-            run_files.write_json(
-                run_dir / run_files.REPORT_FILE,
-                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()).to_json(),
-            )
-        except OSError as error:
-            log.warning("cannot write the report: %s", error.strerror)
-
-    def _add_event(self, now: float, level: str, kind: str, detail: str) -> None:
-        self._events.append(Event(time=now, level=level, event=kind, detail=detail))
+    def _found_elsewhere(self) -> dict[int, float | None]:
+        workers = [worker for status in self._elsewhere.values() for worker in status.workers]
+        return {
+            worker.rank: worker.exit.time if worker.exit and not worker.up else None
+            for worker in workers
+            if worker.start is not None
+        }
 
 
-def _may_be_next_run(before: _FoundRun, candidate: WorkerCandidate) -> bool:
+def _may_be_next_run(before: WorkerCandidate, candidate: WorkerCandidate) -> bool:
     """Whether a process can be the next run of a worker; other programs may also contain the job's name.
 
     A worker returns by the method that found it. One found by name may return by a more certain method, or by name in

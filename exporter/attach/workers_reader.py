@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.contract.manifest import Manifest, WorkerSearchPlan
 from exporter.machine.procfs import CLOCK_TICKS, parse_process_stat, read_environment
 
 MOST_PROCESSES = 65536
@@ -41,10 +42,10 @@ _BYSTANDERS = _name_set(
     """
     ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
     git glances gpujob gpujob-exporter gpujob_entry gpustat grep gzip head htop hx inotifywait ipython joe journalctl jq
-    jupyter jupyter-lab jupyter-notebook kate kill launcher less ls lsof man mawk mc micro more mosh mosh-server most mv
-    nano ncdu node nvidia-smi nvim nvitop pdsh perf pgrep pkill ps pstree py-spy rclone rg rm rsync sacct salloc sattach
-    sbatch scancel scontrol scp screen script sed sftp sleep squeue srun ssh sshd sshfs sstat stat tail tar tee
-    tensorboard tmux top touch vi view vim vimdiff visidata watch wc wget xxd zip zstd
+    jupyter jupyter-lab jupyter-notebook kate kill launcher launcher.attach.prepare less ls lsof man mawk mc micro more
+    mosh mosh-server most mv nano ncdu node nvidia-smi nvim nvitop pdsh perf pgrep pkill ps pstree py-spy rclone rg rm
+    rsync sacct salloc sattach sbatch scancel scontrol scp screen script sed sftp sleep squeue srun ssh sshd sshfs sstat
+    stat tail tar tee tensorboard tmux top touch vi view vim vimdiff visidata watch wc wget xxd zip zstd
     """
 )  # programs whose command line may contain a job's name because they view, copy or submit something
 
@@ -72,7 +73,7 @@ class WorkerCandidate:
     start_ticks: int
     start: float  # epoch seconds
     found_by: str  # `pid_file`, `slurm_step` or `name`
-    number: int | None  # worker number from 0; None if only the order of candidates decides
+    number: int | None = None  # worker number from 0; None if only the order of candidates decides
     directory: str | None = None  # working directory; None if unreadable
     session: int | None = None  # session that started it
     command: str = ""  # program and first argument, for display
@@ -97,14 +98,22 @@ class WorkerSearchCriteria:
     """Criteria for the workers of a job."""
 
     job_name: str
-    gpus: tuple[tuple[int, ...], ...]  # one entry per worker
+    gpus: tuple[tuple[int, ...], ...]  # one entry per worker of this node
     pid_file: Path
     must_exist: bool = False  # whether a missing pid file is a problem
     slurm_job_id: str | None = None
+    workers: int = 0  # of the whole job, if it has several nodes
 
     @property
     def count(self) -> int:
-        return len(self.gpus)
+        return max(self.workers, len(self.gpus))
+
+    @classmethod
+    def of_node(cls, manifest: Manifest, search: WorkerSearchPlan, node_index: int) -> "WorkerSearchCriteria":
+        """The criteria for the workers of one node."""
+        gpus = tuple(task.gpus for task in manifest.tasks_of(node_index))
+        pid_file, workers = Path(search.pid_file), len(manifest.tasks)
+        return cls(manifest.job_name, gpus, pid_file, search.must_exist, search.slurm_job_id, workers)
 
 
 def read_boot_time() -> float:

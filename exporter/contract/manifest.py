@@ -67,6 +67,15 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class WorkerSearchPlan:
+    """Where to search for the workers of an attached job."""
+
+    pid_file: str  # their process ids in the order of the workers
+    must_exist: bool = False  # whether a missing pid file is a problem
+    slurm_job_id: str | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a sidecar needs that is not in its environment."""
 
@@ -99,6 +108,7 @@ class Manifest:
     listen_address: str = ":0"
     # whether another user started the job: there are no exit records, and the sidecar infers the phase
     attached: bool = False
+    search: WorkerSearchPlan | None = None  # of an attached job
     # directory that the manifest was read from; not part of the file
     run_dir: Path = field(default=Path(), metadata={"derived": True})
 
@@ -153,10 +163,14 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
         )
         values["groups"] = tuple(PathGroup(**_known_values(PathGroup, group)) for group in body["groups"])
         values["logs"] = PathGroup(**_known_values(PathGroup, body["logs"])) if body.get("logs") else None
+        values["search"] = (
+            WorkerSearchPlan(**_known_values(WorkerSearchPlan, body["search"])) if body.get("search") else None
+        )
         values["verify"] = Verification(**_known_values(Verification, body.get("verify", {})))
         for key in ("progress", "errors"):
             values[key] = tuple(LogPattern(**_known_values(LogPattern, entry)) for entry in body[key])
         parts = (*values["tasks"], *values["groups"], *values["progress"], *values["errors"], values["verify"])
+        parts += (values["search"],) if values["search"] else ()
         for owner in (Manifest, *parts):
             _check_types(owner, values)
         return Manifest(**values, run_dir=run_dir)

@@ -15,7 +15,6 @@ from aiohttp import web
 from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
-from exporter.contract.errors import ExporterError
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.figures_collector import FigureOfMeritError, FomCollector
 from exporter.sidecar.job_collector import JobCollector
@@ -26,27 +25,13 @@ FINAL_READ_S = 10.0  # limit of the last read of all collectors
 KILL_MARGIN_S = 4.0  # part of KillWait reserved for the last read and the exit
 LAST_READ_S = 0.6  # limit of the last read after a signal
 LAST_WRITE_S = 2.0  # limit for writing the final values to a run directory that responds
+ATTACHED_END_S = 3.0  # time after a signal for one more worker of an attached job to end, as with their step
 NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a signal
 BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
 WATCH_S = 0.25  # between two polls of the job's phase
 MOST_BODY_BYTES = 64 * 1024  # of a POST request
 
 log = logging.getLogger("gpujob.service")
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket; an empty host means every interface, IPv4 and IPv6."""
-    try:
-        if host:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((host, port), family=family)
-        if socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {why}") from error
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -86,6 +71,7 @@ class HttpService:
         self._clock = sidecar.context.clock
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
         self.stopped_by: int | None = None  # signal that requested the stop
+        self.stopped_at = 0.0  # time of the first such signal, monotonic clock
         self.should_restart = False  # whether it ended so that a new process can take over
 
     def application(self) -> web.Application:
@@ -169,6 +155,7 @@ class HttpService:
         def end(number: int) -> None:
             self.stopped_by = number
             first.append(self._clock.monotonic())
+            self.stopped_at = first[0]
             if len(first) == 1 or first[-1] - first[0] > BURST_S:
                 stop.set()
 
@@ -237,15 +224,36 @@ class HttpService:
         answers = await self._read_all(jobs, 0.5)
         manifest, begun = self._sidecar.context.manifest, self._clock.monotonic()
         end = begun + manifest.kill_wait_s - KILL_MARGIN_S
-        # A notice follows a signal from Slurm, if the run directory can be read.
-        notice = begun + (NOTICE_S if answers and self.stopped_by == signal.SIGTERM and not manifest.attached else 0.0)
+        if manifest.attached:
+            await self._await_attached_workers(stop, begun, end)
+        else:
+            await self._await_teardown(stop, begun + (NOTICE_S if answers else 0.0), end)
+        await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)
+
+    async def _await_teardown(self, stop: asyncio.Event, notice: float, end: float) -> None:
+        """Wait for the orchestrator to end all workers. After a signal from Slurm, its notice comes by ``notice``."""
         while not self._sidecar.workers_ended:
             now = self._clock.monotonic()
-            may_get_notice = self._sidecar.phase == "completing" or now < notice  # the notice follows the signal
-            if not may_get_notice or stop.is_set() or now >= end:
+            may_get_notice = self.stopped_by == signal.SIGTERM and now < notice
+            if not (may_get_notice or self._sidecar.phase == "completing") or stop.is_set() or now >= end:
                 break
             await asyncio.sleep(WATCH_S)
-        await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)
+
+    async def _await_attached_workers(self, stop: asyncio.Event, begun: float, end: float) -> None:
+        """Wait for the workers of this node after SIGTERM, while they are ending too.
+
+        Slurm signals them with the sidecar. If none of them ends, the signal was for the sidecar alone.
+        """
+        limit = self._sidecar.context.identity.end
+        is_time_limit = limit is not None and self._clock.time() >= limit - ATTACHED_END_S
+        running, patience = self._sidecar.running_workers, begun + ATTACHED_END_S
+        while (left := self._sidecar.running_workers) and self.stopped_by == signal.SIGTERM and not stop.is_set():
+            now = self._clock.monotonic()
+            if left < running:
+                running, patience = left, now + ATTACHED_END_S
+            if now >= end or (now >= patience and not is_time_limit):
+                break
+            await asyncio.sleep(WATCH_S)
 
     async def _finish(self, timeout_s: float, write_s: float) -> None:
         """Read everything a last time and publish it as final."""

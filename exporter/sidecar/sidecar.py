@@ -1,7 +1,9 @@
 """The sidecar of one node: collectors, pages, status, and when to end."""
 
+import contextlib
 import ipaddress
 import logging
+import socket
 import time
 
 from exporter.collecting.collector import CollectorContext, StatusParts
@@ -13,6 +15,7 @@ from exporter.contract.status import JobStatus, NodeName, NodeStatus, TaskFacts,
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.collectors import Register, make_collectors
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
+from exporter.workers.collector import WorkersSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
 PUBLISH_INTERVAL_S = 5.0
@@ -28,6 +31,21 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
     return host.strip("[]"), int(port)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Open a listening socket; an empty host means every interface, IPv4 and IPv6."""
+    try:
+        if host:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((host, port), family=family)
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {why}") from error
 
 
 def fom_url(host: str, port: int) -> str | None:
@@ -182,6 +200,12 @@ class Sidecar:
     def workers_ended(self) -> bool:
         """Whether no worker of the job was running at the last read."""
         return self.job.workers_ended or self.phase == "finished"
+
+    @property
+    def running_workers(self) -> int:
+        """Workers of this node whose latest run had not ended at the last read."""
+        snapshots = (slot.snapshot for slot in self.slots)
+        return sum(snapshot.running for snapshot in snapshots if isinstance(snapshot, WorkersSnapshot))
 
     def page(self, *, openmetrics: bool = False) -> str:
         """Metrics page of the last snapshots."""

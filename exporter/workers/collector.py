@@ -76,6 +76,12 @@ class WorkersSnapshot:
     workers: tuple[WorkerReading, ...]
     events: tuple[Event, ...]
 
+    @property
+    def running(self) -> int:
+        """Workers whose latest run has no exit yet."""
+        ended = {(facts.task.rank, end.restart) for facts in self.workers for end in facts.exits}
+        return sum(facts.start is not None and (facts.task.rank, facts.restart) not in ended for facts in self.workers)
+
 
 class WorkersCollector:
     """Reads the start and exit records of this node's workers, and the processes they name."""

@@ -59,8 +59,10 @@ def _requested_lexicon(pack: str | None, config: str | None) -> "tuple[Lexicon, 
     if config is None:
         return build_lexicon(pack or AUTO), ExpectedTotals()
     from launcher.jobfile.jobfile import load_job
-    from launcher.planner.planner import error_patterns, progress_patterns
+    from launcher.jobfile.monitoring import error_patterns, progress_patterns
 
     spec = load_job(Path(config))
-    lexicon = build_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))
+    lexicon = build_lexicon(
+        pack or spec.progress.pack, progress_patterns(spec.progress.patterns), error_patterns(spec.errors)
+    )
     return lexicon, ExpectedTotals(spec.progress.total_epochs, spec.progress.total_steps)

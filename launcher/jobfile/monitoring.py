@@ -1,9 +1,11 @@
 """Keys about monitoring: file names, patterns for logs, sidecars, and verification."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
+from exporter.contract.manifest import LogPattern
 from exporter.logs.lexicon import AUTO
 from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
@@ -17,6 +19,7 @@ from launcher.jobfile.value_types import (
     combine_problems,
     known_name,
 )
+from launcher.plan.plan import safe_file_word
 
 # common pattern names, and the exporter's names for the same thing
 EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
@@ -47,6 +50,22 @@ def _pattern_problems(name: str, text: str, kind: PatternKind | None = None) -> 
     return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
 
 
+def _usable_patterns(patterns: dict[str, str]) -> dict[str, str]:
+    problems: list[tuple[tuple[str | int, ...], str]] = []
+    names: dict[str, str] = {}
+    for name, text in patterns.items():
+        meant = EXPORTER_NAMES.get(name, name)
+        if (other := names.setdefault(meant, name)) != name:
+            problems.append(((name,), f'means the same as "{other}"; remove one of them'))
+        problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
+    if problems:
+        raise combine_problems(problems, patterns)
+    return patterns
+
+
+ProgressPatterns = Annotated[dict[str, str], AfterValidator(_usable_patterns)]
+
+
 class ProgressSpec(FileModel):
     """How to read progress from the logs."""
 
@@ -54,22 +73,8 @@ class ProgressSpec(FileModel):
     total_epochs: int | None = Field(None, ge=1)
     total_steps: int | None = Field(None, ge=1)
     pack: PackName = AUTO
-    patterns: dict[str, str] = {}
+    patterns: ProgressPatterns = {}
     sample: str | list[str] | None = None
-
-    @field_validator("patterns")
-    @classmethod
-    def _usable(cls, patterns: dict[str, str]) -> dict[str, str]:
-        problems: list[tuple[tuple[str | int, ...], str]] = []
-        names: dict[str, str] = {}
-        for name, text in patterns.items():
-            meant = EXPORTER_NAMES.get(name, name)
-            if (other := names.setdefault(meant, name)) != name:
-                problems.append(((name,), f'means the same as "{other}"; remove one of them'))
-            problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
-        if problems:
-            raise combine_problems(problems, patterns)
-        return patterns
 
 
 class ErrorSpec(FileModel):
@@ -85,6 +90,22 @@ class ErrorSpec(FileModel):
         if problems := _pattern_problems("pattern", pattern, PatternKind.ERROR):
             raise combine_problems([((), problem) for problem in problems], pattern)
         return pattern
+
+
+def progress_patterns(patterns: Mapping[str, str]) -> tuple[LogPattern, ...]:
+    """The job's own progress patterns, under the exporter's names."""
+    return tuple(LogPattern(EXPORTER_NAMES.get(name, name), text) for name, text in patterns.items())
+
+
+def error_patterns(errors: Iterable[ErrorSpec]) -> tuple[LogPattern, ...]:
+    """The job's own error patterns. One without a name is named after its text."""
+    found: dict[str, LogPattern] = {}
+    for error in errors:
+        name = error.name or safe_file_word(error.pattern)
+        while name in found:
+            name += "_"
+        found[name] = LogPattern(name, error.pattern, error.severity)
+    return tuple(found.values())
 
 
 class MonitoringSpec(FileModel):

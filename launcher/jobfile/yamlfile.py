@@ -178,9 +178,21 @@ def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]
 
 
 def _nearest(location: Location, model: type[BaseModel]) -> str | None:
-    """The known key most similar to an unknown one, or None."""
+    """The known key most similar to an unknown one, or the place of its name in another section, or None."""
     near = difflib.get_close_matches(str(location[-1]), _known_names(model, location[:-1]), 1, 0.5)
-    return near[0] if near else None
+    if near:
+        return near[0]
+    elsewhere = [place for place in _key_places(model) if place.endswith(f".{location[-1]}".replace("-", "_"))]
+    return elsewhere[0] if len(elsewhere) == 1 else None
+
+
+def _key_places(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Places of all keys of a model and its sections."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in (field.annotation, *_union_members(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _key_places(kind, f"{prefix}{name}.")
 
 
 def _problems(error: ValidationError, model: type[BaseModel], text: str, intended_places: Collection[str]) -> list[str]:

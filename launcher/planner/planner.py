@@ -9,12 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
+from exporter.contract.manifest import Manifest, PathGroup, Task, Verification
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
-from launcher.jobfile.monitoring import EXPORTER_NAMES
+from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.jobfile.redaction import redacted_job
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan, safe_file_word
+from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan
 from launcher.planner.assembly import assemble_tasks
 from launcher.planner.slurm_options import (
     container_plan,
@@ -117,8 +117,8 @@ def _manifest(
         ),
         logs=PathGroup("log", log, patterns.logs),
         pack=spec.progress.pack,
-        progress=progress_patterns(spec),
-        errors=error_patterns(spec),
+        progress=progress_patterns(spec.progress.patterns),
+        errors=error_patterns(spec.errors),
         total_items=spec.progress.total_items,
         resumes=spec.resume,
         verify=Verification(**spec.verify.model_dump()),
@@ -134,16 +134,4 @@ def _manifest(
         gpu_metrics=monitoring.gpu_metrics,
         announced=cluster.target_dir is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
-    )
-
-
-def progress_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
-    """The job's own progress patterns, under the exporter's names."""
-    return tuple(LogPattern(EXPORTER_NAMES.get(name, name), text) for name, text in spec.progress.patterns.items())
-
-
-def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
-    """The job's own error patterns. One without a name is named after its text."""
-    return tuple(
-        LogPattern(error.name or safe_file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
@@ -38,6 +39,9 @@ from launcher.report.workers import (
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.statuses import merge_workers, read_statuses
+
+if TYPE_CHECKING:
+    from launcher.report.attached import Judgement
 
 REPORT_TEXT_FILE = "report.md"
 
@@ -103,14 +107,18 @@ def build_report(
     workers = _worker_entries(found, finder, runs, stop, known.ends, ended=ended, quick=pace.is_quick)
     benchmark: tuple[JsonObject, ...] | None = None
     restarted = restart_causes(workers)
-    cause = job_cause(workers) or stop_cause(found.job_state.get("stop"))
+    judgement = _judge_attached(found, workers) if ended and manifest.attached else None
+    cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
     state = job_end_state(workers, cause, stop.reason if stop else None, ended)
+    of_workers = None
+    if judgement and judgement.check:
+        state, of_workers = judgement.state, judgement.check
     verification = Verification()
     if ended:
         from launcher.report.verification import EndedJob, verify_ended_job  # lazy: file formats take 50 ms to load
 
         contents = EndedJob(manifest, orchestrator.attempt, orchestrator.start, found.statuses, tuple(workers))
-        workers, benchmark, state, verification = verify_ended_job(contents, state, pace)
+        workers, benchmark, state, verification = verify_ended_job(contents, state, pace, of_workers)
     if cause is not None:
         cause = with_earlier_failures(cause, restarted)
         cause = cause.replace(diagnosis=_diagnosis(run_dir, cause, orchestrator.attempt))
@@ -125,6 +133,7 @@ def build_report(
         attempt=orchestrator.attempt,
         state=state,
         exit_status=EXIT_STATUS[state],
+        why=(of_workers.detail,) if of_workers else (),
         cause=cause,
         tolerated=tuple(tolerated_failures(workers)),
         restarted=tuple(restarted),
@@ -214,6 +223,16 @@ def _worker_entries(
     return [with_restart_evidence(worker, limits.get(worker.rank, 0)) for worker in workers]
 
 
+def _judge_attached(found: _RunDirContents, workers: Sequence[WorkerReport]) -> "Judgement":
+    """Judge an attached job, some of whose ends may be unknown."""
+    from exporter.logs.lexicon_reader import lexicon_of_job  # lazy: only such a job needs the log patterns
+    from launcher.report.attached import judge_ends, missing_text  # lazy: loads file formats
+
+    severities = lexicon_of_job(found.manifest).severities
+    critical = [name for name, severity in severities.items() if severity == "critical"]
+    return judge_ends(found.manifest, workers, critical, missing_text(found.statuses))
+
+
 def _diagnoses(run_dir: Path, workers: Sequence[WorkerReport]) -> tuple[str, ...]:
     """Diagnoses of failed workers, relative to the run directory."""
     failed = [worker.worker for worker in workers if worker.exit and worker.exit.reason not in CONSEQUENCES]
@@ -234,6 +253,12 @@ def _monitoring(found: _RunDirContents, ended: bool) -> Monitoring:
     final = {node for node, status in found.statuses.items() if status.final}
     missing = set(found.orchestrator.hosts) - final if ended else ()
     return Monitoring(nodes_with_final_values=tuple(sorted(final)), nodes_without=tuple(sorted(missing)))
+
+
+def archive(path: Path, attempt: int) -> None:
+    """Number a file or directory of an earlier attempt, if it exists: ``report_a0.json``. Raises OSError."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.stem}_a{attempt}{path.suffix}"))
 
 
 def write_report(run_dir: Path, report: Report) -> None:

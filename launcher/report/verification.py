@@ -8,7 +8,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
-from exporter.contract.report import Report, Verification, WorkerReport
+from exporter.contract.report import CheckResult, Report, Verification, WorkerReport
 from exporter.contract.status import NodeStatus
 from exporter.logs.log_files_reader import log_paths, run_suffix
 from exporter.progress.work import job_work
@@ -68,20 +68,22 @@ class _EarlierCheck:
 
 
 def verify_ended_job(
-    job: EndedJob, state: str, pace: ReportPace
+    job: EndedJob, state: str, pace: ReportPace, of_workers: CheckResult | None = None
 ) -> tuple[list[WorkerReport], tuple[JsonObject, ...] | None, str, Verification]:
     """Read the results of a job that ended in ``state``, and verify them if it completed.
 
     Returns its workers with the requests that its benchmark counted, the benchmark's results (None without one), the
-    state, which is INCOMPLETE if a check failed, and the verification.
+    state, which is INCOMPLETE if a check failed, and the verification. ``of_workers`` replaces its check of the
+    workers.
     """
     planned, results, workers = _read_benchmark(job)
-    checks: list[VerificationCheck] = []
+    checks = [of_workers] if of_workers is not None else []
     if state == "COMPLETED" and not pace.is_quick:
-        checks = _verify(replace(job, workers=tuple(workers)), pace, planned, results)
+        found = _verify(replace(job, workers=tuple(workers)), pace, planned, results)
+        checks += [check.result() for check in found if of_workers is None or check.name != of_workers.name]
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
-    return workers, results, state, verification_result(state, (check.result() for check in checks))
+    return workers, results, state, verification_result(state, checks)
 
 
 def _verify(
@@ -95,8 +97,7 @@ def _verify(
     manifest, workers = job.manifest, job.workers
     of_files = any(worker.pattern == RESULT_FILES for worker in workers)
     reasons = [worker.exit.reason if worker.exit else None for worker in workers if worker.critical]
-    # the sidecar of an attached job has its own checks of workers and items
-    files_only = manifest.attached or (earlier is not None and earlier.files_only)
+    files_only = earlier is not None and earlier.files_only
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
     # the log has only some of the results that are in the files
     counted_by_files = of_benchmark is not None and all_report_tokens(results or ())
@@ -190,10 +191,10 @@ def verify_again(run_dir: Path, report: Report, progress: ReportProgress | None 
     results = read_job_results(manifest, planned, report.workers) if has_benchmark(manifest) else ()
     counted = _FILES_COUNTED.match(before["outputs"].detail) if "outputs" in before else None
     job = EndedJob(manifest, report.attempt, report.start, read_statuses(run_dir, report.attempt), report.workers)
-    earlier = _EarlierCheck(int(counted[1]) if counted else 0, files_only=not well)
+    earlier = _EarlierCheck(int(counted[1]) if counted else 0, files_only=not well or manifest.attached)
     found = _verify(job, ReportPace(progress=progress), planned, results, earlier)
     checks = [(check if well else _skipped_check(check, state)).result() for check in found]
-    if manifest.attached:  # only its sidecar observed the job
+    if manifest.attached:  # the end of the job has judged unknown ends of workers
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
     elif planned is None and BENCHMARK in before:  # this user may not be able to read the plan

@@ -20,7 +20,7 @@ from exporter.contract.process_identity import read_start_ticks
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
 from launcher.programs.environment import remove_coerced_locale
-from launcher.report.report import REPORT_TEXT_FILE
+from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
@@ -101,10 +101,7 @@ class Orchestrator:
         # else the sidecars of this attempt would overwrite the earlier statuses
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
         for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
-            old = self._facts.run_dir / name
-            if old.exists():
-                archived = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
-                attempt_optional(f"archive {name}", functools.partial(old.replace, archived))
+            attempt_optional(f"archive {name}", functools.partial(archive, self._facts.run_dir / name, max(0, earlier)))
 
     def _write_templates(self) -> None:
         """Write the files that services read, with placeholders substituted. Raises OSError: the job needs them."""

@@ -162,7 +162,9 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     total, done, expected, wanted = manifest.total_items, work.done, work.expected, manifest.verify
     if work.counts_total_items(total) and total is not None:
         if done is None:
-            return [VerificationCheck(ITEMS, False, f"no log shows how many of {total} items were done")]
+            # others started an attached job: which of its logs are read was guessed
+            passed = None if manifest.attached else False
+            return [VerificationCheck(ITEMS, passed, f"no log shows how many of {total} items were done")]
         return [_count_check(ITEMS, done, total, work.processed, wanted)]
     checks = []
     if work.is_in_step and done is not None and expected:
@@ -171,13 +173,12 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
+            lacking = (
+                "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
+            )
             is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
             short = f"; {job.work_source} show {done or 0} of {expected}{counted}" if is_short else ""
-            checks.append(
-                VerificationCheck(
-                    ITEMS, None, f"the job file gives no progress.total_items{short}", is_inapplicable=True
-                )
-            )
+            checks.append(VerificationCheck(ITEMS, None, f"{lacking}{short}", is_inapplicable=True))
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks

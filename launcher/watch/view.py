@@ -1,5 +1,6 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from launcher.verify.timed_reads import ReportProgress
 
 HTTP_TIMEOUT_S = 2.0
+SILENT_S = 20.0  # a sidecar writes its status every 5 s
+CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
@@ -101,16 +104,22 @@ class JobClient:
             return self._verify_again(found, progress) if verify else found
         state = self.read_view().state
         slurm_state = None
-        if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
+        if state == "UNKNOWN" and not (self.manifest.attached or self.run_dir.name.startswith("local-")):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         ended = state == "UNKNOWN"
         known, pace = KnownEnds(slurm_state=slurm_state), ReportPace(progress=progress)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
-        if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
+        has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
+        if state == "PENDING" or (state == "UNKNOWN" and not has_ended):
             report = report.replace(state=state, exit_status=EXIT_STATUS[state])
         if verify and ended and not report.verification.checks:
             return self._verify_again(report, progress)
         return report
+
+    def _has_watched_end(self, report: Report) -> bool:
+        """Whether the sidecars of an attached job saw the ends of all workers, though they left no report."""
+        ends = [worker.exit for worker in report.workers]
+        return self.manifest.attached and all(end is not None and end.time is not None for end in ends)
 
     def _verify_again(self, report: Report, progress: "ReportProgress | None") -> Report:
         from launcher.report.verification import verify_again  # lazy: few calls verify, and file formats load slowly
@@ -151,9 +160,16 @@ class JobClient:
             return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
             return "PENDING" if self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+        if self.manifest.attached and orchestrator.host != socket.gethostname():
+            return "RUNNING" if self._is_reporting(orchestrator.attempt) else "UNKNOWN"
         if orchestrator.local:
             return "RUNNING" if orchestrator.is_running_here() else "UNKNOWN"
         return "UNKNOWN" if self._queue.read().state == "" else "RUNNING"
+
+    def _is_reporting(self, attempt: int) -> bool:
+        """Whether a sidecar on another machine has lately written its status."""
+        statuses = read_statuses(self.run_dir, attempt).values()
+        return any(time.time() - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses)
 
     def _drop_outdated_queue_state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""

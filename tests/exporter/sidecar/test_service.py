@@ -36,7 +36,6 @@ from exporter.sidecar.service import (
     HttpService,
     find_earlier_port,
     is_loopback,
-    open_socket,
     wants_openmetrics,
 )
 from exporter.sidecar.sidecar import (
@@ -46,6 +45,7 @@ from exporter.sidecar.sidecar import (
     ScrapeLog,
     Sidecar,
     fom_url,
+    open_socket,
     parse_listen_address,
 )
 from tests.support.exporter import (

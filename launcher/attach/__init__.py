@@ -1,0 +1,1 @@
+"""Jobs that others started: prepares their sidecars and writes their reports."""

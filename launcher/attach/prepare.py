@@ -1,0 +1,368 @@
+"""Prepare the sidecar of a job that others started, and become it.
+
+    python -I -m launcher.attach.prepare REQUEST
+
+REQUEST is a JSON object: the ``flags`` of ``gpujob-exporter sidecar`` by name, its ``listen_address`` and its
+``log_level``; or the file to ``check``. The run directory is like that of a launched job, so the sidecar, ``gpujob
+watch`` and ``gpujob report`` work as usual. On several nodes of one Slurm step, the first node prepares it for all.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch, WorkerSearchCriteria
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.contract.manifest import (
+    Manifest,
+    PathGroup,
+    Task,
+    Verification,
+    WorkerSearchPlan,
+    read_manifest,
+    render_manifest,
+)
+from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.procfs import read_environment
+from launcher.errors import LauncherError
+from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
+from launcher.jobfile.monitoring import error_patterns, progress_patterns
+from launcher.plan.plan import safe_file_word
+from launcher.report.report import REPORT_TEXT_FILE, archive
+from launcher.rundir.rundir import user_name
+from launcher.steps.hostlist import parse_hostlist
+
+USAGE = 2
+ROLE = "worker"
+FIRST_NODE_S = 60.0  # how long the other nodes wait for the run directory, whose file system may be slow
+POLL_S = 0.2
+_OF_ANOTHER_JOB = ("GPUJOB_SUPERVISED", "GPUJOB_FIRST_GPU")  # variables of a launched job around this command
+_SLURM_FACTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_JOB_END_TIME")
+
+
+@dataclasses.dataclass(frozen=True)
+class NodePlace:
+    """This node among those whose sidecars belong together."""
+
+    hosts: tuple[str, ...]
+    index: int = 0
+    step: str | None = None  # Slurm step of the sidecars, if it has several nodes
+
+    @property
+    def name(self) -> str:
+        return self.hosts[self.index]
+
+
+def find_place(environ: Mapping[str, str], hostname: str, job: str | None) -> NodePlace:
+    """The place of this node: in the Slurm step of this command, if it is a step of the job."""
+    name = environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
+    step = environ.get("SLURM_STEP_ID") if environ.get("SLURM_JOB_ID") == job else None
+    hosts = parse_hostlist(environ.get("SLURM_STEP_NODELIST", "")) if step is not None else ()
+    if len(hosts) < 2 or name not in hosts:
+        return NodePlace((name,))
+    return NodePlace(hosts, hosts.index(name), f"{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}")
+
+
+def shares(count: int, parts: int) -> list[int]:
+    """Sizes of ``parts`` even parts of ``count`` things, the larger ones first."""
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def gpus_of_workers(gpu_ids: Sequence[int], workers: int) -> tuple[tuple[int, ...], ...]:
+    """GPUs of each worker: divided evenly, or shared if there are fewer GPUs than workers."""
+    count = len(gpu_ids)
+    least = 1 if count < workers else 0
+    bounds = [(index * count // workers, (index + 1) * count // workers) for index in range(workers)]
+    return tuple(tuple(gpu_ids[first : max(end, first + least)]) for first, end in bounds)
+
+
+def make_tasks(config: MonitorConfig, nodes: int) -> tuple[Task, ...]:
+    """One task per worker, divided evenly over the nodes in their order. Each node has the GPUs of the settings."""
+    tasks: list[Task] = []
+    for node_index, workers in enumerate(shares(config.job.num_workers, nodes)):
+        for local_rank, gpus in enumerate(gpus_of_workers(config.job.gpu_ids, workers)):
+            rank = len(tasks)
+            tasks.append(Task(f"{ROLE}_w{rank}", ROLE, rank, rank, local_rank, node_index, gpus))
+    return tuple(tasks)
+
+
+def notices(config: MonitorConfig) -> list[str]:
+    """Notices about settings that do less than one may expect, without secrets."""
+    found, alerts = [], config.alerts
+    place = "alertmanager/alertmanager.yml"
+    routed = "alerts are rules of Prometheus (alertmanager/rules/) that Alertmanager routes; "
+    if alerts.email.address is not None and alerts.email.enabled:
+        found.append(
+            f"alerts by mail: {routed}write {alerts.email.address} as `to:` of an `email_configs:` entry below a "
+            f"receiver in {place}, and the mail server as `smtp_smarthost:` below its `global:`"
+        )
+    if alerts.slack.webhook is not None and alerts.slack.enabled:
+        found.append(
+            f"alerts to Slack: {routed}put the webhook into a file and name that as `api_url_file:` of a "
+            f"`slack_configs:` entry below a receiver in {place}"
+        )
+    if alerts.terminal.enabled:
+        found.append("the terminal display is a separate command: gpujob watch with the run directory named below")
+    for name, path in config.paths.model_dump().items():
+        if path is not None and not os.path.isdir(os.path.expanduser(path)):
+            found.append(f"{name}: {absolute(path)} does not exist yet")
+    return found
+
+
+def absolute(path: str) -> str:
+    """The path from the working directory, with ``~`` expanded."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def make_manifest(
+    config: MonitorConfig, search: WorkerSearchPlan, run_dir: Path, nodes: int, listen_address: str
+) -> Manifest:
+    """The manifest of the job, as a launcher would write it. The job itself tells its user and its cluster."""
+    elsewhere = "" if search.slurm_job_id is not None else "local"
+    paths, patterns, monitoring = config.paths, config.patterns, config.monitoring
+    output = absolute(paths.output_dir)
+    checkpoint = absolute(paths.checkpoint_dir) if paths.checkpoint_dir is not None else output
+    return Manifest(
+        job_name=config.job.name,
+        user=user_name(),
+        cluster=elsewhere,
+        partition=elsewhere,
+        nodes=nodes,
+        tasks=make_tasks(config, nodes),
+        groups=(
+            PathGroup("output", output, patterns.output),
+            PathGroup("checkpoint", checkpoint, patterns.checkpoints),
+        ),
+        logs=PathGroup("logs", absolute(paths.log_dir), patterns.logs),
+        progress=progress_patterns(config.progress_patterns),
+        errors=error_patterns(config.error_patterns),
+        total_items=config.job.total_items or None,
+        verify=Verification(**config.verify.model_dump()),
+        check_interval_s=monitoring.check_interval,
+        launch_timeout_s=monitoring.launch_timeout,
+        stall_timeout_s=monitoring.stall_timeout,
+        gpu_metrics=monitoring.gpu_metrics,
+        listen_address=listen_address,
+        attached=True,
+        search=search,
+        run_dir=run_dir,
+    )
+
+
+class Preparation:
+    """The run directory of one attached job, and the environment of its sidecar."""
+
+    def __init__(self, flags: Mapping[str, object], environ: Mapping[str, str]) -> None:
+        own = {name: str(flags[name]) if name in flags else None for name in _OWN_FLAGS}
+        places = {name: value for name, value in flags.items() if name not in own}
+        self.config = load_monitor_config(own["config"], places)
+        self._environ = environ
+        self._state_dir = None if own["state_dir"] is None else Path(absolute(own["state_dir"]))
+        job = own["slurm_job_id"] or environ.get("SLURM_JOB_ID")
+        default_pid_file = Path(absolute(self.config.paths.log_dir), PID_FILE_NAME)
+        pid_file = str(default_pid_file) if own["pid_file"] is None else absolute(own["pid_file"])
+        self._search = WorkerSearchPlan(pid_file, own["pid_file"] is not None, job)
+        self._place = find_place(environ, socket.gethostname(), job)
+
+    @property
+    def is_first_node(self) -> bool:
+        return self._place.index == 0
+
+    def run(self, listen_address: str) -> tuple[Path, dict[str, str]]:
+        """Create or find the run directory. Return it with the environment of the sidecar."""
+        run_dir = self._prepare(listen_address) if self.is_first_node else self._await_run_dir()
+        record = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        facts = record.get("slurm")
+        unwanted = (*_OF_ANOTHER_JOB, *_SLURM_FACTS)
+        return run_dir, {
+            **{name: value for name, value in self._environ.items() if name not in unwanted},
+            **(facts if isinstance(facts, dict) else {}),
+            "GPUJOB_JOB_ID": str(record["job_id"]),
+            "GPUJOB_NODE": self._place.name,
+            "GPUJOB_NODES": ",".join(self._place.hosts),
+            "GPUJOB_ATTEMPT": str(record["attempt"]),
+            "GPUJOB_START_TIME": repr(record["start"]),
+        }
+
+    def _prepare(self, listen_address: str) -> Path:
+        """Create the run directory, or take over that of an earlier sidecar."""
+        now, job, own_id = time.time(), self._search.slurm_job_id, f"pid-{os.getpid()}"
+        run_dir = self._make_run_dir(job or own_id, now)
+        earlier = self._read_earlier(run_dir)
+        manifest = make_manifest(self.config, self._search, run_dir, len(self._place.hosts), listen_address)
+        criteria = WorkerSearchCriteria.of_node(manifest, self._search, self._place.index)
+        workers = WorkerSearch(criteria, self._environ).find().candidates
+        facts = self._slurm_facts(workers)
+        start, attempt = min((worker.start for worker in workers), default=now), 0
+        if earlier:
+            attempt = int(str(earlier.get("attempt", 0)))
+            if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
+                _archive(run_dir, attempt)
+                attempt += 1  # the recorded job is over, so this is its next launch
+            else:
+                start = float(str(earlier.get("start", start)))
+        manifest = dataclasses.replace(
+            manifest,
+            user=_owner(workers) or manifest.user,
+            cluster=facts.get("SLURM_CLUSTER_NAME") or manifest.cluster,
+            partition=facts.get("SLURM_JOB_PARTITION") or manifest.partition,
+        )
+        record = {
+            "schema": run_files.RECORD_SCHEMA,
+            "job_id": job or str(earlier.get("job_id") or (run_dir.name if self._state_dir else own_id)),
+            "pid": os.getpid(),  # stays that of the sidecar, and of the program that writes the report
+            "start_ticks": read_start_ticks(os.getpid()),
+            "host": socket.gethostname(),
+            "hosts": list(self._place.hosts),
+            "attempt": attempt,
+            "start": start,
+            "local": True,
+            "step": self._place.step,
+            "slurm": facts,
+        }
+        _write_run_dir(manifest, record)
+        return run_dir
+
+    def _make_run_dir(self, job_id: str, now: float) -> Path:
+        if self._state_dir is not None:
+            try:
+                self._state_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LauncherError(f"--state-dir: {self._state_dir} cannot be created: {error.strerror}") from error
+            return self._state_dir
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
+        path = Path.cwd() / "logs" / f"{job_id}_{safe_file_word(self.config.job.name)}_{stamp}"
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            fallback = Path(tempfile.mkdtemp(prefix="gpujob-"))
+            _say(f"{path} cannot be created ({error.strerror}); the run directory is {fallback}")
+            return fallback
+        return path
+
+    def _read_earlier(self, run_dir: Path) -> Mapping[str, object]:
+        """Record of an earlier sidecar; empty for a new directory."""
+        if not (run_dir / run_files.MANIFEST_FILE).exists():
+            return {}
+        manifest = read_manifest(run_dir)
+        if not manifest.attached:
+            raise LauncherError(
+                f"--state-dir: {run_dir} belongs to a job that gpujob has launched; watch it with --run-dir"
+            )
+        if manifest.job_name != self.config.job.name:
+            raise LauncherError(
+                f"--state-dir: {run_dir} belongs to the job {manifest.job_name!r}; give another directory"
+            )
+        earlier = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        pid, ticks = earlier.get("pid"), earlier.get("start_ticks")
+        here = isinstance(pid, int) and pid != os.getpid() and earlier.get("host") == socket.gethostname()
+        if here and ticks is not None and read_start_ticks(int(str(pid))) == ticks:
+            raise LauncherError(f"--state-dir: {run_dir} is in use: process {pid} already watches this job")
+        return earlier
+
+    def _await_run_dir(self) -> Path:
+        """The run directory that the first node prepares for this step."""
+        name = f"{self._search.slurm_job_id}_{safe_file_word(self.config.job.name)}_*"
+        until = time.monotonic() + FIRST_NODE_S
+        while time.monotonic() < until:
+            for path in [self._state_dir] if self._state_dir is not None else Path.cwd().glob(f"logs/{name}"):
+                record = run_files.read_json(path / run_files.ORCHESTRATOR_FILE) or {}
+                if record.get("step") == self._place.step:
+                    return path
+            time.sleep(POLL_S)
+        raise LauncherError(
+            f"{self._place.name} sees no run directory from {self._place.hosts[0]}, the first node of the step; "
+            "give all nodes the same --state-dir on a file system that they share"
+        )
+
+    def _slurm_facts(self, candidates: Iterable[WorkerCandidate]) -> dict[str, str]:
+        """Cluster, partition, user and time limit of a Slurm job, from our environment or a worker's."""
+        job, facts = self._search.slurm_job_id, None
+        if job is not None and self._environ.get("SLURM_JOB_ID") == job:
+            facts = self._environ
+        for candidate in candidates:
+            if facts is None and candidate.found_by == "slurm_step":
+                facts = read_environment(candidate.pid, _SLURM_FACTS)
+        return {name: value for name, value in (facts or {}).items() if name in _SLURM_FACTS}
+
+
+_OWN_FLAGS = ("config", "pid_file", "slurm_job_id", "state_dir")  # flags without a place in the file
+
+
+def _owner(workers: Sequence[WorkerCandidate]) -> str | None:
+    """Owner of the first worker; None if it is unknown."""
+    try:
+        return Path(f"/proc/{workers[0].pid}").owner() if workers else None
+    except (OSError, KeyError):
+        return None  # it has just ended, or the user has no name
+
+
+def _archive(run_dir: Path, attempt: int) -> None:
+    """Number report and statuses of the last launch, which this one would overwrite."""
+    for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, run_files.STATUS_DIR):
+        try:
+            archive(run_dir / name, attempt)
+        except OSError as error:
+            raise LauncherError(f"{run_dir / name} cannot be archived: {error.strerror}") from error
+
+
+def _write_run_dir(manifest: Manifest, record: Mapping[str, object]) -> None:
+    """Write the run directory's files; the record, for which other nodes wait, last."""
+    run_dir = manifest.run_dir
+    try:
+        for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
+            (run_dir / folder).mkdir(exist_ok=True)
+        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
+        run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
+        run_files.write_job_state(str(run_dir), "launching")
+        run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)
+    except OSError as error:
+        raise LauncherError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+
+
+def check_file(path: str) -> None:
+    """Check a ``monitor_config.yaml`` and print a summary of it."""
+    config = load_monitor_config(path, {})
+    for notice in notices(config):
+        _say(notice)
+    print(
+        f"{path}: job {config.job.name!r}, {config.job.num_workers} workers, {len(config.job.gpu_ids)} GPUs, "
+        f"{len(config.progress_patterns)} progress patterns, {len(config.error_patterns)} error patterns"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"gpujob-exporter: {text}", file=sys.stderr)
+
+
+def main(request: Mapping[str, object]) -> NoReturn:
+    """Carry out a request of ``gpujob-exporter``."""
+    try:
+        if "check" in request:
+            check_file(str(request["check"]))
+            sys.exit(0)
+        flags = request["flags"]
+        preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ)
+        address, level = str(request["listen_address"]), str(request["log_level"])
+        run_dir, environ = preparation.run(address)
+    except (LauncherError, ExporterError) as error:
+        _say(str(error))
+        sys.exit(USAGE)
+    if preparation.is_first_node:
+        for notice in notices(preparation.config):
+            _say(notice)
+        _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
+    words = ("sidecar", "--run-dir", str(run_dir), "--web.listen-address", address, "--log-level", level)
+    os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
