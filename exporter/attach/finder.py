@@ -316,10 +316,7 @@ class _JobPhases:
         own, attempt = self._context.identity.node, self._context.identity.attempt
         self._elsewhere = {}
         for path in sorted((self._manifest.run_dir / run_files.STATUS_DIR).glob("*.json")):
-            try:
-                status = NodeStatus.read(path) if path.stem != own else None
-            except RecordError:
-                continue  # of another version
+            status = NodeStatus.read_valid(path) if path.stem != own else None
             if status is not None and status.attempt == attempt:
                 self._elsewhere[path.stem] = status
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
 
 from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
 
 if typing.TYPE_CHECKING:
     JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -33,7 +34,7 @@ NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # defau
 _SCALARS = frozenset((type(None), bool, int, float, str))
 
 
-class RecordError(ValueError):
+class RecordError(ExporterError, ValueError):
     """JSON that is not the record it should be. The text names the place and what was expected there."""
 
 
@@ -135,6 +136,14 @@ class Record:
         """Read the record from a file; None if it is absent or contains no JSON object. Raises RecordError."""
         body = run_files.read_json(path)
         return None if body is None else cls.from_json(body, path.name)
+
+    @classmethod
+    def read_valid(cls, path: Path) -> Self | None:
+        """Read the record from a file; None also if another version wrote something else there."""
+        try:
+            return cls.read(path)
+        except RecordError:
+            return None
 
 
 def to_json(value: object) -> JsonValue:

@@ -9,7 +9,6 @@ from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.contract.records import RecordError
 from exporter.contract.status import CollectorReads, Launch, NodeStatus, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.launch.checks import (
@@ -87,10 +86,7 @@ class LaunchCollector:
             self._started_at = self._context.clock.time()
         if manifest.attached:
             return  # each attachment is a separate launch
-        try:
-            known = NodeStatus.read(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
-        except RecordError:
-            return  # written by another version
+        known = NodeStatus.read_valid(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
         if known is not None and known.attempt == identity.attempt:
             self._last_snapshot = known.launch
 

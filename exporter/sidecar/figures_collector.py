@@ -11,7 +11,6 @@ from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
-from exporter.contract.records import RecordError
 from exporter.contract.status import FigureOfMerit, NodeStatus
 
 FIGURE = Family("figure_of_merit", "Latest figure of merit that the job reported, by its name.", labels=("name",))
@@ -95,10 +94,7 @@ class FomCollector:
 
 def _earlier_figures(context: CollectorContext) -> dict[str, FigureOfMerit]:
     identity = context.identity
-    try:
-        status = NodeStatus.read(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
-    except RecordError:
-        return {}  # written by another version
+    status = NodeStatus.read_valid(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
     if status is None or status.attempt != identity.attempt:
         return {}
     return {figure.name: figure for figure in status.figures_of_merit[:MOST_FIGURES]}

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.records import RecordError
 from exporter.logs.log_files_reader import log_paths, run_suffix
 from exporter.workers.diagnosis import DiagnosedRun, Diagnosis, LogEnd, RunFiles
 
@@ -111,10 +110,7 @@ def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
 
 
 def _read(folder: Path, stem: str) -> Diagnosis | None:
-    try:
-        return Diagnosis.read(folder / f"{stem}.json")
-    except RecordError:
-        return None  # written by another version
+    return Diagnosis.read_valid(folder / f"{stem}.json")
 
 
 def _move_diagnosis(folder: Path, stem: str, new_stem: str) -> None:

@@ -444,9 +444,12 @@ _RECORDED = (
 
 def evidence_from_record(record: Mapping[str, object], stop: JobStop | None = None) -> ExitEvidence:
     """Evidence from an exit record, with its signals shortly before the end or after the stop began."""
-    known = from_json(ExitEvidence, {name: record[name] for name in _RECORDED if record.get(name) is not None})
+    try:
+        known = from_json(ExitEvidence, {name: record[name] for name in _RECORDED if record.get(name) is not None})
+        signals = from_json(tuple[tuple[float, int, int | None], ...], record.get("signals") or ())
+    except RecordError:  # a file, in which anything can be
+        known, signals = ExitEvidence(), ()
     since = float("-inf") if known.end is None else known.end - SIGNAL_WINDOW_S
     if stop is not None:
         since = min(since, stop.time - CLOCK_SKEW_S)
-    signals = from_json(tuple[tuple[float, int, int], ...], record.get("signals") or ())
     return replace(known, stop=stop, forwarded=tuple(number for moment, number, _ in signals if moment >= since))

@@ -191,7 +191,7 @@ class WorkerRuns:
     # -- while it runs -----------------------------------------------------------------------------
 
     def _start_watching(self, run: _WorkerRun, now: float) -> None:
-        record = StartRecord.read(self._record_path(run.restart, "start"))
+        record = StartRecord.read_valid(self._record_path(run.restart, "start"))
         if record is None or record.pid is None:
             return
         pid, run.start, run.found_by, run.start_ticks = record.pid, record.start, record.found_by, record.start_ticks

@@ -26,7 +26,7 @@ from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
 from launcher.run.end_of_job import FINAL_VALUES_S, save_run_history, verification_s
 from launcher.run.job_state import attempt_optional
-from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
 from launcher.rundir.statuses import read_statuses
 from launcher.watch.text import printable_line
 
@@ -42,7 +42,7 @@ class Conclusion:
     def __init__(self, run_dir: Path, stopped_by: int | None, seconds: float | None) -> None:
         self._run_dir = run_dir
         self._manifest = read_manifest(run_dir)
-        record = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
+        record = read_orchestrator(run_dir) or OrchestratorRecord()
         self._attempt = record.attempt
         self._hosts = record.hosts
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or "")

@@ -37,7 +37,7 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _RunDirContents:
         """Read the files of the current attempt; ``next_attempt`` is an attempt that has no files yet."""
         if next_attempt is not None:
             return cls(read_manifest(run_dir), OrchestratorRecord(attempt=next_attempt), {}, {})
-        orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
+        orchestrator = read_orchestrator(run_dir) or OrchestratorRecord()
         statuses = read_statuses(run_dir, orchestrator.attempt)
         return cls(read_manifest(run_dir), orchestrator, statuses, _read_job_state(run_dir))
 

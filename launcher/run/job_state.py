@@ -74,6 +74,8 @@ class Stop(JobStop):
             del known["requeue"]
         if not self.nodes:
             del known["nodes"]
+        if self.rank is None:
+            del known["restart"]
         return known
 
 

@@ -138,7 +138,7 @@ class JobLaunchCheck:
 
     def _checks_from_status(self, index: int) -> Sequence[LaunchCheck]:
         """Final checks of a node's sidecar; empty before they are final."""
-        status = NodeStatus.read(self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json")
+        status = NodeStatus.read_valid(self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json")
         if status is None or status.attempt != self._facts.attempt or not (status.final or status.launch.final):
             return ()
         return status.launch.checks

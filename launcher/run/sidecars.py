@@ -147,7 +147,7 @@ class Sidecars:
         waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
         while time.monotonic() < end:
             for node in sorted(waiting):
-                status = NodeStatus.read(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json")
+                status = NodeStatus.read_valid(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json")
                 if status is not None and status.final and status.attempt == self._facts.attempt:
                     waiting.discard(node)
             if not waiting or self._have_ended:

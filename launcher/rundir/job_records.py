@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
-from exporter.contract.records import JsonObject, Record, RecordError
+from exporter.contract.records import JsonObject, Record
 
 
 class ProcessRecord(Record):
@@ -52,7 +52,4 @@ class AbandonedWorkers(Record):
 
 def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     """The record of the job's last orchestrator; None before it has one."""
-    try:
-        return OrchestratorRecord.from_json(run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE))
-    except RecordError:
-        return None
+    return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)

@@ -8,12 +8,12 @@ from exporter.contract.status import NodeStatus, WorkerStatus
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
-    """The latest status of each sidecar of this attempt, by node. Raises RecordError for one of a newer version."""
+    """The latest status of each sidecar of this attempt, by node. One that cannot be read counts as absent."""
     try:
         paths = sorted(path for path in (run_dir / run_files.STATUS_DIR).iterdir() if path.suffix == ".json")
     except OSError:
         return {}
-    found = {path.stem: NodeStatus.read(path) for path in paths}
+    found = {path.stem: NodeStatus.read_valid(path) for path in paths}
     return {node: status for node, status in found.items() if status is not None and status.attempt == attempt}
 
 
