@@ -184,10 +184,11 @@ def killed_srun(folder: Path) -> Batch:
     return job.run(kill)
 
 
-def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "") -> Batch:
+def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "", *, ends_in_s: float = 3600.0) -> Batch:
     """Slurm sends SIGTERM to one worker, a service, and much later to the batch step and the other workers.
 
-    Meanwhile ``scontrol show job`` prints ``shown``, and ``log_text`` is added late to the error log of the job.
+    Meanwhile ``scontrol show job`` prints ``shown``, and ``log_text`` is added late to the error log of the job. By
+    the clock, the allocation ends in ``ends_in_s``.
     """
     enough = shlex.quote(str(folder / "enough"))
     rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; echo up; while :; do sleep 0.05; done"
@@ -220,7 +221,7 @@ def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "") -> Batch
             os.kill(wrapper, signal.SIGTERM)
         (folder / "enough").touch()
 
-    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
+    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time() + ends_in_s)))
 
 
 @scenario
@@ -236,7 +237,7 @@ def time_limit_in_the_error_log(folder: Path) -> Batch:
 
 @scenario
 def time_limit_by_the_clock(folder: Path) -> Batch:
-    return run_with_a_time_limit(folder, "JobState=RUNNING Reason=None")
+    return run_with_a_time_limit(folder, "JobState=RUNNING Reason=None", ends_in_s=5.0)
 
 
 def test_each_worker_is_a_named_step(completed: Batch) -> None:
